@@ -21,8 +21,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ingot.console import console, print_table
-from ingot.console import table as console_table
+from ingot.cli.console import console, print_table
+from ingot.cli.console import table as console_table
 from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.predict import device_seconds
 from ingot.debug.step_time.timed import time_step

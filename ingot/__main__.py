@@ -1,6 +1,6 @@
 """`python -m ingot`: the command `ingot`."""
 
-from ingot.cli import main
+from ingot.cli.main import main
 
 if __name__ == "__main__":
     main()

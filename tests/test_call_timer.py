@@ -13,7 +13,7 @@ from sm_90 import unplug
 
 import ingot.compile.driver
 from ingot import CompileReport, compile_model
-from ingot.cli import INGOT, run
+from ingot.cli.main import INGOT, run
 from ingot.compile.emitter import Emitter
 from ingot.compile.providers import BACKENDS
 from ingot.compile.request import Request

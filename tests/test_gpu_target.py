@@ -19,7 +19,7 @@ from ingot import LLM, bisect, compile_model
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
-from ingot.commands.views.plan import read_plans
+from ingot.cli.views.plan import read_plans
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.identity import exe_document
 from ingot.compile.request import Request
@@ -296,7 +296,7 @@ def test_kernels_are_divided_by_multiprocessors_and_keyed_by_them(monkeypatch: p
 
 
 def test_the_command_shows_another_target(capsys: pytest.CaptureFixture[str]) -> None:
-    from ingot.commands.target import show_target
+    from ingot.cli.commands.target import show_target
 
     show_target(target="sm_80", json=True)
     answer = json.loads(capsys.readouterr().out)

@@ -12,7 +12,7 @@ import pytest
 from installed import install
 from tiny import TINY
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 from ingot import compile_model
 from ingot.ir.errors import OptionError, UnknownPassError
 from ingot.ir.plugins import load_user_ops, load_user_pass, user_pass_names

@@ -14,7 +14,7 @@ from tiny_checkpoint import Tiny
 from transformers import AutoModelForCausalLM
 
 from ingot import compile_model
-from ingot.commands.views import print_weights
+from ingot.cli.views.weights import print_weights
 from ingot.compile.packing import pack_weights
 from ingot.compile.publish import ArtifactWriter
 from ingot.frontend.checkpoint import Checkpoint

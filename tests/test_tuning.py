@@ -11,7 +11,7 @@ import pytest
 import ingot.compile.driver
 import ingot.ir.target
 from ingot import CompileReport, compile_model
-from ingot.cli import INGOT, run
+from ingot.cli.main import INGOT, run
 from ingot.compile.request import Request
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.timing.tuning_log import read_log

@@ -33,11 +33,11 @@ def _call(argv: Sequence[str]) -> int:
     """The exit status of a command, run in this process."""
     match argv:
         case ("ingot", *rest):
-            from ingot.cli import INGOT, run
+            from ingot.cli.main import INGOT, run
 
             return run(INGOT, rest)
         case ("compile-model", *rest):
-            from ingot.cli import COMPILE_MODEL, run
+            from ingot.cli.main import COMPILE_MODEL, run
 
             return run(COMPILE_MODEL, rest)
         case ("python", "-m", "pytest", *rest):

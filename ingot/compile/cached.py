@@ -4,10 +4,10 @@ import json
 import sys
 from typing import Any
 
+from ingot.cli.progress import live_progress
 from ingot.compile.driver import compile_cached
 from ingot.error_text import described
 from ingot.ir.errors import IngotError, OptionError
-from ingot.progress import live_progress
 
 
 def main() -> None:

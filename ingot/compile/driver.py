@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.cache import cache_folder, locked
 from ingot.compile.contents import manifest_of, provider_times, write_golden, write_program, write_timings, write_trace
 from ingot.compile.emitter import Emitter
@@ -33,7 +34,6 @@ from ingot.ir.trace import Level
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline
-from ingot.progress import OnProgress, no_progress
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.identity import Document, request_document
 from ingot.compile.providers import BACKEND_CHOICES, competing, with_choices
@@ -36,7 +37,6 @@ from ingot.ir.trace import LEVELS, Level
 from ingot.ir.tuning import TuningLog
 from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
-from ingot.progress import OnProgress, no_progress
 from ingot.runtime.artifact import Artifact
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")

@@ -69,7 +69,7 @@ def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Pro
 
 def _step_texts(artifact: Artifact, name: str) -> dict[str, str]:
     """The programs after a pass, or at the end of a stage, by what tells them apart: the one way to the trace."""
-    from ingot.commands.views.programs import texts_of_pass, texts_of_stage
+    from ingot.cli.views.programs import texts_of_pass, texts_of_stage
 
     try:
         return texts_of_stage(artifact, name) if name.upper() in Stage.__members__ else texts_of_pass(artifact, name)

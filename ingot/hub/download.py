@@ -11,10 +11,10 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from ingot.console import ByteCount, size_text
+from ingot.cli.console import ByteCount, size_text
+from ingot.cli.progress import OnProgress
 from ingot.hub.errors import disk_full, hub_error
 from ingot.hub.name import HubName
-from ingot.progress import OnProgress
 
 _THREADS = 8  # as huggingface_hub's snapshot_download has
 _SECONDS_BETWEEN_LOOKS = 0.2

@@ -8,6 +8,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants, try_to_load_from_cache
 from huggingface_hub.errors import RevisionNotFoundError
 
+from ingot.cli.progress import OnProgress
 from ingot.frontend.checkpoint_files import (
     CONFIG,
     CONVERT,
@@ -22,7 +23,6 @@ from ingot.hub.download import RemoteFile, download, download_one
 from ingot.hub.errors import hub_error, unreached
 from ingot.hub.name import HubName
 from ingot.ir.errors import CheckpointError, ConfigError, HubError
-from ingot.progress import OnProgress
 
 # Other programs may have cached a part of a commit. A model without its generation_config.json samples and ends
 # otherwise, and one without its tokenizer.json takes no text: that they do not exist must be known.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from ingot.hub.name import hub_name
 
 if TYPE_CHECKING:
+    from ingot.cli.progress import OnProgress
     from ingot.hub.snapshot import Snapshot
-    from ingot.progress import OnProgress
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ingot.commands.views.plan import read_plans
+from ingot.cli.views.plan import read_plans
 from ingot.debug.explain import explain
 from ingot.debug.explained import BucketCosts, Explained
 from ingot.ir.artifact import TIMINGS

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from importlib.resources import files
 
-from ingot.console import size_text
+from ingot.cli.console import size_text
 from ingot.report.data import Report
 from ingot.report.lines import program_lines
 from ingot.report.payload import compressed, report_value

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_world import LIMITS, Command, Done, World, in_process, write_checkpoint
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 
 
 @pytest.fixture

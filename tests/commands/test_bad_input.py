@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from command_world import CONFIG, Command, World
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 
 pytestmark = pytest.mark.xdist_group("cli")
 

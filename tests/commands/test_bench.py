@@ -15,7 +15,7 @@ from ingot.bench.children import ChildError
 from ingot.bench.drive import Progress
 from ingot.bench.engine import BenchEngine
 from ingot.bench.startup import Start
-from ingot.cli import BAD_INPUT, DONE, INTERRUPTED
+from ingot.cli.main import BAD_INPUT, DONE, INTERRUPTED
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")  # the artifact that the parity tests compile too
 

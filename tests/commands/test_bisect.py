@@ -11,8 +11,8 @@ import torch
 from tiny import TINY
 
 from ingot import compile_model
-from ingot.cli import INGOT, run
-from ingot.commands.bisect import CULPRIT, default_output
+from ingot.cli.commands.bisect import CULPRIT, default_output
+from ingot.cli.main import INGOT, run
 from ingot.debug.bisect import bisect
 from ingot.debug.bisect.programs import oracles
 from ingot.debug.bisect.verdict import Kind

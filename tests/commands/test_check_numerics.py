@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from tiny import TINY
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 from ingot.ir.record import Numerics
 from ingot.passes.merge_linears import MergeLinears
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_world import Command, Done, World, in_process
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 
 pytestmark = pytest.mark.xdist_group("cli")
 
@@ -19,7 +19,7 @@ BENCHES = ("latency", "throughput", "startup", "serve-sim")
 
 HELP = f"""
 import contextlib, io, sys
-import ingot.cli as cli
+import ingot.cli.main as cli
 for app, arguments in [(cli.COMPILE_MODEL, ["--help"]), (cli.INGOT, ["--help"]), (cli.INGOT, ["--version"])] + [
     (cli.INGOT, [name, "--help"]) for name in {COMMANDS}
 ] + [
@@ -40,7 +40,7 @@ def test_help_imports_nothing_slow() -> None:
 
 def test_inspect_imports_neither_torch_nor_a_compiler(world: World) -> None:
     code = (
-        "import sys, ingot.cli as cli\n"
+        "import sys, ingot.cli.main as cli\n"
         f"for part in ([], ['--plan'], ['--weights'], ['--stage', 'FUSED'], ['--json']):\n"
         f"    assert cli.run(cli.INGOT, ['inspect', {str(world.artifact)!r}, *part]) == 0\n"
         "print('torch' in sys.modules, 'ingot.compile.driver' in sys.modules, file=sys.stderr)"
@@ -81,7 +81,7 @@ def test_the_readme_names_only_what_exists(ingot: Command) -> None:
 
 
 def test_the_defaults_are_those_of_compile_model() -> None:
-    from ingot.commands.compile import compile_checkpoint
+    from ingot.cli.commands.compile import compile_checkpoint
     from ingot.compile.driver import compile_model
 
     ours = {name: one.default for name, one in inspect.signature(compile_checkpoint).parameters.items()}

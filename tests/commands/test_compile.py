@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from command_world import LIMITS, Command, World
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 from ingot.ir.plan import PlanFile
 
 pytestmark = pytest.mark.xdist_group("cli")
@@ -82,7 +82,7 @@ def test_what_is_left_aside_is_told_in_a_line_each(world: World, ingot: Command,
 
 
 def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from ingot.progress import live_progress
+    from ingot.cli.progress import live_progress
 
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm-256color")
@@ -96,7 +96,7 @@ def test_progress_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_progress_in_a_log_is_sparse(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import ingot.progress as module
+    import ingot.cli.progress as module
 
     now = iter([0.0, 1.0, 7.0, 8.0, 13.0])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(now))
@@ -111,8 +111,8 @@ def test_progress_in_a_log_is_sparse(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_progress_in_bytes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    import ingot.progress as progress_module
-    from ingot.console import ByteCount
+    import ingot.cli.progress as progress_module
+    from ingot.cli.console import ByteCount
 
     def download() -> str:
         with progress_module.live_progress() as progress:

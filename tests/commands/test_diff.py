@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tiny import TINY
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 from ingot import compile_model
 from ingot.debug.diff import diff_sides
 from ingot.debug.sides import Side
@@ -175,7 +175,7 @@ def test_colours_on_a_terminal_alone(artifacts: Artifacts, diff: Diff, monkeypat
 
 def test_no_compiler_is_imported(artifacts: Artifacts) -> None:
     code = (
-        "import sys, ingot.cli as cli\n"
+        "import sys, ingot.cli.main as cli\n"
         f"assert cli.run(cli.INGOT, ['diff', {str(artifacts.plain)!r}, {str(artifacts.epsilon)!r}]) == 0\n"
         "slow = ('ingot.compile.driver', 'ingot.passes', 'torch._inductor', 'torch._dynamo.eval_frame')\n"
         "print([name for name in slow if name in sys.modules], file=sys.stderr)"

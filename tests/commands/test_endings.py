@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_world import Command, World
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 from ingot.ir.errors import InternalError, PassError
 
 pytestmark = pytest.mark.xdist_group("cli")

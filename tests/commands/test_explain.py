@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.cli import BAD_INPUT, DONE, INGOT, run
+from ingot.cli.main import BAD_INPUT, DONE, INGOT, run
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")  # the artifact that the parity tests compile too
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from tiny import CHECKPOINTS
 
-import ingot.cli as cli
-from ingot.console import print_program_text
+import ingot.cli.main as cli
+from ingot.cli.console import print_program_text
 from ingot.ir.parse import parse_program, parse_programs
 
 NAME = "llama-biased"
@@ -231,7 +231,7 @@ def test_every_part_is_shown_without_torch(folder: Path) -> None:
         ["--plan", "--op", "linear"],
     ]
     code = (
-        "import contextlib, io, sys, ingot.cli as cli\n"
+        "import contextlib, io, sys, ingot.cli.main as cli\n"
         f"for part in {parts!r}:\n"
         "    with contextlib.redirect_stdout(io.StringIO()):\n"
         f"        assert cli.run(cli.INGOT, ['inspect', {str(folder)!r}, *part]) == 0\n"

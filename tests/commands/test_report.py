@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 from ingot.report.start_up import measure_start_up
 
 pytestmark = pytest.mark.xdist_group("report-command")
@@ -72,7 +72,7 @@ def test_an_artifact_without_programs_is_refused(
 
 def test_help_imports_nothing_slow() -> None:
     script = (
-        "import sys, ingot.cli as cli\n"
+        "import sys, ingot.cli.main as cli\n"
         "assert cli.run(cli.INGOT, ['report', '--help']) == 0\n"
         "print(*({'torch', 'pydantic', 'ingot.report'} & set(sys.modules)), file=sys.stderr)"
     )
@@ -83,7 +83,7 @@ def test_help_imports_nothing_slow() -> None:
 def test_it_needs_no_compiler(model: Path, tmp_path: Path) -> None:
     script = (
         "import json, sys, torch; before = set(sys.modules)\n"
-        "import ingot.cli as cli\n"
+        "import ingot.cli.main as cli\n"
         f"assert cli.run(cli.INGOT, ['report', {str(model)!r}, '-o', {str(tmp_path / 'report.html')!r}]) == 0\n"
         "print(json.dumps(sorted(set(sys.modules) - before)))"
     )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from command_world import END, Command, World, write_checkpoint
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 
 pytestmark = pytest.mark.xdist_group("cli")
 

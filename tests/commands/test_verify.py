@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from resign import edit_json
 
-from ingot.cli import BAD_INPUT, DONE, INGOT, run
+from ingot.cli.main import BAD_INPUT, DONE, INGOT, run
 from ingot.ir.artifact import GOLDEN
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")  # the artifact that the parity tests compile too

@@ -21,7 +21,7 @@ from torch import fx
 
 from ingot import compile_model
 from ingot.backends.reference import load as reference_load
-from ingot.commands.bisect import UNCONFIRMED, bisect_artifact, print_verdict
+from ingot.cli.commands.bisect import UNCONFIRMED, bisect_artifact, print_verdict
 from ingot.compile.golden import read_golden
 from ingot.debug.bisect import bisect, driver
 from ingot.debug.bisect.case import Case, recorded_requests

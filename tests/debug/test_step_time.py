@@ -15,7 +15,7 @@ from sm_90 import kernels_artifact
 
 import ingot.backends.triton.lower
 import ingot.debug.step_time.device
-from ingot.cli import DONE, INGOT, run
+from ingot.cli.main import DONE, INGOT, run
 from ingot.debug.asked_step import AskedStep, StepLimits, serving, step_sizes
 from ingot.debug.explain import explain
 from ingot.debug.explained import Step

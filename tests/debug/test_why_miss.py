@@ -367,7 +367,7 @@ def test_executables_that_are_not_shared(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def ask(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    import ingot.cli as cli
+    import ingot.cli.main as cli
 
     def run(*arguments: object) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -404,7 +404,7 @@ def test_the_command_compares_with_a_compile_that_was_not_made(
 
 def test_two_artifacts_are_compared_without_torch(compiled: Path) -> None:
     code = (
-        "import contextlib, io, sys, ingot.cli as cli\n"
+        "import contextlib, io, sys, ingot.cli.main as cli\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
         f"    assert cli.run(cli.INGOT, ['why-miss', {str(compiled)!r}, {str(compiled)!r}]) == 0\n"
         "print('torch' in sys.modules)"

@@ -13,8 +13,8 @@ from sm_90 import unplug
 from tiny import TINY
 
 from ingot import LLM, SamplingParams
-from ingot.commands.views.choices import choices_of
-from ingot.commands.views.filter import Filter
+from ingot.cli.views.choices import choices_of
+from ingot.cli.views.filter import Filter
 from ingot.compile.driver import compile_model
 from ingot.ir.errors import CheckpointError, OptionError, TargetError
 from ingot.runtime.artifact import open_artifact

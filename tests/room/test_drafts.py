@@ -21,8 +21,8 @@ from torch import nn
 from toy_ops import toy_ops
 
 from ingot import LLM, SamplingParams, bisect, compile_model
-from ingot.commands.numerics_view import print_numerics
-from ingot.console import console
+from ingot.cli.console import console
+from ingot.cli.views.numerics import print_numerics
 from ingot.ir import ops, recipe
 from ingot.ir.errors import OptionError
 from ingot.ir.features.feature import EndingUse

@@ -10,7 +10,7 @@ from staged import logits_of, pass_context, staged
 from tiny_checkpoint import Tiny
 
 from ingot import LLM, SamplingParams, bisect, compile_model, open_artifact
-from ingot.commands.views import print_weights
+from ingot.cli.views.weights import print_weights
 from ingot.ir import ops
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.formats import FORMATS, PACKINGS, Format, Packing, dequantize, quantize, register_format, register_packing

@@ -23,7 +23,7 @@ from torch import nn
 from toy_ops import toy_ops
 
 from ingot import LLM, SamplingParams, compile_model
-from ingot.cli import INGOT, run
+from ingot.cli.main import INGOT, run
 from ingot.ir import ops, recipe
 from ingot.ir.errors import ArtifactError, OptionError, VerifyError
 from ingot.ir.memory import MemoryNeed

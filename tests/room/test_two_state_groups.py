@@ -24,8 +24,8 @@ from torch import nn
 from toy_ops import toy_ops
 
 from ingot import LLM, SamplingParams, compile_model
-from ingot.commands.memory_view import memory_rows
-from ingot.console import size_text
+from ingot.cli.console import size_text
+from ingot.cli.views.memory import memory_rows
 from ingot.frontend.trace import Limits, trace
 from ingot.ir import ops
 from ingot.ir.errors import InternalError, VerifyError

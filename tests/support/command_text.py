@@ -2,7 +2,7 @@
 
 import pytest
 
-import ingot.cli as cli
+import ingot.cli.main as cli
 
 
 def command_text(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:

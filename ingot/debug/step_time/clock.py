@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ingot.backends.triton.launches import Launch
-from ingot.commands.views.plan import read_plans
+from ingot.cli.views.plan import read_plans
 from ingot.debug.asked_step import limits_of, step_sizes
 from ingot.debug.explained import BucketCosts, Call
 from ingot.debug.step_time.device import Device, device_of

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.commands.views.plan import read_plans
+from ingot.cli.views.plan import read_plans
 from ingot.compile.identity import exe_key
 from ingot.compile.providers import backend_named, with_choices
 from ingot.compile.timing.tuning_log import artifact_log

@@ -1,0 +1,1 @@
+"""The command line: the commands, what they print, consoles and progress."""

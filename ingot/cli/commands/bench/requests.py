@@ -1,0 +1,84 @@
+"""Which requests `ingot bench` makes: options that several of its commands take alike."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from cyclopts import Parameter
+
+from ingot.cli.commands.bench import options
+from ingot.ir.errors import OptionError
+
+if TYPE_CHECKING:
+    from ingot.bench.workload import Lengths
+    from ingot.runtime.artifact import Artifact
+
+Dataset = Literal["random", "sharegpt"]
+_SHORTEST = 8  # tokens of a sequence that `sharegpt_lengths` can draw
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Requests:
+    """How many requests, and how long.
+
+    Parameters
+    ----------
+    dataset
+        random: all lengths are equal. sharegpt: drawn as those of ShareGPT's conversations are spread.
+    num_prompts
+        Requests.
+    input_len
+        Tokens of each prompt, with --dataset random.
+    output_len
+        Tokens to make behind each, with --dataset random.
+    prefix_len
+        Tokens in front of each prompt that are the same in all of them.
+    seed
+        Of all that is drawn.
+    """
+
+    dataset: Dataset = "random"
+    num_prompts: int = 1000
+    input_len: int = 1024
+    output_len: int = 128
+    prefix_len: int = 0
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises OptionError for what no artifact can take."""
+        options.at_least(1, num_prompts=self.num_prompts, input_len=self.input_len, output_len=self.output_len)
+        options.at_least(0, prefix_len=self.prefix_len)
+
+    def lengths(self, artifact: "Artifact") -> "list[Lengths]":
+        """Of each request, what it begins with among the rest. Raises OptionError for what the artifact cannot take."""
+        from ingot.bench.workload import Lengths, equal_lengths, sharegpt_lengths
+
+        longest = options.limit(artifact, "max_seq_len")
+        if self.dataset == "random":
+            asked = {"input_len": self.input_len, "output_len": self.output_len, "prefix_len": self.prefix_len}
+            options.at_most(longest, artifact, "tokens of a sequence", **asked)
+            return equal_lengths(self.num_prompts, self.prefix_len + self.input_len, self.output_len)
+        if self.prefix_len + _SHORTEST > longest:
+            raise OptionError(
+                f"--dataset sharegpt with --prefix-len {self.prefix_len}: too much for {artifact.manifest.name}",
+                expected=f"{_SHORTEST} tokens more within a sequence of {longest}, for which it was compiled",
+            )
+        drawn = sharegpt_lengths(self.num_prompts, self.seed, longest - self.prefix_len)
+        return [Lengths(self.prefix_len + one.prompt, one.output) for one in drawn]
+
+    def asked(self) -> dict[str, Any]:
+        """The options that bore on the requests, for the answer."""
+        equal = {"input_len": self.input_len, "output_len": self.output_len} if self.dataset == "random" else {}
+        shared = {name: getattr(self, name) for name in ("dataset", "num_prompts", "prefix_len", "seed")}
+        return {**shared, **equal}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class SpreadRequests(Requests):
+    """The same, spread unless they are asked to be equal."""
+
+    dataset: Dataset = "sharegpt"
+
+
+EQUAL, SPREAD = Requests(), SpreadRequests()

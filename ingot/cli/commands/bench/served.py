@@ -1,0 +1,66 @@
+"""An artifact driven through a workload, with its progress on stderr."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ingot.cli.progress import OnProgress, live_progress
+
+if TYPE_CHECKING:
+    from ingot.bench.drive import Run
+    from ingot.bench.engine import BenchEngine
+    from ingot.bench.workload import Lengths
+    from ingot.runtime.artifact import Artifact
+
+_WARM_UP_TOKENS = 8  # of each output; a batch of them meets every size of decode step
+
+
+def serve(
+    artifact: "Artifact",
+    lengths: "Sequence[Lengths]",
+    *,
+    prefix_len: int,
+    seed: int,
+    stream: bool,
+    arrivals: Sequence[float] | None = None,
+    max_concurrency: int | None = None,
+) -> "tuple[Run, dict[str, Any]]":
+    """What became of requests of these lengths, which arrive all at once or at `arrivals`, and where their steps spent
+    their time. Raises KeyboardInterrupt when nothing was measured before one."""
+    from ingot.bench.drive import drive
+    from ingot.bench.engine import open_engine
+    from ingot.bench.steps import step_metrics
+    from ingot.bench.workload import make_workload
+
+    with live_progress() as progress:
+        progress("load", 0, 0)
+        engine = open_engine(artifact.folder, stream=stream)
+        _warm_up(engine, lengths, prefix_len, seed, progress)
+        run = drive(
+            engine,
+            make_workload(lengths, engine.tokens, seed, arrivals=arrivals, shared_prefix=prefix_len),
+            max_concurrency=max_concurrency,
+            on_finished=lambda count: progress("measure", count, len(lengths)),
+        )
+    if run.interrupted and not run.completed:
+        raise KeyboardInterrupt
+    return run, step_metrics(engine.executor.steps, run.duration)
+
+
+def _warm_up(
+    engine: "BenchEngine", lengths: "Sequence[Lengths]", prefix_len: int, seed: int, progress: OnProgress
+) -> None:
+    """Serve some of the requests' like, so that what is made when it is first needed is there: other prompts, with
+    another beginning. Their steps are forgotten."""
+    from ingot.bench.drive import drive
+    from ingot.bench.workload import Lengths, make_workload
+
+    short = [Lengths(one.prompt, min(one.output, _WARM_UP_TOKENS)) for one in lengths[: engine.limits.max_batch]]
+    progress("warm up", 0, len(short))
+    run = drive(
+        engine,
+        make_workload(short, engine.tokens, seed - 1, shared_prefix=prefix_len),
+        on_finished=lambda count: progress("warm up", count, len(short)),
+    )
+    engine.executor.steps.clear()
+    if run.interrupted:
+        raise KeyboardInterrupt

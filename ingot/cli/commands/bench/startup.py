@@ -1,0 +1,73 @@
+"""`ingot bench startup`: how long a process takes from its start until it can serve, and to its first token."""
+
+from pathlib import Path
+
+from ingot.cli.commands import ArtifactFolder
+from ingot.cli.commands.bench import options, tell
+from ingot.ir.errors import ArtifactError
+
+
+def bench_startup(
+    artifact: ArtifactFolder,
+    /,
+    *,
+    num_iters: int = 5,
+    input_len: int = 128,
+    timeout: float = 300.0,
+    json: options.JsonFile = None,
+) -> None:
+    """Measure how long a process takes from its start until it can serve, and to its first token.
+
+    Each start is a process of its own, with all files of the artifact in the page cache. Ctrl-C ends it with what was
+    measured so far.
+
+    Parameters
+    ----------
+    num_iters
+        Starts.
+    input_len
+        Tokens of the prompt in front of the first token.
+    timeout
+        Seconds that a start may take.
+    json
+        Write the result to this file too, or to stdout alone for "-"; its fields are those of `vllm bench startup` for
+        warm starts, and more.
+    """
+    options.at_least(1, num_iters=num_iters, input_len=input_len)
+    options.positive(timeout=timeout)
+    options.check_file(json)
+    from ingot.bench.answer import answer
+    from ingot.bench.children import ChildError
+    from ingot.bench.startup import Start, start, startup_metrics
+    from ingot.cli.progress import live_progress
+    from ingot.runtime.artifact import open_artifact
+
+    opened = open_artifact(Path(artifact), verify=False)
+    longest = options.limit(opened, "max_seq_len")
+    options.at_most(longest - 1, opened, "tokens of a sequence but one", input_len=input_len)
+    starts: list[Start] = []
+    interrupted = False
+    with live_progress() as progress:
+        try:
+            for index in range(num_iters):
+                progress("start", index, num_iters)
+                starts.append(start(opened.folder, tokens=input_len, timeout=timeout))
+        except KeyboardInterrupt:
+            interrupted = True
+        except ChildError as error:
+            raise ArtifactError(
+                f"the artifact does not start on this machine: {error}", where=str(opened.folder)
+            ) from error
+    if starts:
+        metrics = startup_metrics(starts)
+        asked = {"num_iters": len(starts), "input_len": input_len, "interrupted": interrupted}
+        rows = [
+            ("ready", tell.seconds(metrics["median_ready_time"])),
+            ("first token", tell.seconds(metrics["median_first_token_time"])),
+            *((f"  {name}", tell.seconds(value)) for name, value in metrics["phases"].items()),
+            *((f"    {name}", tell.seconds(value)) for name, value in metrics["loading"].items()),
+        ]
+        title = f"{len(starts)} starts, the median; phases of the one in the middle"
+        tell.report(json, answer(opened, asked, metrics), title, rows)
+    if interrupted:
+        raise KeyboardInterrupt

@@ -1,0 +1,181 @@
+"""`compile-model` and `ingot compile`: a checkpoint becomes an artifact, with progress and a report."""
+
+import shlex
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from ingot.cli.commands import Flag
+from ingot.cli.console import console, counts_text, facts, print_table, size_text
+from ingot.cli.views.memory import memory_rows
+from ingot.cli.views.numerics import print_numerics
+from ingot.ir.errors import OptionError
+
+if TYPE_CHECKING:
+    from ingot.compile.driver import CompileReport
+
+
+def compile_checkpoint(
+    checkpoint: str,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=("--output", "-o"))],
+    revision: str | None = None,
+    target: str = "auto",
+    backend: Literal["auto", "inductor", "triton", "reference"] = "auto",
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto",
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto",
+    max_seq_len: int | None = None,
+    max_batch: int | None = None,
+    max_tokens: int | None = None,
+    passes: str = "default",
+    deterministic: Flag = False,
+    weight_budget: float = 1.0,
+    mesh: str | None = None,
+    trace: Literal["none", "summary", "full"] = "full",
+    tune: Flag = False,
+    tuning_log: str | None = None,
+    checkpoints: str | None = None,
+    jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
+    check_numerics: Flag = False,
+) -> None:
+    """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output before it is whole.
+
+    Parameters
+    ----------
+    checkpoint
+        A Hugging Face checkpoint folder: config.json, safetensors, and a tokenizer for text prompts. Or the name of one
+        on the Hugging Face hub, org/name or org/name@REVISION: what is needed of it is downloaded into the hub's cache.
+        A local folder of that name comes first.
+    output
+        The artifact folder to make, NAME.ingot. It must not exist yet.
+    revision
+        Branch, tag or commit of a checkpoint on the hub. Default: main.
+    target
+        The machine to compile for: auto takes the GPU when there is one, cuda insists; cpu; or any GPU by its
+        capability, as in sm_90.
+    backend
+        Who may compute: auto takes all for the target; inductor compiles all that it can; triton is for GPUs; reference
+        needs no compiler and is slow.
+    dtype
+        Of weights and activations; auto keeps the checkpoint's.
+    kv_cache_dtype
+        Of keys and values between steps: fp8 takes half the memory of bfloat16, by the checkpoint's scales or 1.0; auto
+        keeps the model's dtype. For a CPU only.
+    max_seq_len
+        Tokens of a prompt and its output together. Default: what the model was made for.
+    max_batch
+        Sequences of one step. Default: 256 on a GPU, 64 on a CPU, and no more than max_tokens.
+    max_tokens
+        Tokens of one step, over all its sequences. Default: 8192 on a GPU, 2048 on a CPU.
+    passes
+        Changes to the pipeline: "default,-name,name{option=value}".
+    deterministic
+        Use only what computes a sequence alike in every batch.
+    weight_budget
+        Resident weights at most, in multiples of their size: above 1 a weight may be kept in a second layout.
+    mesh
+        Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
+    trace
+        What to keep of the passes: full the program before and after each, summary what they did, none nothing.
+    tune
+        Time tile sizes of kernels on this machine's GPU, some seconds for each that no log or cache knows. With a given
+        log: time the providers of calls that it lacks, too.
+    tuning_log
+        Take tile sizes, and the providers of calls, from a compile that timed them: an artifact, or its tuning.json.
+    checkpoints
+        Checkpoints beside the model's own, where its definition asks for any: draft=CHECKPOINT, separated by commas.
+    jobs
+        Compiler processes. Default: the cores.
+    check_numerics
+        Measure each pass against its numerics contract, on sample inputs; a broken one ends the compile.
+    """
+    from ingot.cli.progress import live_progress
+
+    begin = time.perf_counter()
+    with live_progress() as progress:
+        progress("start", 0, 0)
+        from ingot.compile.driver import compile_model
+        from ingot.ir.mesh import parse_mesh
+
+        started = time.perf_counter() - begin
+        axes = parse_mesh(mesh or "")
+        report = compile_model(
+            checkpoint,
+            output,
+            revision=revision,
+            target=target,
+            backend=backend,
+            dtype=dtype,
+            kv_cache_dtype=kv_cache_dtype,
+            max_seq_len=max_seq_len,
+            max_batch=max_batch,
+            max_tokens=max_tokens,
+            passes=passes,
+            deterministic=deterministic,
+            weight_budget=weight_budget,
+            mesh=axes,
+            trace=trace,
+            tune=tune,
+            tuning_log=tuning_log,
+            checkpoints=_folders(checkpoints),
+            jobs=jobs,
+            check_numerics=check_numerics,
+            progress=progress,
+        )
+    _print_report(report, output, started, time.perf_counter() - begin, servable=not report.no_golden_run)
+
+
+def _folders(text: str | None) -> dict[str, str]:
+    """Folders or names by alias, from "alias=FOLDER,alias=org/name". Raises OptionError."""
+    folders: dict[str, str] = {}
+    for item in text.split(",") if text else ():
+        alias, equals, folder = item.partition("=")
+        if not (alias and equals and folder) or alias in folders:
+            raise OptionError(f"'{item}'", where="--checkpoints", expected="alias=CHECKPOINT, each alias once")
+        folders[alias] = folder
+    return folders
+
+
+def _print_report(report: "CompileReport", output: str, started: float, total: float, *, servable: bool) -> None:
+    """`output` is the path as the user gave it; `started` and `total` are seconds."""
+    out = console()
+    out.print(f"\nCompiled {output} in {total:.1f} s\n", style="bold", markup=False, soft_wrap=True)
+    phases = {"start": started, **report.seconds}
+    width = max(len(f"{seconds:.2f}") for seconds in phases.values())
+    print_table(out, facts([(name, f"{seconds:{width}.2f} s") for name, seconds in phases.items()]))
+    cached = f", {report.cached_executables} from the cache" if report.cached_executables else ""
+    out.print()
+    print_table(
+        out,
+        facts(
+            [
+                ("regions", f"{report.regions} calls of {report.distinct_regions} distinct executables{cached}"),
+                ("nodes per provider", counts_text(report.nodes_per_provider)),
+                *([("checkpoint", report.origin)] if report.origin else []),
+                ("artifact", size_text(report.artifact_bytes)),
+                ("build id", report.build_id),
+                *([("golden run", f"none: {report.no_golden_run}")] if report.no_golden_run else []),
+            ]
+        ),
+    )
+    for note in report.notes:
+        out.print(f"warning: {note}", style="yellow", markup=False, soft_wrap=True)
+    if report.numerics is not None:
+        print_numerics(out, report.numerics)
+    out.print("\nMemory", style="bold")
+    print_table(out, facts([*memory_rows(report.plans), *_second_copies(report)]))
+    prompt = '"…"' if (Path(output) / "tokenizer" / "tokenizer.json").is_file() else "--prompt-ids 1,2,3"
+    path = shlex.quote(output)
+    following = [f"ingot run {path} {prompt}"] * servable + [f"ingot inspect {path}"]
+    out.print("\nNext:  " + "\n       ".join(following), markup=False, soft_wrap=True)
+
+
+def _second_copies(report: "CompileReport") -> list[tuple[str, object]]:
+    copies = report.second_copies
+    if not copies:
+        return []
+    names = ", ".join(copy.first for copy in copies)
+    return [("second copies", f"{size_text(sum(copy.bytes for copy in copies))} of the weights: {names}")]

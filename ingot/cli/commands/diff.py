@@ -1,0 +1,85 @@
+"""`ingot diff`: what differs between two artifacts, passes or program files, in meaning."""
+
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from ingot.cli.commands import AsJson
+from ingot.cli.console import console, print_json
+
+if TYPE_CHECKING:
+    from ingot.debug.diff import PairDiff, SidesDiff
+
+DIFFERS = 3  # as no other exit code of the commands
+_STYLES = {"~": "yellow", "-": "red", "+": "green"}
+
+
+def diff_artifacts(
+    before: str,
+    after: str,
+    /,
+    *,
+    exit_code: Annotated[bool, Parameter(negative="", show_default=False)] = False,
+    json: AsJson = False,
+) -> int:
+    """Show what differs between two artifacts, or between two steps of compiling, in meaning.
+
+    Names, order and spelling do not count, nor does what merely follows from a difference that is listed.
+
+    Parameters
+    ----------
+    before
+        An artifact; one after a pass, as in NAME.ingot:merge-linears, NAME.ingot:choose-providers@decode or
+        NAME.ingot:cse@NORMAL; one at the end of a stage, as in NAME.ingot:FUSED; or a file of programs, NAME.ir.
+    after
+        What to compare with it.
+    exit_code
+        End with 3 when they differ.
+    """
+    from ingot.debug.diff import diff_sides
+    from ingot.debug.sides import read_side
+
+    found = diff_sides(read_side(before), read_side(after))
+    if json:
+        print_json(found.to_json())
+    else:
+        _print(found)
+    return DIFFERS if exit_code and found else 0
+
+
+def _print(found: "SidesDiff") -> None:
+    from rich.text import Text
+
+    out = console()
+    if not found:
+        out.print("no differences")
+        return
+    for line in _lines(found):
+        sign = line.lstrip(" ")[:1]
+        out.print(Text(line, style=_STYLES.get(sign, "bold")), soft_wrap=True)
+
+
+def _lines(found: "SidesDiff") -> list[str]:
+    lines = [f"~ {one.what} {one.field} {one.old} -> {one.new}" for one in found.facts if one.what != "weight"]
+    weights = [one for one in found.facts if one.what == "weight"]
+    if not any(one.what == "param" for pair in found.programs for one in (*pair.diff.changed, *pair.diff.added)):
+        lines += [f"- weight {one.before}: {one.old}" for one in weights if one.before]
+        lines += [f"+ weight {one.after}: {one.new}" for one in weights if one.after]
+    elif weights:
+        lines.append(f"~ weights: {len(weights)} are made otherwise, as the programs below say")
+    for text, pairs in _alike(found.programs).items():
+        if len(found.programs) > 1 or not text:
+            lines.append(f"program {', '.join(pair.title for pair in pairs)}:")
+        lines += [f"- {pair.title}" for pair in pairs if pair.after is None]
+        lines += [f"+ {pair.title}" for pair in pairs if pair.before is None]
+        lines += text.splitlines()
+    return lines
+
+
+def _alike(pairs: "tuple[PairDiff, ...]") -> "dict[str, list[PairDiff]]":
+    """Pairs by the text of their diff: bucket classes often differ alike."""
+    found: dict[str, list[PairDiff]] = {}
+    for pair in pairs:
+        if pair:
+            found.setdefault(str(pair.diff), []).append(pair)
+    return found

@@ -1,0 +1,188 @@
+"""`ingot explain`: what each call of an artifact costs, who would compute it, and where passes nearly applied."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from ingot.cli.commands import ArtifactFolder, AsJson, Flag
+from ingot.cli.console import console, facts, print_json, print_table, size_text, table
+from ingot.cli.views.caches import print_caches
+from ingot.cli.views.step_time import known_columns, print_step_time, time_text
+from ingot.ir.errors import OptionError
+
+if TYPE_CHECKING:
+    from ingot.debug.explained import BucketCosts, Call, PassMisses
+
+
+# Columns of seconds: what the golden run took, and on a GPU what a step takes.
+_SECONDS: tuple[str, ...] = ("measured>",)
+_TIMES: tuple[str, ...] = ("roofline>", "predicted>", "measured>", "traced>")
+
+
+def explain_artifact(
+    artifact: ArtifactFolder,
+    /,
+    *,
+    step: str | None = None,
+    measure: Flag = False,
+    trace: str | None = None,
+    layer: int | None = None,
+    op: str | None = None,
+    provider: str | None = None,
+    pass_name: Annotated[str | None, Parameter(name="--pass")] = None,
+    sort: Literal["bytes", "flops", "seconds", "time"] | None = None,
+    json: AsJson = False,
+) -> None:
+    """Show what each call costs and who would compute it, and for each pass where it nearly applied and why it did not.
+
+    Parameters
+    ----------
+    step
+        The step that costs and times are given for, as in T=32,context=512: T tokens, fed of B sequences that then have
+        so many positions each. Default: of each bucket class a large one; one token of each sequence where the class
+        is for decoding, else as few sequences as hold the tokens; 1024 positions, or the longest sequence.
+    measure
+        Run that step on this machine's GPU, and time each call and the whole.
+    trace
+        Record that step too, as it is served, with a profiler, and say what each call adds to it. The file is for
+        Perfetto or chrome://tracing; one that ends in .gz is compressed.
+    layer
+        Calls of this layer alone.
+    op
+        Calls of this op alone, as in ingot.linear or linear.
+    provider
+        Calls that this provider computes alone.
+    pass_name
+        The near misses of this pass alone.
+    sort
+        The largest calls first, by bytes, flops or seconds of the golden run; or by time on a GPU, measured or else
+        predicted. Default: in order.
+    """
+    from ingot.debug.asked_step import AskedStep
+    from ingot.debug.explain import explain
+
+    asked = None if step is None else AskedStep.parse(step)
+    if measure and (asked is None or asked.tokens is None):
+        raise OptionError("--measure does not say which step", where="--measure", expected="--step T=…, its tokens")
+    if trace is not None and not measure:
+        raise OptionError("--trace without --measure", expected="both: a trace is of a step that runs")
+    if trace is not None and not Path(trace).parent.is_dir():
+        raise OptionError(f"'{trace:.200}' is in no folder", where="--trace", expected="a file in one that is there")
+    found = explain(artifact, asked, measure=measure, trace=None if trace is None else Path(trace))
+    filters = [value for value in (layer, op, provider) if value is not None]
+    if pass_name is not None and (filters or sort is not None):
+        raise OptionError("--pass together with what chooses calls", expected="one of them")
+    if filters:
+        found = found.of(lambda call: _wanted(call, layer, op, provider))
+        if not any(bucket.calls for bucket in found.buckets):
+            raise OptionError("no call is like that", expected=f"a layer, op or provider of {found.artifact}")
+    if sort is not None:
+        found = found.by(lambda call: _size(call, sort))
+    passes = [one for one in found.passes if pass_name in (None, one.name)]
+    if pass_name is not None and not passes:
+        names = ", ".join(dict.fromkeys(one.name for one in found.passes))
+        raise OptionError(f"no pass '{pass_name}' ran", where="--pass", expected=names or "a trace of the passes")
+    if json:
+        value = found.to_json()
+        value["passes"] = [one for one in value["passes"] if pass_name in (None, one["name"])]
+        if pass_name is not None:
+            del value["buckets"], value["caches"]
+        print_json(value)
+        return
+    if pass_name is None:
+        for bucket in found.buckets:
+            _print_calls(bucket, filtered=bool(filters))
+    if not filters and pass_name is None:
+        print_caches(console(), found.caches.to_json())
+        console().print()
+    if not filters and sort is None:
+        shown = {(bucket.entry, bucket.bucket) for bucket in found.buckets}
+        _print_misses([one for one in passes if one.bucket is None or (one.entry, one.bucket) in shown])
+
+
+def _size(call: "Call", sort: str) -> float:
+    if sort == "time":
+        return call.time.taken if call.time is not None else 0
+    size: float | None = getattr(call, sort)
+    return size or 0
+
+
+def _wanted(call: "Call", layer: int | None, op: str | None, provider: str | None) -> bool:
+    return (
+        (layer is None or call.layer == layer)
+        and (op is None or op in (call.op, call.op.removeprefix("ingot.")))
+        and (provider is None or call.provider == provider)
+    )
+
+
+def _print_calls(bucket: "BucketCosts", *, filtered: bool) -> None:
+    out, step = console(), bucket.step
+    name = bucket.bucket if bucket.entry == "main" else f"{bucket.entry}@{bucket.bucket}"
+    sequences = f"{step.sequences} sequence{'s' if step.sequences > 1 else ''}"
+    out.print(f"{name}: {step.tokens} tokens of {sequences}, context {step.context}", style="bold", markup=False)
+    times = _SECONDS
+    if bucket.time is not None:
+        times = _TIMES[: 2 + known_columns(bucket.time)]
+    columns = ("call", "op", "layer>", "flops>", "bytes>", *times, "provider", "origin", "others")
+    print_table(out, table(columns, [_row(call, len(times)) for call in bucket.calls]))
+    total, seconds = bucket.total(), bucket.seconds()
+    lines: list[tuple[str, object]] = [("flops", _count(total.flops)), ("bytes", size_text(total.bytes))]
+    if seconds is not None and bucket.time is None:
+        fed = ", ".join(map(str, step.timed))
+        lines.append(("measured", f"{time_text(seconds)}, the median of steps of {fed} tokens"))
+    out.print()
+    print_table(out, facts(lines))
+    out.print()
+    if bucket.time is not None and not filtered:
+        print_step_time(bucket.time)
+
+
+def _row(call: "Call", columns: int) -> tuple[object, ...]:
+    name = f"  {call.name}" if call.region else call.name
+    others = ", ".join(_others(call))
+    layer = "–" if call.layer is None else call.layer
+    times: list[float | None] = [call.seconds] if columns == len(_SECONDS) else [None] * columns
+    if call.time is not None:
+        times = [call.time.roofline, call.time.predicted, call.time.measured, call.time.traced][:columns]
+    seconds = ["–" if one is None else time_text(one) for one in times]
+    size = size_text(call.bytes)
+    own = call.claims.get(call.provider)
+    # In a region a provider has calls that it would not take alone.
+    provider = f"{call.provider} {own:g}" if isinstance(own, float) else call.provider
+    if call.decision is not None:
+        provider = ", ".join(filter(None, (provider, call.decision.decided, call.decision.of_provider(call.provider))))
+    return name, call.op, layer, _count(call.flops), size, *seconds, provider, call.origin, others
+
+
+def _others(call: "Call") -> Iterator[str]:
+    """The costs and times of those that were not chosen, then who refused and why."""
+    others = {provider: claim for provider, claim in call.claims.items() if provider != call.provider}
+    for provider, claim in others.items():
+        if isinstance(claim, float):
+            times = call.decision.of_provider(provider) if call.decision is not None else ""
+            yield f"{provider} {claim:g}, {times}" if times else f"{provider} {claim:g}"
+    yield from (f"no {provider}: {claim}" for provider, claim in others.items() if isinstance(claim, str))
+
+
+def _count(value: int) -> str:
+    """In decimal units: 1.2 G."""
+    number = float(value)
+    for unit in ("", " k", " M", " G", " T"):
+        if number < 999.95:
+            return f"{number:.0f}" if not unit else f"{number:.1f}{unit}"
+        number /= 1000
+    return f"{number:.1f} P"
+
+
+def _print_misses(passes: "list[PassMisses]") -> None:
+    out = console()
+    rows = []
+    for one in passes:
+        where = "@".join(part for part in ("" if one.entry == "main" else one.entry, one.bucket or "") if part)
+        name = f"{one.name}@{where}" if where else one.name
+        misses: list[tuple[object, ...]] = [(miss.count, miss.reason, f"%{miss.node}") for miss in one.misses]
+        misses = misses or [("–", "nowhere", "–")]
+        rows += [(name if i == 0 else "", one.matches if i == 0 else "", *miss) for i, miss in enumerate(misses)]
+    print_table(out, table(("pass", "applied>", "not>", "because", "first at"), rows))

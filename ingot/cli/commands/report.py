@@ -1,0 +1,56 @@
+"""`ingot report`: an artifact's compile as one page for a browser, which needs no network."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from ingot.cli.commands import ArtifactFolder, Flag
+from ingot.cli.console import console, size_text
+from ingot.ir.errors import OutputError
+
+
+def report_artifact(
+    artifact: ArtifactFolder,
+    /,
+    *,
+    output: Annotated[str, Parameter(name=("--output", "-o"))],
+    start_up: Flag = False,
+) -> None:
+    """Write what a compile recorded as one page for a browser: passes, programs, times, memory, and who computes what.
+
+    Parameters
+    ----------
+    output
+        The page to write, NAME.html. A page that stands there is replaced.
+    start_up
+        Start the artifact on this machine, down to a first token, and show what took how long.
+    """
+    from ingot.report.data import read_report
+    from ingot.report.page import report_page
+    from ingot.report.start_up import measure_start_up
+    from ingot.runtime.artifact import open_artifact
+
+    path = Path(output)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise OutputError(f"'{output}' is no name of a page", where="--output", expected="NAME.html")
+    opened = open_artifact(artifact)
+    report = read_report(opened, measure_start_up(opened.folder) if start_up else None)
+    page = report_page(report).encode()
+    _write(path, page)
+    console().print(f"Wrote {output} ({size_text(len(page))})", markup=False, soft_wrap=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """All of it or nothing: into a hidden file beside it, which is renamed."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with partial.open("xb") as file:
+                file.write(data)
+            os.replace(partial, path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror}", where="--output") from error

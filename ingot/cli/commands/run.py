@@ -1,0 +1,215 @@
+"""`ingot run`: complete one prompt, streaming the text."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from ingot.cli.commands import Flag
+from ingot.cli.console import console, print_json
+from ingot.ir.errors import RequestError
+
+if TYPE_CHECKING:
+    from ingot.runtime.outputs import RequestOutput
+    from ingot.runtime.prompt import PromptLike
+    from ingot.runtime.sampling_params import SamplingParams
+    from ingot.serve.llm import LLM
+
+
+def run_model(
+    artifact: str,
+    prompt: str | None = None,
+    /,
+    *,
+    prompt_ids: str | None = None,
+    chat: Flag = False,
+    system: str | None = None,
+    max_tokens: int = 128,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    stop: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (),
+    ignore_eos: Flag = False,
+    seed: int | None = None,
+    timings: Flag = False,
+    json: Flag = False,
+) -> None:
+    """Complete a prompt. The text goes to stdout as it comes, after the prompt; times go to stderr.
+
+    Parameters
+    ----------
+    artifact
+        An artifact folder, or a checkpoint folder, which is compiled first and kept in the cache.
+    prompt
+        The text to complete.
+    prompt_ids
+        Token ids in place of a text, "1,2,3": for an artifact without a tokenizer.
+    chat
+        The prompt is a user's message, and the model answers it; only the answer is printed.
+    system
+        With --chat: a system message before it.
+    max_tokens
+        Tokens to generate at most.
+    temperature
+        0 takes the most likely token every time; higher is more varied.
+    top_p
+        Draw from the most likely tokens that together have this probability.
+    top_k
+        Draw from this many most likely tokens; 0 for all.
+    min_p
+        Draw from tokens at least this likely relative to the most likely one.
+    stop
+        Text that ends the output; may be given several times.
+    ignore_eos
+        Go on past the model's own end tokens.
+    seed
+        Makes drawing repeatable.
+    timings
+        Tell the seconds of each phase of the start too; some phases run side by side.
+    json
+        Print one JSON object at the end instead of the text as it comes.
+    """
+    asked = _prompt(prompt, prompt_ids)
+    conversation = _conversation(prompt, system) if chat else None
+    if system is not None and not chat:
+        raise RequestError("--system without --chat", expected="both: a system message is part of a chat")
+    from ingot.runtime.sampling_params import SamplingParams  # needs no torch: bad values are told at once
+
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        stop=list(stop),
+        ignore_eos=ignore_eos,
+        seed=seed,
+    )
+    begin = time.perf_counter()
+    from ingot.serve.llm import LLM
+
+    llm = LLM(artifact)
+    load_s = time.perf_counter() - begin
+    if conversation is not None:
+        (asked,) = llm.preprocess_chat(conversation)
+    if json:
+        answer = _as_json(llm, _generate(llm, asked, params, lambda output: None), load_s)
+        print_json({**answer, "phases_s": llm.timings} if timings else answer)
+    else:
+        _stream(llm, asked, params, load_s, echo=not chat)
+        if timings:
+            _tell_phases(llm.timings)
+
+
+def _prompt(prompt: str | None, prompt_ids: str | None) -> "PromptLike":
+    if (prompt is None) == (prompt_ids is None):
+        raise RequestError(
+            "no prompt" if prompt is None else "a prompt and --prompt-ids",
+            expected="one of the two: a text, or --prompt-ids 1,2,3",
+        )
+    if prompt is not None:
+        return prompt
+    assert prompt_ids is not None
+    ids: list[int] = []
+    for part in prompt_ids.split(","):
+        if not (part.strip().isascii() and part.strip().isdigit()) or len(part.strip()) > 10:
+            raise RequestError(f"{part[:40]!r} is no token id", where="--prompt-ids", expected="ids as in 1,2,3")
+        ids.append(int(part))
+    return {"prompt_token_ids": ids}
+
+
+def _conversation(prompt: str | None, system: str | None) -> list[dict[str, str]]:
+    if prompt is None:
+        raise RequestError("--chat with --prompt-ids", expected="a text: what the user says")
+    first = [] if system is None else [{"role": "system", "content": system}]
+    return [*first, {"role": "user", "content": prompt}]
+
+
+@dataclass
+class _Answer:
+    """The last output, and the seconds from asking to the first token and from the first to the last."""
+
+    output: "RequestOutput"
+    first_token_s: float
+    rest_s: float
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Of decoding alone, so without the first token; None when there was no other."""
+        count = len(self.output.outputs[0].token_ids) - 1
+        return count / self.rest_s if count > 0 and self.rest_s > 0 else None
+
+
+def _generate(
+    llm: "LLM", asked: "PromptLike", params: "SamplingParams", on_output: Callable[["RequestOutput"], None]
+) -> _Answer:
+    begin = time.perf_counter()
+    answer: _Answer | None = None
+    for output in llm.stream([asked], params):
+        now = time.perf_counter() - begin
+        first = answer.first_token_s if answer else now
+        answer = _Answer(output, first, now - first)
+        on_output(output)
+    assert answer is not None
+    return answer
+
+
+def _stream(llm: "LLM", asked: "PromptLike", params: "SamplingParams", load_s: float, *, echo: bool) -> None:
+    tokenizer = llm.get_tokenizer()
+    # Characters of the text so far; None before the prompt, which waits until it is accepted.
+    shown: int | None = None if echo else 0
+
+    def show(output: "RequestOutput") -> None:
+        nonlocal shown
+        completion = output.outputs[0]
+        text = completion.text if tokenizer else "".join(f" {token}" for token in completion.token_ids)
+        if shown is None:
+            ids = output.prompt_token_ids
+            print(_bold(output.prompt or (tokenizer.decode(ids) if tokenizer else " ".join(map(str, ids)))), end="")
+        print(text[shown or 0 :], end="", flush=True)
+        shown = len(text)
+
+    answer = _generate(llm, asked, params, show)
+    print(flush=True)
+    speed = f", then {answer.tokens_per_s:.1f} tokens/s" if answer.tokens_per_s else ""
+    completion = answer.output.outputs[0]
+    console(stderr=True).print(
+        f"{len(completion.token_ids)} tokens ({completion.finish_reason}); loaded in {load_s:.2f} s, "
+        f"first token after {answer.first_token_s:.2f} s{speed}",
+        style="dim",
+        markup=False,
+    )
+
+
+def _tell_phases(seconds: Mapping[str, float]) -> None:
+    """A line for each phase of the start, on stderr."""
+    width = max(map(len, seconds))
+    for name, value in seconds.items():
+        console(stderr=True).print(f"{name:{width}} {value:8.3f} s", style="dim", markup=False)
+
+
+def _bold(text: str) -> str:
+    """Escapes and not rich, which would turn a prompt's tabs into spaces."""
+    out = console()
+    return f"\x1b[1m{text}\x1b[22m" if out.is_terminal and not out.no_color and sys.stdout.isatty() else text
+
+
+def _as_json(llm: "LLM", answer: _Answer, load_s: float) -> dict[str, Any]:
+    completion = answer.output.outputs[0]
+    return {
+        "prompt": answer.output.prompt,
+        "prompt_token_ids": answer.output.prompt_token_ids,
+        "token_ids": list(completion.token_ids),
+        "text": None if llm.get_tokenizer() is None else completion.text,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "timings": {
+            "load_s": load_s,
+            "first_token_s": answer.first_token_s,
+            "tokens_per_s": answer.tokens_per_s,
+        },
+    }

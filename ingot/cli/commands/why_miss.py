@@ -1,0 +1,121 @@
+"""`ingot why-miss`: which input tells two artifacts apart, or an artifact and what a compile would ask for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, CycloptsError, Parameter
+
+from ingot.cli.commands import ArtifactFolder, AsJson
+from ingot.cli.commands.compile import compile_checkpoint
+from ingot.cli.console import console, print_json
+from ingot.hub.name import hub_name
+from ingot.ir.errors import OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ingot.debug.identity_diff import Document
+    from ingot.debug.why_miss import Miss
+
+_SHOWN = 20  # changes: more are another Ingot, and a screen holds no more
+_KEY_SHOWN = 12  # hexadecimal digits of a key
+
+
+def why_artifacts_differ(
+    a: ArtifactFolder,
+    b: str,
+    /,
+    *options: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    json: AsJson = False,
+) -> None:
+    """Say which inputs of two compiles differ: why the second did not find what the first had made.
+
+    Parameters
+    ----------
+    b
+        Another, or a checkpoint, a folder or a name on the hub: then what compiling that would ask for. Nothing is
+        compiled.
+    options
+        With a checkpoint, the options of its compile, as `ingot compile` takes them.
+    """
+    from ingot.debug.why_miss import identity_of, why_miss, why_requests_differ
+    from ingot.runtime.artifact import open_artifact
+
+    first = open_artifact(a)
+    if (Path(b) / "config.json").is_file() or hub_name(b) is not None:
+        found = why_requests_differ(identity_of(first), _requested(b, options))
+    elif options:
+        raise OptionError(
+            f"options {' '.join(options)} of an artifact", where=b, expected="a checkpoint folder, or no options"
+        )
+    else:
+        found = why_miss(first, open_artifact(b))
+    print_json(found.to_json()) if json else _print(found)
+
+
+def _requested(checkpoint: str, options: Sequence[str]) -> "Document":
+    """What a compile of the checkpoint with these options would ask for, as its command line is read."""
+    parser = App(name="why-miss")
+    parser.default(compile_checkpoint)
+    try:
+        _, bound, *_ = parser.parse_args([checkpoint, "--output", "", *options], exit_on_error=False, print_error=False)
+    except CycloptsError as error:
+        raise OptionError(str(error), expected="the options of `ingot compile`") from None
+    bound.apply_defaults()
+
+    import inspect
+
+    from ingot.compile.request import Request
+    from ingot.ir.mesh import parse_mesh
+
+    decide = inspect.signature(Request.read).parameters
+    given: dict[str, Any] = {name: value for name, value in bound.arguments.items() if name in decide}
+    request = Request.read(**{**given, "mesh": parse_mesh(given["mesh"] or "")})
+    return request.identity(request.trace())
+
+
+def _print(found: "Miss") -> None:
+    out = console()
+    if not found:
+        out.print(f"same request_key {found.keys[0]}", markup=False)
+    else:
+        causes = found.causes
+        fields = "one input" if len(causes) == 1 else f"{len(causes)} inputs"
+        out.print(f"the request_key differs by {fields}:", style="bold", markup=False)
+        _list(out, [str(change) for change in causes])
+        following: dict[str, list[str]] = {}
+        for change in found.changes:
+            if change.follows:
+                following.setdefault(change.follows, []).append(change.path)
+        if following:
+            out.print("what follows from that:", markup=False)
+            _list(out, [f"{', '.join(paths)}  (from {cause})" for cause, paths in following.items()])
+    if found.builds is not None:
+        _print_contents(out, found)
+
+
+def _print_contents(out: "Console", found: "Miss") -> None:
+    assert found.builds is not None
+    if found.builds[0] == found.builds[1]:
+        out.print(f"same build_id {found.builds[0]}", markup=False)
+    else:
+        out.print(f"the build_id differs, first in {found.file}", markup=False, soft_wrap=True)
+    alone = sum(max(len(one.a), len(one.b)) for one in found.not_shared)
+    if not found.shared and not alone:
+        return
+    out.print(f"executables: {found.shared} shared, {alone} not", markup=False)
+    for one in found.not_shared:
+        keys = " ".join(key[:_KEY_SHOWN] for key in (one.b or one.a))
+        if not one.changes:
+            out.print(f"  {keys}: only in {'A' if one.a else 'B'}", markup=False, soft_wrap=True)
+            continue
+        out.print(f"  {keys}:", markup=False, soft_wrap=True)
+        _list(out, [str(change) for change in one.changes], "    ")
+
+
+def _list(out: "Console", lines: Sequence[str], indent: str = "  ") -> None:
+    for line in lines[:_SHOWN]:
+        out.print(indent + line, markup=False, soft_wrap=True)
+    if len(lines) > _SHOWN:
+        out.print(f"{indent}… and {len(lines) - _SHOWN} more", markup=False)

@@ -1,0 +1,49 @@
+"""The groups of caches for people: a table, and below it what its numbers are."""
+
+from typing import TYPE_CHECKING, Any
+
+from ingot.cli.console import print_table, size_text, table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_NONE = "cache groups  none: the model keeps nothing of earlier tokens in pages"
+
+
+def print_caches(out: "Console", caches: dict[str, Any]) -> None:
+    """`caches` is a `CacheSummary` as JSON."""
+    groups = caches["groups"]
+    if groups:
+        columns = ("cache group", "keeps", "page>", "between steps>", "in a step>", "layers", "a token in each layer")
+        print_table(out, table(columns, [_row(one) for one in groups]))
+        sizes = {one["page_tokens"] for one in groups} - {0}
+        tokens = f" of {sizes.pop()} tokens" if len(sizes) == 1 else ""
+        lines = [
+            f"between steps, in a step: pages{tokens} that one sequence at full length holds at most; a step feeds up"
+            f" to {caches['step_tokens']} tokens"
+        ]
+        if any(one["reserved"] for one in groups):
+            names = ", ".join(one["name"] for one in groups if one["reserved"])
+            lines.append(f"{names}: one page more, which stands in page tables for those that were given back")
+        lines += filter(None, map(scratch_text, groups))
+        for line in lines:
+            out.print(line, style="dim", markup=False, soft_wrap=True)
+    else:
+        out.print(_NONE, markup=False, soft_wrap=True)
+    for entry, text in caches["together"].items():
+        out.print(f"{entry}: {text}", markup=False, soft_wrap=True)
+
+
+def scratch_text(one: dict[str, Any]) -> str:
+    """The scratch pages of a group, or why one with a window has none."""
+    if one["scratch_pages"]:
+        return (
+            f"{one['name']}: {one['scratch_pages']} scratch pages, {size_text(one['scratch_bytes'])} for all layers,"
+            " hold what one step alone reads of a long prompt"
+        )
+    return f"{one['name']}: no scratch pages, because {one['why_none']}" if one["why_none"] else ""
+
+
+def _row(one: dict[str, Any]) -> tuple[object, ...]:
+    pages = [f"{one[name]} page{'' if one[name] == 1 else 's'}" for name in ("between_steps", "in_step")]
+    return one["name"], one["keeps"], size_text(one["page_bytes"]), *pages, one["layers"], "; ".join(one["forms"])

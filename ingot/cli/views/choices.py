@@ -1,0 +1,180 @@
+"""Who computes each call, who else would have, and who refused why."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from ingot.cli.console import console, print_table, table
+from ingot.cli.views.filter import Filter
+from ingot.cli.views.lines import read_programs
+from ingot.cli.views.programs import FINAL
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.provider_times import Decision
+from ingot.ir.tuning import Choice as TileChoice
+from ingot.ir.tuning import read_choices
+from ingot.runtime.artifact import Artifact
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A call of a final program, in the region `region` if in any. `candidates` are the costs of those that would have
+    computed it, `refusals` those that would not, with their reasons. `decision` says how one of several was chosen
+    that could be timed. `tiles` are the sizes that kernels of the call, or of its region, were given."""
+
+    program: str
+    region: str
+    name: str
+    op: str
+    layers: frozenset[int]
+    provider: str
+    candidates: dict[str, float]
+    decision: Decision | None
+    refusals: tuple[str, ...]
+    tiles: tuple[TileChoice, ...]
+
+
+def choices_json(artifact: Artifact, wanted: Filter) -> Any:
+    """choices.json; with a filter, the calls that it leaves."""
+    if not wanted:
+        return artifact.read_json("choices.json")
+    return [
+        {
+            "program": one.program,
+            "region": one.region or None,
+            "node": one.name,
+            "op": one.op,
+            "layers": sorted(one.layers),
+            "provider": one.provider,
+            "candidates": one.candidates,
+            "decision": one.decision and one.decision.model_dump(mode="json"),
+            "refusals": list(one.refusals),
+            "tiles": [tiles.model_dump(mode="json") for tiles in one.tiles],
+        }
+        for one in choices_of(artifact, wanted)
+    ]
+
+
+def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
+    """The calls that are asked for, in order; views compute nothing and are left out. Raises OptionError when there is
+    none."""
+    stored: Any = artifact.read_json("choices.json")
+    programs = read_programs(artifact.read_text(FINAL))
+    wanted.check(programs)
+    found: list[Choice] = []
+    try:
+        for program in programs:
+            chosen = stored[program.title]
+            refused: dict[str, list[str]] = {}
+            for one in chosen["refusals"]:
+                refused.setdefault(one["node"], []).append(one["reason"])
+            backends = {line.name: line.backend for line in program.lines if line.kind == "region"}
+            for line in program.lines:
+                if line.kind != "call" or line.op == "getitem" or not wanted.takes(line):
+                    continue
+                provider = backends[line.region] if line.region else chosen["providers"].get(line.name, "")
+                candidates = chosen["candidates"].get(line.name, {})
+                contest = chosen["contests"].get(line.name)
+                decision = contest and Decision.model_validate_json(json.dumps(contest))
+                reasons = tuple(refused.get(line.name, ()))
+                tiles = read_choices(chosen["tiles"].get(line.region or line.name, []))
+                found.append(
+                    Choice(
+                        program.title,
+                        line.region,
+                        line.name,
+                        line.op,
+                        line.layers,
+                        provider,
+                        candidates,
+                        decision,
+                        reasons,
+                        tiles,
+                    )
+                )
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        raise ArtifactError(f"choices.json is malformed: {error!r}", where=str(artifact.folder)) from error
+    if not found:
+        raise OptionError("no call matches", where=str(wanted), expected="one that matches all that is given")
+    return found
+
+
+def print_choices(artifact: Artifact, wanted: Filter) -> None:
+    """The calls with their providers, the tile sizes of kernels, and weights that are kept twice."""
+    choices = choices_of(artifact, wanted)
+    rows = [
+        (
+            one.program + (f", region {one.region}" if one.region else ""),
+            f"%{one.name}",
+            one.op,
+            _layers_text(one.layers),
+            one.provider,
+            ", ".join(f"{name} {cost:g}" for name, cost in sorted(one.candidates.items(), key=lambda item: item[1])),
+            "; ".join(one.refusals),
+        )
+        for one in choices
+    ]
+    out = console()
+    print_table(out, table(("program", "call", "op", "layer", "provider", "candidates", "refusals"), rows))
+    out.print(
+        "\ncandidates: who would compute the call, at which cost; the cheapest does, where they are not timed",
+        style="dim",
+        markup=False,
+    )
+    _print_decisions(choices)
+    _print_tiles(choices)
+    stored: Any = artifact.read_json("choices.json")
+    copies = {first: second for program in stored.values() for first, second in program["second_copies"].items()}
+    for first, second in sorted(copies.items()):
+        out.print(f"kept twice: {first}, also as {second}", markup=False, soft_wrap=True)
+
+
+def _print_decisions(choices: Sequence[Choice]) -> None:
+    """Calls that several providers would compute by themselves: their times, or why the cheapest claim won."""
+    rows = [
+        (
+            one.program,
+            f"%{one.name}",
+            one.provider,
+            str(one.decision),
+            "; ".join(f"{name} {one.decision.of_provider(name)}" for name in one.decision.times),
+        )
+        for one in choices
+        if one.decision is not None
+    ]
+    if rows:
+        out = console()
+        out.print()
+        print_table(out, table(("program", "call", "provider", "chosen", "times"), rows))
+
+
+def _print_tiles(choices: Sequence[Choice]) -> None:
+    """The tile sizes of kernels, one row for those of a region."""
+    rows = {
+        (_place(one), str(tiles)): (
+            _place(one),
+            str(tiles),
+            tiles.tiles_text(),
+            "" if tiles.microseconds is None else f"{tiles.microseconds:.1f}",
+            tiles.source + (f": {tiles.reason}" if tiles.reason else ""),
+        )
+        for one in choices
+        for tiles in one.tiles
+    }
+    if rows:
+        out = console()
+        out.print()
+        print_table(out, table(("program", "kernel", "tile sizes", "µs", "source"), list(rows.values())))
+
+
+def _place(choice: Choice) -> str:
+    """The program, and the region or call whose kernels have the sizes."""
+    return f"{choice.program}, " + (f"region {choice.region}" if choice.region else f"%{choice.name}")
+
+
+def _layers_text(layers: frozenset[int]) -> str:
+    if len(layers) > 2 and max(layers) - min(layers) == len(layers) - 1:
+        return f"{min(layers)}–{max(layers)}"
+    return ", ".join(map(str, sorted(layers)))

@@ -1,0 +1,117 @@
+"""Which lines of a program, instructions, weights and choices are asked for: by layer, op and name."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ingot.cli.views.lines import Line, ProgramLines
+from ingot.ir.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What every line shown must match. `layers` are the first and last of a range, `op` names an op with its namespace
+    or without ("linear", "slice" for aten.slice.Tensor), `name` is a pattern with * and ? of a value's name."""
+
+    layers: tuple[int, int] | None = None
+    op: str | None = None
+    name: str | None = None
+
+    @staticmethod
+    def of(layer: str | None, op: str | None, name: str | None) -> "Filter":
+        """From a command line's options. Raises OptionError."""
+        if layer is None:
+            return Filter(None, op, name)
+        given = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", layer)
+        first, last = (int(given[1]), int(given[2] or given[1])) if given else (1, 0)
+        if first > last:
+            raise OptionError(f"'{layer}' is no layer", where="--layer", expected="a number, or a range like 2-5")
+        return Filter((first, last), op, name)
+
+    def __bool__(self) -> bool:
+        return (self.layers, self.op, self.name) != (None, None, None)
+
+    def __str__(self) -> str:
+        layers = self.layers and "-".join(map(str, sorted(set(self.layers))))
+        given = (("--layer", layers), ("--op", self.op), ("--name", self.name))
+        return " ".join(f"{option} {value}" for option, value in given if value is not None)
+
+    def holds(self, name: str, ops: Iterable[str], layers: Iterable[int]) -> bool:
+        """Whether what has this name, calls one of these ops, and belongs to these layers is asked for."""
+        if self.layers is not None and not any(self.layers[0] <= layer <= self.layers[1] for layer in layers):
+            return False
+        if self.name is not None and not fnmatchcase(name, self.name):
+            return False
+        return self.op is None or any(_is_op(op, self.op) for op in ops)
+
+    def takes(self, line: Line) -> bool:
+        """Whether a line of a program's text, one that declares or calls, is asked for."""
+        return bool(line.name) and line.kind != "region" and self.holds(line.name, [line.op], line.layers)
+
+    def check(self, programs: Iterable[ProgramLines]) -> None:
+        """Raises OptionError when the op or the layer is in none of the programs, so a misspelling is no empty list."""
+        lines = [line for program in programs for line in program.lines]
+        ops = sorted({line.op for line in lines if line.op})
+        if self.op is not None and not any(_is_op(op, self.op) for op in ops):
+            nearest = difflib.get_close_matches(self.op, [*ops, *(_short(op) for op in ops)], n=1)
+            raise OptionError(
+                f"no op '{self.op}' is called there",
+                where="--op",
+                expected=", ".join(ops),
+                hint=f"the nearest is '{nearest[0]}'" if nearest else "",
+            )
+        layers = {layer for line in lines for layer in line.layers}
+        if self.layers is not None and not any(self.layers[0] <= layer <= self.layers[1] for layer in layers):
+            there = f"{min(layers)} to {max(layers)}" if layers else "no layers"
+            raise OptionError(f"no layer {self.layers[0]} is there", where="--layer", expected=there)
+
+
+NO_FILTER = Filter()
+
+
+def _short(op: str) -> str:
+    return op.partition(".")[2].partition(".")[0] or op
+
+
+def _is_op(op: str, wanted: str) -> bool:
+    return wanted in (op, op.partition(".")[2], _short(op), *(["region"] if op.startswith("region.") else []))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A line of an excerpt; `asked` is False for one that only helps to read those that were asked for."""
+
+    text: str
+    asked: bool
+
+
+def excerpt(program: ProgramLines, wanted: Filter) -> list[Shown]:
+    """The lines that match, with the program's header, what defines the values that they use, and the regions that they
+    stand in; dots for what is left out. Empty when nothing matches."""
+    lines = program.lines
+    asked = {index for index, line in enumerate(lines) if wanted.takes(line)}
+    if not asked:
+        return []
+    places = {(_scope(line), line.name): index for index, line in enumerate(lines) if line.name}
+    kept = {0, *asked}
+    for index in asked:
+        kept.update(places[key] for use in lines[index].uses if (key := (_scope(lines[index]), use)) in places)
+    regions = {lines[index].region for index in kept if lines[index].region}
+    kept.update(index for index, line in enumerate(lines) if line.region in regions and line.kind in ("region", "}"))
+    shown: list[Shown] = []
+    last = -1
+    for index in sorted(kept):
+        if index > last + 1:
+            shown.append(Shown("  …" if _scope(lines[index]) or lines[index].kind == "}" else "…", False))
+        shown.append(Shown(lines[index].text, index in asked))
+        last = index
+    if last + 1 < len(lines):
+        shown.append(Shown("…", False))
+    return shown
+
+
+def _scope(line: Line) -> str:
+    """The region whose names a line sees; "" for the program's."""
+    return "" if line.kind == "region" else line.region

@@ -1,0 +1,60 @@
+"""A plan's memory for people: what serving takes, line by line."""
+
+from typing import TYPE_CHECKING
+
+from ingot.cli.console import size_text
+from ingot.ir.slot_limits import KEPT_PER_SEQUENCE
+
+if TYPE_CHECKING:
+    from ingot.ir.memory import MemoryNeed
+    from ingot.ir.plan import Plans
+
+
+def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
+    """Names and texts: weights, activations at their peak, KV cache, slots, and the sum for the limits."""
+    from ingot.ir.memory import MemoryNeed  # not at the top: `--help` loads no schemas
+
+    need = MemoryNeed.of(plans)
+    buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
+    worst = max(buckets, key=lambda bucket: bucket.memory.activations)
+    sizes, target = worst.memory.sizes, worst.instructions[worst.memory.peak].target
+    step = f"{sizes['T']} tokens of {sizes.get('B', 1)} sequences"
+    sequences = max(bucket.memory.sizes.get("B", 1) for bucket in buckets)
+    kv = sum(need.most(name, sequences) * group.page for name, group in need.groups.items())
+    return [
+        ("weights", size_text(need.weights)),
+        (
+            "activations",
+            f"{size_text(need.activations)} at the peak of {step}, in {target[:24]}",
+        ),
+        *(
+            (
+                "KV cache" if len(need.groups) == 1 else f"KV cache, {name}",
+                f"{size_text(group.page)} a page, {size_text(group.page * group.pages_per_sequence)} a sequence at full"
+                f" length ({_pages(name, need)})",
+            )
+            for name, group in need.groups.items()
+        ),
+        *([("scratch pages", _scratch_text(need))] if need.scratch_bytes else []),
+        *([] if need.groups else [("KV cache", "none")]),
+        *([("slots", _slots_text(need.slot, need.sequences))] if need.slot else []),
+        ("in all", f"{size_text(need.fixed + need.sequence)} at least, {size_text(need.fixed + kv)} for the limits"),
+    ]
+
+
+def _slots_text(slot: int, sequences: int) -> str:
+    """What states take that stand once per sequence."""
+    kept = KEPT_PER_SEQUENCE * sequences
+    return f"{size_text(slot)} a sequence, {size_text(slot * sequences)} for {sequences}, and up to {kept} kept"
+
+
+def _scratch_text(need: "MemoryNeed") -> str:
+    """What groups with a window take once, beside the pages of sequences."""
+    pages = ", ".join(f"{one.pages} of {name}" for name, one in need.scratch.items() if one.pages)
+    return f"{size_text(need.scratch_bytes)} ({pages}) for what one step alone reads"
+
+
+def _pages(name: str, need: "MemoryNeed") -> str:
+    """What one sequence holds of a group between steps, and besides in a step that feeds it alone."""
+    pages, beside = f"{need.groups[name].pages_per_sequence} pages", need.beside(name)
+    return f"{pages}, and {beside} more in its largest step" if beside else pages

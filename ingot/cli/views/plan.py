@@ -1,0 +1,125 @@
+"""What a step executes: the plan's instructions, and the memory that they take."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ingot.cli.console import console, facts, print_table, table
+from ingot.cli.views.caches import print_caches
+from ingot.cli.views.filter import Filter
+from ingot.cli.views.lines import Line, ProgramLines, read_programs
+from ingot.cli.views.memory import memory_rows
+from ingot.cli.views.programs import FINAL
+from ingot.ir.cache_summary import CacheSummary
+from ingot.ir.errors import ArtifactError, OptionError
+from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plans, Ref
+from ingot.ir.trace import trace_name
+from ingot.runtime.artifact import Artifact
+from ingot.runtime.plan_file import read_plan_file
+
+_EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to tell a few thousand apart
+
+
+def read_plans(artifact: Artifact) -> Plans:
+    """The plans of all entries, as the first rank runs them. Raises ArtifactError."""
+    return read_plan_file(artifact).of(0)
+
+
+def buckets_of(plans: Plans) -> list[tuple[str, BucketPlan]]:
+    """Every bucket class of every entry, and what it is called."""
+    return [(trace_name(key, one.bucket.name), one) for key, plan in plans.plans.items() for one in plan.buckets]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An instruction, its place among those of its bucket class, and the line of the program that it executes."""
+
+    bucket: str
+    index: int
+    instruction: Instruction
+    line: Line
+    program: ProgramLines
+
+    def taken_by(self, wanted: Filter) -> bool:
+        """A call of a region is asked for with the ops in the region too, and any value by its name in the plan."""
+        ops = self.program.computed_by(self.line)
+        names = [self.line.name, *filter(None, (*self.instruction.results, *self.instruction.updates))]
+        return any(wanted.holds(name, ops, self.line.layers) for name in names)
+
+
+def steps_of(artifact: Artifact, plans: Plans) -> Iterator[Step]:
+    """All instructions, with the calls that they come from: a plan has one for each call that computes something, in
+    the program's order. Raises ArtifactError where the two differ."""
+    programs = {program.title: program for program in read_programs(artifact.read_text(FINAL))}
+    for name, bucket in buckets_of(plans):
+        calls = [line for line in programs[name].calls() if line.op != "getitem"] if name in programs else []
+        if len(calls) != len(bucket.instructions):
+            raise ArtifactError(
+                f"plan.json has {len(bucket.instructions)} instructions for {name} and {FINAL} {len(calls)} calls",
+                where=str(artifact.folder),
+            )
+        for index, (instruction, line) in enumerate(zip(bucket.instructions, calls, strict=True)):
+            yield Step(name, index, instruction, line, programs[name])
+
+
+def filtered_steps(artifact: Artifact, wanted: Filter) -> list[Step]:
+    """The instructions that are asked for. Raises OptionError when there are none."""
+    steps = list(steps_of(artifact, read_plans(artifact)))
+    wanted.check({id(step.program): step.program for step in steps}.values())
+    found = [step for step in steps if step.taken_by(wanted)]
+    if not found:
+        raise OptionError("no instruction matches", where=str(wanted), expected="one that matches all that is given")
+    return found
+
+
+def plan_json(artifact: Artifact, wanted: Filter) -> Any:
+    """plan.json; with a filter, the instructions that it leaves, each with its bucket class and place."""
+    if not wanted:
+        return artifact.read_json("plan.json")
+    return [
+        {"bucket": step.bucket, "index": step.index, **step.instruction.model_dump(mode="json")}
+        for step in filtered_steps(artifact, wanted)
+    ]
+
+
+def print_plan(artifact: Artifact, wanted: Filter) -> None:
+    """The instructions of every bucket class, and the memory that they take; with a filter, what it leaves of them."""
+    plans = read_plans(artifact)
+    if wanted:
+        rows = [_row(step.bucket, step.index, step.instruction) for step in filtered_steps(artifact, wanted)]
+    else:
+        rows = [
+            _row(name, index, one)
+            for name, bucket in buckets_of(plans)
+            for index, one in enumerate(bucket.instructions)
+        ]
+    out = console()
+    print_table(out, table(("bucket", "#>", "target", "provider", "arguments", "results", "frees"), rows))
+    out.print()
+    if not wanted:
+        print_table(out, facts(memory_rows(plans)))
+        out.print()
+        print_caches(out, CacheSummary.of(plans).to_json())
+        out.print()
+    out.print("name!: a state updated in place    –: a result that nothing uses", style="dim", markup=False)
+
+
+def _row(bucket: str, index: int, one: Instruction) -> tuple[object, ...]:
+    named = [f"{name}={_argument(value)}" for name, value in one.kwargs.items()]
+    return (
+        bucket,
+        index,
+        one.target[: len("exe.") + _EXE_SHOWN] if one.target.startswith("exe.") else one.target,
+        one.provider,
+        ", ".join([*map(_argument, one.args), *named]),
+        ", ".join([*(name or "–" for name in one.results), *(f"{name}!" for name in one.updates)]),
+        ", ".join(one.frees),
+    )
+
+
+def _argument(value: Argument) -> str:
+    if isinstance(value, Ref):
+        return f"%{value.ref}"
+    if isinstance(value, DType):
+        return value.dtype
+    return repr(list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,179 @@
+"""What an artifact is, on a page: model, target, identities, sizes, and what each pass did."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ingot.cli.console import console, counts_text, facts, print_table, size_text, table
+from ingot.cli.views.caches import print_caches
+from ingot.cli.views.plan import buckets_of, read_plans
+from ingot.ir.artifact import UNLISTED
+from ingot.ir.cache_summary import CacheSummary
+from ingot.ir.trace import HOW_TO_GET, TraceEntry, trace_name
+from ingot.runtime.artifact import Artifact
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def summary(artifact: Artifact) -> dict[str, Any]:
+    """The summary as one JSON value; sizes in bytes, seconds None where the artifact lost its timings, and None for the
+    passes where it has no trace. "hub" is the checkpoint's commit there, None for a local one."""
+    manifest, plans = artifact.manifest, read_plans(artifact)
+    providers: dict[str, int] = {}
+    for _, bucket in buckets_of(plans):
+        for name, count in bucket.nodes_per_provider().items():
+            providers[name] = providers.get(name, 0) + count
+    return {
+        "path": str(artifact.folder),
+        "name": manifest.name,
+        "hub": _hub(artifact),
+        "schema_version": manifest.schema_version,
+        "model": dict(manifest.model),
+        "target": dict(manifest.target),
+        "versions": dict(manifest.versions),
+        "tokenizer": any(entry.path == "tokenizer/tokenizer.json" for entry in manifest.files),
+        "identities": {
+            "build_id": artifact.build_id,
+            "request_key": manifest.request_key,
+            "exe_keys": list(manifest.exe_keys),
+        },
+        "buckets": [
+            {
+                "name": name,
+                "tokens": list(bucket.bucket.tokens),
+                "q_max": bucket.bucket.q_max,
+                "features": list(bucket.bucket.features),
+                "instructions": len(bucket.instructions),
+                "region_calls": sum(one.target.startswith("exe.") for one in bucket.instructions),
+            }
+            for name, bucket in buckets_of(plans)
+        ],
+        "executables": len(plans.executables),
+        "nodes_per_provider": providers,
+        "bytes": _sizes(artifact),
+        "caches": CacheSummary.of(plans).to_json(),
+        "passes": [_pass(run) for run in artifact.trace] if artifact.has_trace else None,
+    }
+
+
+def _hub(artifact: Artifact) -> str | None:
+    timings = artifact.read_timings()
+    found = timings.get("hub") if isinstance(timings, dict) else None
+    return found if isinstance(found, str) else None
+
+
+def _pass(run: TraceEntry) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "entry": run.entry,
+        "bucket": run.bucket,
+        "stage": run.stage,
+        "options": run.options,
+        "numerics": run.numerics.value,
+        "matches": run.matches,
+        "refusals": len(run.refusals),
+        "seconds": run.seconds,
+        "peak_bytes": run.peak_bytes,
+    }
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """The summary for people."""
+    out = console()
+    print_table(out, _identity(summary))
+    out.print()
+    print_table(out, _buckets(summary["buckets"]))
+    out.print()
+    print_table(out, _contents(summary))
+    out.print()
+    print_caches(out, summary["caches"])
+    out.print()
+    if summary["passes"] is None:
+        out.print(f"passes not recorded: {HOW_TO_GET} to see them", markup=False, soft_wrap=True)
+    else:
+        print_table(out, _passes(summary["passes"]))
+
+
+def _identity(summary: dict[str, Any]) -> "Table":
+    model, ids, versions = summary["model"], summary["identities"], summary["versions"]
+    limits = ("max_seq_len", "max_batch", "max_tokens", "page_size")
+    rest = {key: value for key, value in model.items() if key not in (*limits, "architecture", "family", "dtype")}
+    return facts(
+        [
+            ("artifact", summary["path"]),
+            *([("checkpoint", summary["hub"])] if summary["hub"] is not None else []),
+            ("model", f"{model.get('architecture')} ({model.get('family')}), {model.get('dtype')}"),
+            ("", ", ".join(f"{key} {value}" for key, value in rest.items())),
+            ("tokenizer", "yes" if summary["tokenizer"] else "none: token ids only"),
+            ("limits", ", ".join(f"{key} {model.get(key)}" for key in limits)),
+            ("target", _target_text(summary["target"])),
+            *([("versions", ", ".join(f"{key} {value}" for key, value in versions.items()))] if versions else []),
+            ("schema", summary["schema_version"]),
+            ("build id", ids["build_id"]),
+            ("request key", ids["request_key"]),
+        ]
+    )
+
+
+def _buckets(buckets: Sequence[dict[str, Any]]) -> "Table":
+    rows = [
+        (
+            bucket["name"],
+            "{}–{}".format(*bucket["tokens"]),
+            "any" if bucket["q_max"] is None else bucket["q_max"],
+            bucket["instructions"],
+            bucket["region_calls"],
+        )
+        for bucket in buckets
+    ]
+    return table(("bucket class", "tokens", "q_max", "instructions>", "region calls>"), rows)
+
+
+def _contents(summary: dict[str, Any]) -> "Table":
+    return facts(
+        [
+            ("executables", f"{summary['executables']} distinct"),
+            ("nodes per provider", counts_text(summary["nodes_per_provider"])),
+            ("size", ", ".join(f"{name} {size_text(size)}" for name, size in summary["bytes"].items())),
+        ]
+    )
+
+
+def _passes(passes: Sequence[dict[str, Any]]) -> "Table":
+    columns = ("pass", "bucket", "leads to", "numerics", "matches>", "refusals>", "seconds>", "process at most>")
+    rows = [
+        (
+            one["name"] + _options_text(one["options"]),
+            trace_name(one["entry"], one["bucket"]) or "–",
+            one["stage"],
+            one["numerics"],
+            one["matches"],
+            one["refusals"],
+            "–" if one["seconds"] is None else f"{one['seconds']:.3f}",
+            "–" if one["peak_bytes"] is None else size_text(one["peak_bytes"]),
+        )
+        for one in passes
+    ]
+    return table(columns, rows)
+
+
+def _target_text(target: dict[str, Any]) -> str:
+    sm = f", sm {target['sm']}" if target.get("sm") is not None else ""
+    features = " ".join(target.get("features") or ())
+    return f"{target.get('name')} ({target.get('arch')}{sm}) {features}".rstrip()
+
+
+def _options_text(options: dict[str, Any]) -> str:
+    return "{" + ", ".join(f"{name}={value}" for name, value in options.items()) + "}" if options else ""
+
+
+def _sizes(artifact: Artifact) -> dict[str, int]:
+    """Bytes by top-level folder; single files together as "other"."""
+    sizes: dict[str, int] = {}
+    for entry in artifact.manifest.files:
+        folder, slash, _ = entry.path.partition("/")
+        sizes[folder if slash else "other"] = sizes.get(folder if slash else "other", 0) + entry.size
+    for name in UNLISTED:
+        path = artifact.folder / name
+        sizes["other"] = sizes.get("other", 0) + (path.stat().st_size if path.exists() else 0)
+    return {**dict(sorted(sizes.items(), key=lambda item: -item[1])), "total": sum(sizes.values())}
