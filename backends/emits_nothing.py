@@ -5,8 +5,8 @@ from pathlib import Path
 
 from torch import fx
 
+from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.errors import BackendError
-from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program
 from ingot.ir.target import Target
 

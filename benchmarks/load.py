@@ -25,7 +25,7 @@ from random_checkpoint import config_of, layer_shapes, write_checkpoint
 from results import Figure, print_figures, write_result
 
 from ingot import compile_model
-from ingot.ir.digest import digest_files
+from ingot.ir.artifact.digest import digest_files
 from ingot.runtime.loader import load_artifact
 
 _BLOCK_BYTES = 1 << 20

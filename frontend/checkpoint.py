@@ -15,7 +15,7 @@ from ingot.frontend.checkpoint_files import CONFIG, CONVERT, PICKLE_SUFFIXES, TO
 from ingot.frontend.quantized_checkpoints import find_reader
 from ingot.frontend.safetensors_header import TensorInfo
 from ingot.frontend.tensor_files import read_tensors
-from ingot.ir.digest import digest_files
+from ingot.ir.artifact.digest import digest_files
 from ingot.ir.errors import CheckpointError, ConfigError
 from ingot.ir.json_text import parse_json
 

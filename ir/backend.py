@@ -7,11 +7,11 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from torch import fx
 
+from ingot.ir.artifact.plan import BucketClass, Executable
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.layout import Layout
-from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, Region
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice
 
 
 @dataclass(frozen=True)

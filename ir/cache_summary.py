@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ingot.ir.artifact.plan import BucketPlan, Instruction, Plans, Ref, shape_text
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.cache_groups import CacheGroup, ordered
 from ingot.ir.errors import VerifyError
 from ingot.ir.masks import Mask
 from ingot.ir.memory import MemoryNeed
-from ingot.ir.plan import BucketPlan, Instruction, Plans, Ref, shape_text
 from ingot.ir.scratch_pages import Scratch
 
 _LAYER = re.compile(r"kv\.(\d+)")

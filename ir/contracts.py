@@ -1,4 +1,4 @@
-"""What a pass promises of the numbers (`ingot.ir.record.Numerics`), measured under the interpreter.
+"""What a pass promises of the numbers (`ingot.ir.artifact.record.Numerics`), measured under the interpreter.
 
 What a program means is its float64 interpretation. No pass that is EXACT or ROUNDING may change that, whatever it does
 to rounding; a LOSSY one may, and owes what `ingot.ir.quantized_weights` asks.
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import VerifyError
 from ingot.ir.harness import MeshRun, teacher_forced
 from ingot.ir.interpret import Watch
 from ingot.ir.ops.registry import wide
 from ingot.ir.program import Program
-from ingot.ir.record import Numerics
 from ingot.ir.tolerances import TOLERANCES, Tolerance, compare
 
 # How many times worse than the program before a ROUNDING pass may be, against float64: the promise of `Numerics`.

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.contracts import Breach, Measured, RankParams, breach, changed_meaning
 from ingot.ir.harness import MeshRun
 from ingot.ir.program import Program, RegionCall, target_name
-from ingot.ir.record import Numerics
 from ingot.ir.recording import Inputs, Recording, Value, layer_of
 from ingot.ir.types import DTYPE_NAMES
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from ingot.ir.artifact.plan import GroupMemory, Plan, Plans
 from ingot.ir.cache_groups import CacheGroup
-from ingot.ir.plan import GroupMemory, Plan, Plans
 from ingot.ir.scratch_pages import Scratch, scratch_of
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import fx
 
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.errors import ParseError
 from ingot.ir.features.feature import EndingUse
 from ingot.ir.parse_types import read_ending, read_placements, read_recipe, read_split, read_tensor, read_type
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import ParamSpec, Program, Region, Stage, StateSpec, target_of
 from ingot.ir.recipe import Recipe
 from ingot.ir.scan import Line, scan

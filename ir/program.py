@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from ingot.ir.artifact.plan import BucketClass, Executable, Plan
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.features.feature import SAMPLED, EndingUse
 from ingot.ir.ops import OPS
-from ingot.ir.plan import BucketClass, Executable, Plan
 from ingot.ir.recipe import Recipe
-from ingot.ir.record import PassRecord
 from ingot.ir.types import Dim, Placement, Split, StateType, TensorType, ValueType
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ these pages: the pages after those of the pool are the same memory in every cach
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ingot.ir.artifact.plan import BucketPlan, Instruction, Plan, Plans, Ref, shape_text
 from ingot.ir.cache_groups import CacheGroup
-from ingot.ir.plan import BucketPlan, Instruction, Plan, Plans, Ref, shape_text
 
 
 @dataclass(frozen=True)

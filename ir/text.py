@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.errors import InternalError
 from ingot.ir.features.feature import SAMPLED
 from ingot.ir.mesh import mesh_text
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, target_name
 from ingot.ir.types import DTYPE_NAMES, Placement
 

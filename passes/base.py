@@ -11,12 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ingot.ir.artifact.plan import BucketClass, Executable, owed_features
+from ingot.ir.artifact.provider_times import ProviderTimes, call_key
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, Yes
 from ingot.ir.errors import OptionError
-from ingot.ir.plan import BucketClass, Executable, owed_features
 from ingot.ir.program import Program, Region, Stage
-from ingot.ir.provider_times import ProviderTimes, call_key
-from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.text import bucket_text, print_region_body
 from ingot.passes.rewrite import Rewriter

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from torch import fx
 
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Claim, Yes, alternatives
 from ingot.ir.layout import TRANSPOSE, TRANSPOSED, Layout
 from ingot.ir.ops import linear
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import ParamSpec, Program, held_type, is_call
 from ingot.ir.recipe import Recipe, permute
-from ingot.ir.record import Numerics
 from ingot.ir.types import Placement, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter

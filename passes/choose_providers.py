@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import fx
 
+from ingot.ir.artifact.provider_times import ProviderTimes
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Claim, No, Yes, alternatives
 from ingot.ir.errors import PassError
 from ingot.ir.layout import Layout, layouts_of
 from ingot.ir.program import Program, Region, target_name
-from ingot.ir.provider_times import ProviderTimes
-from ingot.ir.record import Numerics
 from ingot.ir.text import print_region_body
 from ingot.passes.base import Contest, Pass, PassContext
 from ingot.passes.call_bodies import call_body

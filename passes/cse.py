@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.ops import op_of
 from ingot.ir.program import Program
-from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.effects import effect_of
 from ingot.passes.rewrite import Rewriter

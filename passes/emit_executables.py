@@ -4,8 +4,8 @@ import operator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.program import Region, RegionCall
-from ingot.ir.record import Numerics
 from ingot.ir.text import print_region_body
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.call_bodies import call_body

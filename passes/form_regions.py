@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import fx
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend
 from ingot.ir.program import VIEWS, Program, Region, RegionCall
-from ingot.ir.record import Numerics
 from ingot.ir.text import print_region_body
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.call_bodies import serving_dims

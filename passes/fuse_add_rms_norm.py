@@ -8,8 +8,8 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.program import is_call, tensor_type
-from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Pattern, Rewriter, Var, described
 

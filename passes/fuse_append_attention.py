@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import is_call
-from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.fuse_qk_norm_rope import attentions_over, rotated_append, why_no_kernel
 from ingot.passes.rewrite import Rewriter, described, trimmed

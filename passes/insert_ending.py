@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch import fx
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.cache_groups import FULL, table_groups
 from ingot.ir.errors import PassError
 from ingot.ir.features import (
@@ -22,7 +23,6 @@ from ingot.ir.features import (
 )
 from ingot.ir.ops import OPS
 from ingot.ir.program import StateSpec, tensor_type
-from ingot.ir.record import Numerics
 from ingot.ir.types import Dim, StateType, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, trimmed

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.cache_dtype import CACHE_DTYPES, CacheScales, is_narrow
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.cache_groups import FULL, CacheGroup, ordered
@@ -20,7 +21,6 @@ from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import Program, StateSpec, tensor_type
-from ingot.ir.record import Numerics
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, trimmed

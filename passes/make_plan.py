@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Executable, Instruction, Plan, Ref, State, Value
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import PassError
 from ingot.ir.granule import granule_of
 from ingot.ir.ops import op_of
-from ingot.ir.plan import Argument, BucketPlan, DType, Executable, Instruction, Plan, Ref, State, Value
 from ingot.ir.program import Program, RegionCall, target_name
-from ingot.ir.record import Numerics
 from ingot.ir.types import DTYPE_NAMES, StateType, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.insert_ending import InsertEnding

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.record import PassRecord, Snapshot
 from ingot.ir.errors import NumericsError, PassError, VerifyError
 from ingot.ir.mesh import mesh_text
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Model, ParamSpec, Program, Stage, op_counts
-from ingot.ir.record import PassRecord, Snapshot
 from ingot.ir.verify import verify
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.blame import input_error, is_ours, raised, user_pass_error

@@ -6,11 +6,11 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import VerifyError
 from ingot.ir.mesh import Mesh
 from ingot.ir.program import ParamSpec, tensor_type
 from ingot.ir.recipe import Recipe, concat, shard
-from ingot.ir.record import Numerics
 from ingot.ir.types import DTYPE_NAMES, Placement, Split, TensorType, concatenated
 from ingot.ir.weights import Product, StoredWeight, product_of
 from ingot.passes.base import Pass, PassContext

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from torch import fx
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.program import VIEWS
-from ingot.ir.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 

@@ -6,11 +6,11 @@ from typing import ClassVar
 from torch import fx
 
 from ingot.ir import ops
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import OptionError
 from ingot.ir.formats import Format, find_format
 from ingot.ir.program import ParamSpec, Program, Stage, is_call, tensor_type
 from ingot.ir.recipe import quantize
-from ingot.ir.record import Numerics
 from ingot.ir.weights import StoredWeight, product_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described

@@ -8,10 +8,10 @@ from typing import Any
 from torch import fx
 
 from ingot.ir import build
+from ingot.ir.artifact.record import Refusal, Rewrite
 from ingot.ir.infer import infer
 from ingot.ir.ops import Op
 from ingot.ir.program import ParamSpec, Program, target_name
-from ingot.ir.record import Refusal, Rewrite
 
 
 @dataclass(frozen=True)

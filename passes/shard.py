@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from ingot.ir import build, ops, recipe
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import OptionError, PassError
 from ingot.ir.infer import infer
 from ingot.ir.infer_placement import fit, placement_of, spot_text
@@ -18,7 +19,6 @@ from ingot.ir.ops.collectives import collective_of
 from ingot.ir.placements import Spot, viewed_dim
 from ingot.ir.program import ParamSpec, Program, is_call, tensor_type
 from ingot.ir.recipe import Recipe
-from ingot.ir.record import Numerics
 from ingot.ir.types import Placement, Size, TensorType, ValueType
 from ingot.ir.weights import Product, product_of
 from ingot.passes.base import Pass, PassContext

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from ingot.ir.artifact import (
+from ingot.ir.artifact.digest import CHUNK_BYTES, digest_many
+from ingot.ir.artifact.manifest import (
     CHECKSUMS,
     OUTSIDE_IDENTITY,
     SCHEMA_VERSION,
@@ -24,12 +25,11 @@ from ingot.ir.artifact import (
     Manifest,
     checksum_text,
 )
-from ingot.ir.digest import CHUNK_BYTES, digest_many
+from ingot.ir.artifact.manifest_file import MANIFEST
+from ingot.ir.artifact.trace import HOW_TO_GET, PASSES, Trace, read_trace
 from ingot.ir.errors import ArtifactError
 from ingot.ir.json_text import parse_json
 from ingot.ir.listing import LISTED, listed
-from ingot.ir.manifest_file import MANIFEST
-from ingot.ir.trace import HOW_TO_GET, PASSES, Trace, read_trace
 
 _MAX_MANIFEST_BYTES = 64 << 20  # one digest per 64 MiB: a terabyte of weights takes about 1 MiB
 _MAKE = "make one with `compile-model CHECKPOINT -o NAME.ingot`"

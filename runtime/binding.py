@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from ingot.ir.artifact.plan import BucketClass, Plan
 from ingot.ir.errors import ArtifactError, InternalError
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import BucketClass, Plan
 from ingot.ir.types import TensorType
 from ingot.runtime.bucket import Bucket
 

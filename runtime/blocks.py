@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
+from ingot.ir.artifact.plan import PLAN_FILE, Plans
 from ingot.ir.errors import ArtifactError
 from ingot.ir.features import find_ending
 from ingot.ir.parse import parse_ending
-from ingot.ir.plan import PLAN_FILE, Plans
 
 
 @dataclass(frozen=True)

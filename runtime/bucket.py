@@ -8,9 +8,9 @@ import torch
 
 from ingot.backends.cublas.load import OPS as CUBLAS_OPS
 from ingot.backends.reference.load import load_op
+from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.errors import BackendError, InternalError
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.types import DTYPES, TensorType
 
 Executables = Mapping[str, Callable[..., Sequence[torch.Tensor]]]

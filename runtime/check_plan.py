@@ -7,6 +7,7 @@ with the types that the plan promises; the executor compares those with the tens
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 
+from ingot.ir.artifact.plan import PLAN_FILE, Argument, BucketPlan, DType, Instruction, Plan, PlanFile, Plans, Ref
 from ingot.ir.errors import ArtifactError, IngotError, ParseError, VerifyError
 from ingot.ir.features import FEATURES, Ending, find_ending, find_input, step_inputs
 from ingot.ir.memory import planned_states, state_memory
@@ -14,7 +15,6 @@ from ingot.ir.mesh import Mesh, mesh_text, world_size
 from ingot.ir.ops import OPS
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_ending, parse_type
-from ingot.ir.plan import PLAN_FILE, Argument, BucketPlan, DType, Instruction, Plan, PlanFile, Plans, Ref
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.types import DTYPES, LOADED_DIMS
 

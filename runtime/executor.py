@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from ingot.ir.plan import Plan
+from ingot.ir.artifact.plan import Plan
 from ingot.ir.types import TensorType
 from ingot.runtime.bucket import Watch
 from ingot.runtime.logprobs import StepLogprobs

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from ingot.ir.artifact.plan import Plans
 from ingot.ir.errors import ArtifactError
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Plans
 from ingot.runtime.artifact import Artifact
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ingot.ir.artifact import Manifest
+from ingot.ir.artifact.manifest import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.load_context import LoadContext
 from ingot.ir.mesh import ONE_DEVICE, Mesh, Rank, mesh_text, parse_mesh, ranks, world_size

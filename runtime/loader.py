@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from ingot.ir.artifact import Manifest
+from ingot.ir.artifact.manifest import Manifest
+from ingot.ir.artifact.plan import Executable, Plan, Plans
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.extras import require
 from ingot.ir.load_context import LoadContext
-from ingot.ir.plan import Executable, Plan, Plans
 from ingot.ir.scratch_pages import Scratch, scratch_of
 from ingot.ir.target import Target, first_difference
 from ingot.runtime.artifact import Artifact, open_artifact

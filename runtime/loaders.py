@@ -11,9 +11,9 @@ from ingot.backends.cpu import load as cpu
 from ingot.backends.flashinfer import load as flashinfer
 from ingot.backends.inductor import load as inductor
 from ingot.backends.triton import load as triton
+from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import ArtifactError
 from ingot.ir.load_context import LoadContext
-from ingot.ir.plan import Executable
 
 Call = Callable[..., Sequence[torch.Tensor]]
 Ops = Mapping[str, Callable[..., Any]]

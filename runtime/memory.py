@@ -4,10 +4,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ingot.ir.artifact.plan import Plans
 from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import OptionError
 from ingot.ir.memory import MemoryNeed
-from ingot.ir.plan import Plans
 from ingot.ir.slot_limits import KEPT_PER_SEQUENCE, KEPT_SHARE
 from ingot.runtime.limits import Limits
 

@@ -2,7 +2,7 @@
 
 from pydantic import ValidationError
 
-from ingot.ir.plan import PLAN_FILE, PlanFile
+from ingot.ir.artifact.plan import PLAN_FILE, PlanFile
 from ingot.runtime.artifact import Artifact, malformed
 
 

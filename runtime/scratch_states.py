@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 import torch
 
+from ingot.ir.artifact.plan import State
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.load_context import Allocator
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import State
 from ingot.ir.scratch_pages import Scratch
 
 

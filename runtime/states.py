@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from ingot.backends.reference.load import load_op
+from ingot.ir.artifact.plan import State
 from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.load_context import Allocator
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import State
 from ingot.ir.scratch_pages import Scratch
 from ingot.ir.types import TensorType
 from ingot.runtime.cpu.allocator import HostAllocator

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.ir.artifact.plan import Plan
 from ingot.ir.features import find_ending
 from ingot.ir.parse import parse_ending, parse_type
-from ingot.ir.plan import Plan
 from ingot.runtime.step import StepSizes
 
 # What an entry that pools gives.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from ingot.ir.artifact import WeightEntry
+from ingot.ir.artifact.manifest import WeightEntry
 from ingot.ir.errors import ArtifactError
 from ingot.ir.mesh import ONE_DEVICE, Rank, ranks
 from ingot.ir.types import DTYPES

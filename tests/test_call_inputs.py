@@ -5,9 +5,9 @@ import torch
 
 from ingot.compile.timing.call_inputs import TimedStep, call_of, inputs_for, timed_steps
 from ingot.ir import build
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.errors import BackendError
 from ingot.ir.ops import OPS, op_of
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body

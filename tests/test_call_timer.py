@@ -21,14 +21,14 @@ from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.call_timer import CallTimer
 from ingot.compile.timing.tuning_log import read_log
 from ingot.ir import build
-from ingot.ir.artifact import TUNING
+from ingot.ir.artifact.manifest import TUNING
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.provider_times import Candidate, ProviderTime
+from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.errors import BackendError
 from ingot.ir.ops import silu_mul
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, Stage
-from ingot.ir.provider_times import Candidate, ProviderTime
 from ingot.ir.target import Target
-from ingot.ir.tuning import TuningLog
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.base import Contest
 from ingot.passes.call_bodies import call_body

@@ -18,10 +18,10 @@ from ingot.debug.step_time.predict import device_seconds
 from ingot.debug.step_time.programs import Launched
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.work import Work
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
 from ingot.ir.gpu_times import H200_TIMES, KernelTime
 from ingot.ir.ops.registry import Cost
-from ingot.ir.tuning import Choice
 
 US = 1e-6
 KERNELS = {

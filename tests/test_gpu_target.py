@@ -24,10 +24,10 @@ from ingot.compile.buckets import bucket_classes
 from ingot.compile.identity import exe_document
 from ingot.compile.request import Request
 from ingot.debug.verify import verify
-from ingot.ir.artifact import GOLDEN, REQUEST
+from ingot.ir.artifact.manifest import GOLDEN, REQUEST
+from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.gpus import TYPICAL, Gpu
-from ingot.ir.manifest_file import MANIFEST
 from ingot.ir.program import VIEWS, target_name
 from ingot.ir.target import Target
 from ingot.runtime.artifact import open_artifact

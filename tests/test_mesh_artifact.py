@@ -18,12 +18,12 @@ from ingot.debug.asked_step import AskedStep
 from ingot.debug.explain import explain
 from ingot.debug.verify import verify
 from ingot.frontend.checkpoint import Checkpoint
-from ingot.ir.artifact import GOLDEN
+from ingot.ir.artifact.manifest import GOLDEN
+from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.errors import ArtifactError, IngotError, OptionError, TargetError
 from ingot.ir.harness import InterpreterRun, MeshRun, load_params, teacher_forced
 from ingot.ir.mesh import Rank, ranks
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import PlanFile
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import source
 from ingot.ir.types import DTYPES, Placement, TensorType

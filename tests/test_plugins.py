@@ -41,7 +41,7 @@ from typing import ClassVar
 
 from ingot.ir import ops
 from ingot.ir.program import Stage
-from ingot.ir.record import Numerics
+from ingot.ir.artifact.record import Numerics
 from ingot.passes.base import Pass
 from my_package.ops import scaled_relu
 
@@ -82,7 +82,7 @@ PASS = """
 from dataclasses import dataclass
 from typing import ClassVar
 from ingot.ir import ops
-from ingot.ir.record import Numerics
+from ingot.ir.artifact.record import Numerics
 from ingot.passes.base import Pass
 @dataclass(frozen=True)
 class {made}(Pass):

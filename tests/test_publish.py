@@ -15,7 +15,7 @@ import pytest
 
 import ingot.compile.publish
 from ingot.compile.publish import ArtifactWriter
-from ingot.ir.artifact import SCHEMA_VERSION, FileEntry, Manifest
+from ingot.ir.artifact.manifest import SCHEMA_VERSION, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, BackendError, InternalError, OutputError
 from ingot.ir.json_text import dump_json
 from ingot.runtime.artifact import open_artifact
@@ -184,7 +184,7 @@ RACER = """
 import sys, time
 from pathlib import Path
 sys.path[:0] = sys.argv[3:]
-from ingot.ir.artifact import SCHEMA_VERSION, Manifest
+from ingot.ir.artifact.manifest import SCHEMA_VERSION, Manifest
 from ingot.ir.errors import OutputError
 from ingot.compile.publish import ArtifactWriter
 output, name = Path(sys.argv[1]), sys.argv[2]

@@ -9,11 +9,11 @@ import pytest
 
 from ingot.backends.reference.emit import Reference
 from ingot.compile.timing.tuner import Tuner
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Tunable
 from ingot.ir.errors import OutputError
 from ingot.ir.program import Program, Region, Stage
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice
 
 SM_90 = Target.named("sm_90")
 

@@ -15,11 +15,11 @@ from ingot.cli.main import INGOT, run
 from ingot.compile.request import Request
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.timing.tuning_log import read_log
-from ingot.ir.artifact import EXECUTABLES, TUNING
+from ingot.ir.artifact.manifest import EXECUTABLES, TUNING
+from ingot.ir.artifact.tuning import Choice, TuningLog
 from ingot.ir.errors import IngotError, OptionError, TargetError
 from ingot.ir.gpus import Gpu
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice, TuningLog
 from ingot.runtime.artifact import open_artifact
 
 NAME = "llama-plain"

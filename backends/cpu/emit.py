@@ -12,11 +12,11 @@ from torch import fx
 from ingot.backends.cpu.workspace import costliest
 from ingot.backends.toolchain import compiler_path, compiler_version
 from ingot.ir import ops
+from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
 from ingot.ir.ops import op_of
-from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, target_name, tensor_type
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES, TensorType

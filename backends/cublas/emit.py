@@ -6,9 +6,9 @@ from typing import Any
 from torch import fx
 
 from ingot.backends.emits_nothing import EmitsNothing
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
 from ingot.ir.ops import linear, op_of
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import target_name, tensor_type
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES

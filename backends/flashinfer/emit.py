@@ -10,13 +10,13 @@ from torch import fx
 from ingot.backends.flashinfer.build import KERNELS, LIBRARY, build
 from ingot.backends.flashinfer.library import Library
 from ingot.backends.flashinfer.packages import Missing, find_packages
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.cache_dtype import is_narrow
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.errors import BackendError
 from ingot.ir.masks import Mask
 from ingot.ir.ops import op_of, paged_attention
-from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, Executable
 from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES, TensorType

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 
 from ingot.backends.flashinfer.library import Library
+from ingot.ir.artifact.plan import Executable
 from ingot.ir.load_context import LoadContext
-from ingot.ir.plan import Executable
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> Callable[..., list[torch.Tensor]]:

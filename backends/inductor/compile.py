@@ -13,9 +13,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ingot.backends.inductor.library import LIBRARIES
+from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError
 from ingot.ir.ops import op_of
-from ingot.ir.plan import Executable
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
 

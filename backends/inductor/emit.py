@@ -11,10 +11,10 @@ from ingot.backends.inductor.compile import compile_region, example_of
 from ingot.backends.inductor.workspace import measure
 from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compiler_version
 from ingot.ir import ops
+from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.ops import op_of
-from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, target_name
 from ingot.ir.target import Target
 

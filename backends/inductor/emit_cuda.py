@@ -13,9 +13,9 @@ from ingot.backends.inductor.compile import compile_region, example_of
 from ingot.backends.inductor.emit import Inductor, unfusible
 from ingot.backends.inductor.workspace import measure_cuda
 from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compiler_version, cuda_headers
+from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import TargetError
-from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program
 from ingot.ir.target import Target
 

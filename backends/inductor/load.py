@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 
 from ingot.backends.inductor.library import open_library
+from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError
 from ingot.ir.load_context import LoadContext
-from ingot.ir.plan import Executable
 
 Region = Callable[..., list[torch.Tensor]]
 

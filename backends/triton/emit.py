@@ -18,14 +18,14 @@ from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.weight import PLAIN
 from ingot.backends.triton.schedule import KernelLaunch, Schedule, Value
 from ingot.backends.triton.tiles import check_tiles
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, Executable
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
 from ingot.ir.ops import add_rms_norm, linear, op_of
-from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass, Executable
 from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES, TensorType
 
 _COST = 0.5

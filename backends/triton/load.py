@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from ingot.backends.torch_cuda import current_stream, new_tensor
 from ingot.backends.triton.launches import ALIGNMENT, LAUNCHES, Launches, evaluate
 from ingot.backends.triton.prepared_launch import PreparedLaunch
+from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError, InternalError
 from ingot.ir.load_context import LoadContext
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Executable
 from ingot.ir.types import DTYPES
 
 # Dynamic shared memory that a kernel gets without asking (CUDA C++ programming guide, "Shared Memory").

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 import torch
 
 from ingot.backends.triton.launches import Buffer, Expr
-from ingot.ir.plan import BucketClass
-from ingot.ir.tuning import Choice, Problem, Source, choice_key
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.tuning import Choice, Problem, Source, choice_key
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from dataclasses import MISSING, fields
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, DecodeProblem
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
-from ingot.ir.tuning import Choice
 
 # Triton's tiles have powers of two along each side, and so are the warps of a block.
 _TILES = frozenset({"block_n", "block_k", "keys"})

@@ -17,9 +17,9 @@ from ingot.backends.flashinfer.emit import FlashInfer, kernel_for
 from ingot.backends.triton import load as triton
 from ingot.backends.triton.emit import Triton
 from ingot.ir import build
+from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No
 from ingot.ir.ops import paged_attention
-from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType

@@ -11,10 +11,10 @@ from markdown_table import table
 from ingot.backends.inductor.emit_cuda import InductorCuda
 from ingot.compile.op_claims import one_call_of_each
 from ingot.compile.providers import competing
+from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.backend import Backend, No
 from ingot.ir.errors import ConfigError
 from ingot.ir.ops import OPS
-from ingot.ir.plan import FEW_TOKENS, BucketClass
 from ingot.ir.tables import ROPE_TYPES
 from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES

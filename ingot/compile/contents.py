@@ -10,17 +10,17 @@ from ingot.compile.emitter import Emitter
 from ingot.compile.golden import InstructionSeconds, record
 from ingot.compile.merged_plans import resident_params
 from ingot.compile.publish import ArtifactWriter, Sealed
-from ingot.ir.artifact import GOLDEN, SCHEMA_VERSION, Manifest
+from ingot.ir.artifact.manifest import GOLDEN, SCHEMA_VERSION, Manifest
+from ingot.ir.artifact.plan import PLAN_FILE, PlanFile, Plans
+from ingot.ir.artifact.provider_times import Decision, ProviderTimes
+from ingot.ir.artifact.record import PassRecord
+from ingot.ir.artifact.trace import Level, encode_trace, trace_name
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import PLAN_FILE, PlanFile, Plans
 from ingot.ir.program import Model, Program, RegionCall
-from ingot.ir.provider_times import Decision, ProviderTimes
-from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
-from ingot.ir.trace import Level, encode_trace, trace_name
-from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPE_NAMES
 from ingot.passes.choose_layouts import second_copies
 from ingot.passes.manager import Lowered

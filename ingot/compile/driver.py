@@ -24,13 +24,13 @@ from ingot.compile.request import Request
 from ingot.compile.timing.call_timer import CallTimer
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.timing.tuning_log import LACKS, log_of, with_reasons
-from ingot.ir.artifact import EXECUTABLES, NUMERICS, REQUEST, TUNING
-from ingot.ir.digest import digest_json
+from ingot.ir.artifact.digest import digest_json
+from ingot.ir.artifact.manifest import EXECUTABLES, NUMERICS, REQUEST, TUNING
+from ingot.ir.artifact.plan import PlanFile, Plans
+from ingot.ir.artifact.trace import Level
 from ingot.ir.errors import OptionError
-from ingot.ir.plan import PlanFile, Plans
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program
-from ingot.ir.trace import Level
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline

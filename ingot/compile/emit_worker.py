@@ -12,14 +12,14 @@ from typing import Any
 
 from ingot.compile.executable_cache import build_executable, explained, measure_workspace
 from ingot.error_text import described
+from ingot.ir.artifact.provider_times import Candidate
+from ingot.ir.artifact.tuning import Choice, read_choices
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.errors import BackendError, IngotError
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program
-from ingot.ir.provider_times import Candidate
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice, read_choices
 
 
 def main() -> None:

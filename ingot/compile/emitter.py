@@ -19,15 +19,15 @@ from ingot.compile.executable_cache import (
 from ingot.compile.identity import Document, choices_of, exe_document
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.worker import Worker
+from ingot.ir.artifact.digest import digest_json
+from ingot.ir.artifact.plan import Executable
+from ingot.ir.artifact.provider_times import Candidate
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend
-from ingot.ir.digest import digest_json
 from ingot.ir.errors import IngotError
-from ingot.ir.plan import Executable
 from ingot.ir.program import Program, Region
-from ingot.ir.provider_times import Candidate
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
-from ingot.ir.tuning import Choice
 
 
 @dataclass

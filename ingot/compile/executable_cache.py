@@ -14,12 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from ingot.compile.cache import cache_folder, cache_root, locked
 from ingot.compile.publish import is_disk_full
+from ingot.ir.artifact.digest import digest_json
+from ingot.ir.artifact.plan import Executable
+from ingot.ir.artifact.provider_times import ProviderTime
 from ingot.ir.backend import Backend
-from ingot.ir.digest import digest_json
 from ingot.ir.errors import BackendError, IngotError, OutputError
-from ingot.ir.plan import Executable
 from ingot.ir.program import Program
-from ingot.ir.provider_times import ProviderTime
 from ingot.ir.target import Target
 
 _RECORD = "executable.json"

@@ -14,12 +14,12 @@ import torch
 from pydantic import ValidationError
 
 from ingot.compile.golden_schedule import golden_schedule
-from ingot.ir.artifact import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
+from ingot.ir.artifact.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
+from ingot.ir.artifact.manifest import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
+from ingot.ir.artifact.trace import trace_name
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.ir.golden import EntryRun, GoldenRun, Logit, Machine, Row, StepResult
 from ingot.ir.harness import Schedule, scheduled
 from ingot.ir.target import Target
-from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.bucket import Call
 from ingot.runtime.executor import Executor

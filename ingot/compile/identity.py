@@ -14,16 +14,16 @@ from typing import Any
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops
-from ingot.ir.artifact import SCHEMA_VERSION
+from ingot.ir.artifact.digest import digest_files, digest_json
+from ingot.ir.artifact.manifest import SCHEMA_VERSION
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable
-from ingot.ir.digest import digest_files, digest_json
 from ingot.ir.formats import PACKINGS
 from ingot.ir.ops import OPS, Op, op_of
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Region
 from ingot.ir.target import Target
 from ingot.ir.text import print_program, print_region_body
-from ingot.ir.tuning import Choice
 from ingot.passes.base import Pass
 from ingot.passes.pipeline import Phase
 

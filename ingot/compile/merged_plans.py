@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
+from ingot.ir.artifact.plan import Executable, Plan, Plans, ResidentMemory
 from ingot.ir.errors import VerifyError
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Executable, Plan, Plans, ResidentMemory
 from ingot.ir.program import ParamSpec, Program, StateSpec, merged_params
 from ingot.passes.manager import Lowered
 from ingot.passes.plan_memory import weight_bytes

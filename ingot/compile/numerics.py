@@ -10,6 +10,7 @@ import torch
 
 from ingot.compile.weight_statistics import WeightStatistic, weight_statistics
 from ingot.frontend.trace import Limits
+from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.contracts import Breach, Measured, breach, changed_meaning, deviation, logits_of, measure
 from ingot.ir.divergence import Differs, Divergence, Overflow, by_contract, first_divergence, first_nonfinite
 from ingot.ir.errors import NumericsError, VerifyError
@@ -20,7 +21,6 @@ from ingot.ir.mesh import ranks
 from ingot.ir.program import Model, Program
 from ingot.ir.quantized_weights import kl_divergence, weight_breaches, with_rounded_weights
 from ingot.ir.recipe import Recipe, Results
-from ingot.ir.record import Numerics, PassRecord
 from ingot.ir.recording import Inputs, record
 from ingot.ir.text import print_program
 from ingot.passes.pipeline import OPTIONAL

@@ -8,10 +8,10 @@ import torch
 from torch import fx
 
 from ingot.ir import build
+from ingot.ir.artifact.plan import BucketClass, owed_features
 from ingot.ir.backend import Backend
 from ingot.ir.ops import OPS
 from ingot.ir.ops.registry import Op
-from ingot.ir.plan import BucketClass, owed_features
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.target import Target

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.errors import OptionError, TargetError
 from ingot.ir.extras import require
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice
 
 
 def _triton() -> Backend:

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ingot.ir.artifact import (
+from ingot.ir.artifact.digest import digest_files
+from ingot.ir.artifact.manifest import (
     CHECKSUMS,
     OUTSIDE_IDENTITY,
     UNLISTED,
@@ -23,10 +24,9 @@ from ingot.ir.artifact import (
     checksum_text,
     path_problem,
 )
-from ingot.ir.digest import digest_files
+from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import InternalError, OutputError
 from ingot.ir.json_text import dump_json
-from ingot.ir.manifest_file import MANIFEST
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)

@@ -20,21 +20,21 @@ from ingot.frontend.totality import check_totality, expected_shapes
 from ingot.frontend.trace import Limits, trace
 from ingot.frontend.unsupported import name_code, refuse_unsupported
 from ingot.hub.source import Source, find_source
-from ingot.ir.artifact import REQUEST, TIMINGS
+from ingot.ir.artifact.digest import digest_json
+from ingot.ir.artifact.manifest import REQUEST, TIMINGS
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.provider_times import ProviderTimes
+from ingot.ir.artifact.trace import LEVELS, Level
+from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.cache_dtype import CACHE_DTYPES
-from ingot.ir.digest import digest_json
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
 from ingot.ir.gpus import FEATURES
 from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
 from ingot.ir.mesh import check_mesh
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Model, ModelSpec, Program
-from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.target import Target
-from ingot.ir.trace import LEVELS, Level
-from ingot.ir.tuning import TuningLog
 from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.runtime.artifact import Artifact

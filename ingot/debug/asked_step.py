@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.debug.explained import Step
+from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.ir.plan import FEW_TOKENS, BucketClass
 from ingot.ir.program import Program
 from ingot.runtime.artifact import Artifact
 

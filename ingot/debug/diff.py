@@ -8,12 +8,12 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ingot.debug.sides import Place, Side
-from ingot.ir.artifact import WEIGHTS_FOLDER, WeightEntry
+from ingot.ir.artifact.manifest import WEIGHTS_FOLDER, WeightEntry
+from ingot.ir.artifact.plan import ALL, Plan
+from ingot.ir.artifact.trace import trace_name
 from ingot.ir.diff import ABSENT, Difference, ProgramDiff, diff_programs
 from ingot.ir.errors import ArtifactError
-from ingot.ir.plan import ALL, Plan
 from ingot.ir.program import Program
-from ingot.ir.trace import trace_name
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.plan_file import read_plan_file
 

@@ -12,7 +12,11 @@ from torch import fx
 from ingot.debug.asked_step import AskedStep, limits_of, serving, step_sizes
 from ingot.debug.explained import BucketCosts, Call, Explained, Miss, PassMisses, Step
 from ingot.debug.step_time.clock import StepClock
-from ingot.ir.artifact import TIMINGS
+from ingot.ir.artifact.manifest import TIMINGS
+from ingot.ir.artifact.provider_times import Decision
+from ingot.ir.artifact.record import Refusal
+from ingot.ir.artifact.trace import trace_name
+from ingot.ir.artifact.tuning import Choice as TileChoice
 from ingot.ir.cache_summary import CacheSummary
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError, OptionError
@@ -21,10 +25,6 @@ from ingot.ir.origin import in_later_layer, layer_of
 from ingot.ir.parse import parse_programs
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, RegionCall, target_name
-from ingot.ir.provider_times import Decision
-from ingot.ir.record import Refusal
-from ingot.ir.trace import trace_name
-from ingot.ir.tuning import Choice as TileChoice
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.plan_file import read_plan_file
 

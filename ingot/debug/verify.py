@@ -15,9 +15,9 @@ import torch
 
 from ingot.compile.golden import StepOutput, digest, providers, read_golden, replay, run_files, this_machine
 from ingot.debug.verification import BucketResult, Difference, Promise, Verification
-from ingot.ir.artifact import EXE_FOLDER, FileEntry, Manifest
+from ingot.ir.artifact.golden import GoldenRun, Row
+from ingot.ir.artifact.manifest import EXE_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, IngotError, TargetError
-from ingot.ir.golden import GoldenRun, Row
 from ingot.ir.tolerances import TOLERANCES, Tolerance
 from ingot.ir.types import DTYPES
 from ingot.runtime.artifact import open_artifact

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.debug.identity_diff import Change, Document, changes
-from ingot.ir.artifact import EXECUTABLES, REQUEST
-from ingot.ir.digest import CHUNK_BYTES, digest_json
+from ingot.ir.artifact.digest import CHUNK_BYTES, digest_json
+from ingot.ir.artifact.manifest import EXECUTABLES, REQUEST
 from ingot.ir.errors import ArtifactError
 from ingot.runtime.artifact import Artifact
 

@@ -10,7 +10,7 @@ from typing import Any
 from ingot.cli.views.plan import read_plans
 from ingot.debug.explain import explain
 from ingot.debug.explained import BucketCosts, Explained
-from ingot.ir.artifact import TIMINGS
+from ingot.ir.artifact.manifest import TIMINGS
 from ingot.ir.cache_summary import CacheSummary
 from ingot.ir.errors import ArtifactError
 from ingot.report.memory import Resident, StepMemory, resident, step_memories

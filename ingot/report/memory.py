@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ingot.ir.artifact.plan import Argument, BucketPlan, Instruction, Plan, Plans, Ref
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Argument, BucketPlan, Instruction, Plan, Plans, Ref
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ingot.error_text import raised
 from ingot.hub.name import hub_name, is_there
+from ingot.ir.artifact.manifest_file import MANIFEST, device_of
 from ingot.ir.errors import ArtifactError, InternalError, OptionError, RequestError
-from ingot.ir.manifest_file import MANIFEST, device_of
 from ingot.runtime.cuda.early_context import begin_context
 from ingot.runtime.phases import Phases, process_age
 from ingot.runtime.sampling_params import SamplingParams

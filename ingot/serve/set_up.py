@@ -4,10 +4,10 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ingot.ir.artifact.plan import PLAN_FILE, Plan
 from ingot.ir.errors import ArtifactError, OptionError, RequestError
 from ingot.ir.features import POOL, feeds_whole, unserved_params
 from ingot.ir.parse import parse_ending, parse_type
-from ingot.ir.plan import PLAN_FILE, Plan
 from ingot.runtime.blocks import blocks_of, max_drafts
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.loader import Loaded

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ingot.ir.artifact.plan import Plan
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Plan
 from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.executor import NOTHING_CAPTURED, Captured

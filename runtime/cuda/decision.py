@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ingot.ir.plan import BucketClass, BucketPlan, Plan
+from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
 from ingot.runtime.binding import no_bucket
 from ingot.runtime.cuda.graph_choice import Capture, DecodeChoice, PromptChoice
 from ingot.runtime.cuda.graph_sizes import bucket_serving, has_few_tokens

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Literal, Protocol
 
-from ingot.ir.plan import BucketClass, BucketPlan, Plan
+from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
 from ingot.runtime.cuda.graph_sizes import ALWAYS_CAPTURED, bucket_serving, filled_up, has_few_tokens, most_pages
 from ingot.runtime.step import StepSizes
 

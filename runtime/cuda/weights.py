@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ingot.ir.digest import CHUNK_BYTES
+from ingot.ir.artifact.digest import CHUNK_BYTES
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.load_context import Allocator, LoadContext
 from ingot.runtime.artifact import Artifact, Chunk

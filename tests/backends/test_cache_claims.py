@@ -17,10 +17,10 @@ from ingot.backends.flashinfer.emit import FlashInfer
 from ingot.backends.flashinfer.packages import Missing, find_packages
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.triton.emit import Triton
+from ingot.ir.artifact.plan import BucketClass, owed_features
 from ingot.ir.backend import Backend, No
 from ingot.ir.masks import KINDS, Mask
 from ingot.ir.ops import OPS
-from ingot.ir.plan import BucketClass, owed_features
 from ingot.ir.target import Target
 
 TREE = "tree"

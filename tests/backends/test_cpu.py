@@ -18,12 +18,12 @@ from ingot.backends.toolchain import compiler_path
 from ingot.compile import driver as compiler
 from ingot.compile.emitter import Emitter
 from ingot.compile.providers import BACKEND_CHOICES
+from ingot.ir.artifact.plan import FEW_TOKENS, Executable
 from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.load_context import LoadContext
 from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS
-from ingot.ir.plan import FEW_TOKENS, Executable
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.runtime.load_context import on_one_device
@@ -455,9 +455,9 @@ def served_logits(executor: Any, requests: list[list[int]], chunk: int | None) -
 
 def test_deterministic_artifacts_take_all_but_attention() -> None:
     """Attention takes another way for many tokens of a sequence, so its bits depend on the batch."""
+    from ingot.ir.artifact.plan import BucketClass
     from ingot.ir.backend import Yes
     from ingot.ir.parse import parse_program
-    from ingot.ir.plan import BucketClass
 
     text = (Path(__file__).parents[1] / "ir" / "goldens" / "cached.ir").read_text(encoding="utf-8")
     bucket = BucketClass(name="any", tokens=(1, 90))

@@ -23,15 +23,15 @@ from ingot.compile.emitter import Emitter
 from ingot.compile.executable_cache import build_executable, executable_folder, find_executable
 from ingot.compile.identity import exe_key
 from ingot.compile.providers import BACKENDS
+from ingot.ir.artifact.plan import Executable
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import No, Yes
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import BackendError
 from ingot.ir.interpret import interpret
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import Executable
 from ingot.ir.program import Program, Region
-from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.ir.types import DTYPE_NAMES

@@ -13,7 +13,7 @@ from benchmark_scripts import config_of
 from staged import BACKENDS, LIMITS, staged, traced
 
 from ingot.compile.providers import competing
-from ingot.ir.plan import PlanFile
+from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.program import Program
 from ingot.ir.target import Target
 from ingot.passes.pipeline import PIPELINE

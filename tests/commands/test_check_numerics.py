@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from tiny import TINY
 
 import ingot.cli.main as cli
-from ingot.ir.record import Numerics
+from ingot.ir.artifact.record import Numerics
 from ingot.passes.merge_linears import MergeLinears
 
 OPTIONS = ["--backend", "reference", "--max-batch", "2", "--max-tokens", "32", "--max-seq-len", "40", "-j", "1"]

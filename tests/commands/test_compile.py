@@ -9,7 +9,7 @@ import pytest
 from command_world import LIMITS, Command, World
 
 import ingot.cli.main as cli
-from ingot.ir.plan import PlanFile
+from ingot.ir.artifact.plan import PlanFile
 
 pytestmark = pytest.mark.xdist_group("cli")
 

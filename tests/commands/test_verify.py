@@ -9,7 +9,7 @@ import pytest
 from resign import edit_json
 
 from ingot.cli.main import BAD_INPUT, DONE, INGOT, run
-from ingot.ir.artifact import GOLDEN
+from ingot.ir.artifact.manifest import GOLDEN
 
 pytestmark = pytest.mark.xdist_group("parity-llama-plain")  # the artifact that the parity tests compile too
 

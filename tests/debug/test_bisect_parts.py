@@ -22,9 +22,9 @@ from ingot.backends.reference import load as reference_load
 from ingot.debug.bisect import bisect
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir import build, ops
+from ingot.ir.artifact.record import Rewrite
 from ingot.ir.ops import OPS, Op, Sample, define
 from ingot.ir.program import Program
-from ingot.ir.record import Rewrite
 from ingot.passes.insert_paged_kv import InsertPagedKV
 
 pytestmark = pytest.mark.xdist_group("bisect-parts")

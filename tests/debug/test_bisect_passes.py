@@ -28,11 +28,11 @@ from ingot.debug.bisect.case import Case, recorded_requests
 from ingot.debug.bisect.programs.blame_pass import Judge, blame_pass
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir import build, ops
-from ingot.ir.artifact import GOLDEN
+from ingot.ir.artifact.manifest import GOLDEN
+from ingot.ir.artifact.record import Rewrite
 from ingot.ir.errors import IngotError, OutputError
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
-from ingot.ir.record import Rewrite
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.insert_ending import InsertEnding

@@ -14,10 +14,10 @@ from resign import edit_json, sign
 from ingot.debug.asked_step import AskedStep, StepLimits
 from ingot.debug.explain import _alike, explain
 from ingot.debug.explained import BucketCosts, Call, Explained
-from ingot.ir.artifact import TIMINGS
+from ingot.ir.artifact.manifest import TIMINGS
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.ops.registry import Cost
-from ingot.ir.plan import BucketClass
 
 # The artifacts that the parity tests compile too, in the worker that has them.
 reference = pytest.mark.xdist_group("parity-llama-plain")

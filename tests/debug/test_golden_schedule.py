@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ingot.compile.golden_schedule import golden_schedule
-from ingot.ir.plan import FEW_TOKENS, BucketClass
+from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 
 
 def classes(*bounds: tuple[int, int]) -> list[BucketClass]:

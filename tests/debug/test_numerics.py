@@ -18,11 +18,11 @@ from ingot.compile.numerics import NumericsCheck, NumericsReport, sample_request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir import ops
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import NumericsError
 from ingot.ir.ops import Op
 from ingot.ir.program import Model, Program, Stage
 from ingot.ir.recipe import affine
-from ingot.ir.record import Numerics
 from ingot.models.architectures import read_spec
 from ingot.passes import manager
 from ingot.passes.base import Pass, PassContext

@@ -9,10 +9,10 @@ from ingot.backends.triton.launches import Launch, Term
 from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.library_product import product_seconds
 from ingot.debug.step_time.programs import Contexts, Launched, Prompts, launched, uneven
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.gpu_times import H200_TIMES, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, resident_blocks
 from ingot.ir.ops.registry import Cost
-from ingot.ir.tuning import Choice
 
 H200 = TYPICAL["sm_90"]
 FOUR = Gpu("four", 90, 10**9, 4, 10**12)

@@ -29,14 +29,14 @@ from ingot.debug.step_time.programs import Launched
 from ingot.debug.step_time.served import computed_size
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.work import Work, works
+from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, TargetError
 from ingot.ir.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
 from ingot.ir.gpus import TYPICAL, Gpu, product_rate
 from ingot.ir.ops.registry import Cost
 from ingot.ir.parse import parse_programs
-from ingot.ir.plan import BucketClass, BucketPlan, Plan
 from ingot.ir.tolerances import compare
-from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.step import StepLayout, StepSizes

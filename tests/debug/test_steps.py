@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
-from ingot.ir.plan import Plan, PlanFile
+from ingot.ir.artifact.plan import Plan, PlanFile
 
 MAX_SEQ_LEN = 512
 

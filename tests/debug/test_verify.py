@@ -15,7 +15,7 @@ from ingot.compile import golden as golden_module
 from ingot.compile.golden import read_golden, replay
 from ingot.debug.verification import Promise, Verification
 from ingot.debug.verify import verify
-from ingot.ir.artifact import GOLDEN
+from ingot.ir.artifact.manifest import GOLDEN
 from ingot.ir.errors import ArtifactError, MismatchError
 from ingot.ir.target import Target
 from ingot.runtime.artifact import open_artifact

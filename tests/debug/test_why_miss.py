@@ -33,8 +33,8 @@ from ingot.debug.why_miss import (
     why_miss,
     why_requests_differ,
 )
-from ingot.ir import digest
-from ingot.ir.digest import digest_json
+from ingot.ir.artifact import digest
+from ingot.ir.artifact.digest import digest_json
 from ingot.ir.errors import ArtifactError
 from ingot.ir.program import Region
 from ingot.ir.target import Target

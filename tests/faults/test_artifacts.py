@@ -12,9 +12,9 @@ from damaged import inductor, put, reference, refusal, run
 from resign import Edit, edit_json
 
 from ingot import LLM, compile_model
-from ingot.ir.artifact import CHECKSUMS, OUTSIDE_IDENTITY, SCHEMA_VERSION
+from ingot.ir.artifact.manifest import CHECKSUMS, OUTSIDE_IDENTITY, SCHEMA_VERSION
+from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ArtifactError, ConfigError, OptionError, TargetError
-from ingot.ir.manifest_file import MANIFEST
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.loaders import LOADERS, Loader

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.safetensors_header import DTYPES
-from ingot.ir import digest as digest_module
+from ingot.ir.artifact import digest as digest_module
 from ingot.ir.errors import CheckpointError
 
 

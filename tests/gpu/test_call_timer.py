@@ -16,10 +16,10 @@ from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.tuning_log import read_log
 from ingot.debug.verify import verify
 from ingot.ir import build
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.ops import OPS
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, Region, Stage
-from ingot.ir.provider_times import Candidate
 from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body

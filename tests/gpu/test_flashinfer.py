@@ -25,10 +25,10 @@ from ingot import compile_model
 from ingot.backends.flashinfer.emit import FlashInfer, kernel_for
 from ingot.backends.flashinfer.load import load
 from ingot.backends.flashinfer.packages import Missing, find_packages
+from ingot.ir.artifact.plan import Executable
+from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.backend import No
 from ingot.ir.ops import OPS
-from ingot.ir.plan import Executable
-from ingot.ir.tuning import TuningLog
 from ingot.runtime.load_context import on_one_device
 
 pytestmark = [pytest.mark.gpu, pytest.mark.xdist_group("flashinfer")]

@@ -11,8 +11,8 @@ from ingot import compile_model
 from ingot.compile.golden import digest, read_golden, replay
 from ingot.debug.verification import Promise
 from ingot.debug.verify import verify
-from ingot.ir.artifact import TIMINGS
-from ingot.ir.manifest_file import MANIFEST
+from ingot.ir.artifact.manifest import TIMINGS
+from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.target import Target
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact

@@ -22,11 +22,11 @@ from ingot import compile_model
 from ingot.backends.inductor.emit_cuda import InductorCuda
 from ingot.backends.inductor.load import load
 from ingot.compile.emitter import Emitter
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.interpret import interpret
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Region
-from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.cuda.graph_sizes import is_capturable

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.contracts import Measured, breach, changed_meaning, deviation, measure
 from ingot.ir.errors import VerifyError
 from ingot.ir.parse import parse_program
-from ingot.ir.record import Numerics
 from ingot.ir.tolerances import TOLERANCES
 
 EXACT, ROUNDING, LOSSY = Numerics.EXACT, Numerics.ROUNDING, Numerics.LOSSY

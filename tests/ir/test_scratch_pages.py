@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from ingot.ir.memory import MemoryNeed
-from ingot.ir.plan import (
+from ingot.ir.artifact.plan import (
     BucketClass,
     BucketMemory,
     BucketPlan,
@@ -19,6 +18,7 @@ from ingot.ir.plan import (
     State,
     Value,
 )
+from ingot.ir.memory import MemoryNeed
 from ingot.ir.scratch_pages import Scratch, scratch_of
 
 GROUP = "window_1024"

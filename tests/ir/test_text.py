@@ -8,11 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.build import call
 from ingot.ir.errors import InternalError
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program, parse_programs, parse_recipe, parse_type
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import ParamSpec, Program, Region, RegionCall, Stage, StateSpec
 from ingot.ir.recipe import concat, shard, source
 from ingot.ir.text import print_call, print_program, print_region_body

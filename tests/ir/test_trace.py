@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 from run_seed import run_seed
 
-from ingot.ir.delta import decode_delta, encode_delta
+from ingot.ir.artifact.delta import decode_delta, encode_delta
+from ingot.ir.artifact.record import Numerics, PassRecord, Refusal, Rewrite, Snapshot
+from ingot.ir.artifact.trace import PASSES, encode_trace, read_trace, traced_file
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.ir.record import Numerics, PassRecord, Refusal, Rewrite, Snapshot
-from ingot.ir.trace import PASSES, encode_trace, read_trace, traced_file
 
 LINES = ["%a = add(%b) : f32[T]", "}", "", "+", "=1-2", "  in: i32[T]  # layer 0", "…"]
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ingot.ir.artifact.plan import Plan, ResidentMemory
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import Plan, ResidentMemory
 from ingot.ir.program import ParamSpec, Program, Region, RegionCall, Stage, StateSpec
 from ingot.ir.recipe import source
 from ingot.ir.types import Dim, Placement, StateType, TensorType

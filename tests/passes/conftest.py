@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from staged import pass_context
 
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage
-from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.base import Pass

@@ -20,13 +20,13 @@ import ingot.compile.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.frontend.checkpoint import Checkpoint
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import Claim, Yes
 from ingot.ir.errors import OptionError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.layout import Layout, layouts_of
 from ingot.ir.ops import linear, op_of
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Stage
 from ingot.ir.target import Target
 from ingot.ir.text import print_program

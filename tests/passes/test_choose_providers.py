@@ -18,13 +18,13 @@ from ingot.compile.buckets import bucket_classes
 from ingot.compile.op_claims import one_call_of_each
 from ingot.compile.providers import competing
 from ingot.frontend.trace import Limits
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.provider_times import ProviderTime, ProviderTimes
+from ingot.ir.artifact.record import PassRecord, Refusal
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import PassError
 from ingot.ir.ops import OPS
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, Region, Stage, target_name
-from ingot.ir.provider_times import ProviderTime, ProviderTimes
-from ingot.ir.record import PassRecord, Refusal
 from ingot.ir.target import Target
 from ingot.passes.base import Contest, PassContext
 from ingot.passes.choose_providers import ChooseProviders, claims_of

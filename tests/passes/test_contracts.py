@@ -17,11 +17,11 @@ from ingot.compile.numerics import NumericsCheck, sample_requests
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir import ops
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.contracts import breach
 from ingot.ir.errors import VerifyError
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Model, Program, Stage
-from ingot.ir.record import Numerics
 from ingot.ir.text import print_program, print_region_body
 from ingot.ir.verify import verify
 from ingot.models.architectures import read_spec

@@ -12,13 +12,13 @@ from staged import pass_context
 from torch import fx
 
 from ingot.ir import build, ops
+from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.interpret import interpret
 from ingot.ir.ops import OPS, Effect, Op, define
 from ingot.ir.parse import parse_program
 from ingot.ir.program import ParamSpec, Program, Stage, StateSpec, op_counts
 from ingot.ir.recipe import source
-from ingot.ir.record import Numerics, PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.types import Dim, StateType, TensorType
 from ingot.ir.verify import verify

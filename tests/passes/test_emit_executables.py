@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from staged import emit_nothing, pass_context
 
+from ingot.ir.artifact.plan import Executable
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.errors import BackendError
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import Executable
 from ingot.ir.program import Region, Stage
-from ingot.ir.record import PassRecord
 from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.manager import run_pass
 

@@ -10,11 +10,11 @@ from checked_plan import CheckedPlanRun
 from staged import BUCKET, emit_nothing, pass_context
 
 from ingot.ir import build, ops
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.interpret import interpret
 from ingot.ir.parse import parse_program
 from ingot.ir.program import ParamSpec, Program, RegionCall, Stage, op_counts
 from ingot.ir.recipe import source
-from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.types import Dim, TensorType
 from ingot.ir.verify import verify

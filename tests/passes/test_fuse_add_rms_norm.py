@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ingot.ir.artifact.record import Numerics, PassRecord, Refusal
 from ingot.ir.program import Program
-from ingot.ir.record import Numerics, PassRecord, Refusal
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm
 
 Apply = Callable[..., tuple[Program, PassRecord]]

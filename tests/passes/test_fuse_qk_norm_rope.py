@@ -22,13 +22,13 @@ from torch import fx
 
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.reference.emit import Reference
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.backend import Backend, No, Yes
 from ingot.ir.harness import load_params, teacher_forced
 from ingot.ir.ops import op_of
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, Stage
-from ingot.ir.record import PassRecord
 from ingot.ir.target import Target
 from ingot.ir.text import print_program
 from ingot.ir.verify import verify

@@ -10,10 +10,10 @@ from tiny import TINY
 
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.ir import ops
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.interpret import interpret_ranks
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, tensor_type
-from ingot.ir.record import PassRecord
 from ingot.passes.insert_collectives import InsertCollectives
 from ingot.passes.pipeline import pipeline_for
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.errors import IngotError
 from ingot.ir.program import Program
-from ingot.ir.record import Numerics, PassRecord
 from ingot.passes.insert_ending import InsertEnding
 
 Apply = Callable[..., tuple[Program, PassRecord]]

@@ -7,10 +7,10 @@ import torch
 from tiny import TINY
 
 from ingot.ir import ops
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.errors import OptionError, PassError, VerifyError
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
-from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.insert_paged_kv import InsertPagedKV

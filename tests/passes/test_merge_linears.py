@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from ingot.ir import ops
+from ingot.ir.artifact.record import Numerics, PassRecord, Refusal
 from ingot.ir.interpret import interpret, interpret_ranks
 from ingot.ir.mesh import ranks
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
-from ingot.ir.record import Numerics, PassRecord, Refusal
 from ingot.ir.types import Placement, Split
 from ingot.passes.merge_linears import MergeLinears
 

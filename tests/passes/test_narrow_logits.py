@@ -14,13 +14,13 @@ from ingot.backends.triton.emit import Triton
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.merged_plans import merged_plans
 from ingot.frontend.trace import Limits
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import ArtifactError
 from ingot.ir.interpret import interpret
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Program, Region, tensor_type
-from ingot.ir.record import Numerics, PassRecord
 from ingot.ir.target import Target
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.narrow_logits import NarrowLogits

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.program import Program
-from ingot.ir.record import Numerics, PassRecord
 from ingot.passes.normalize import Normalize
 
 Apply = Callable[..., tuple[Program, PassRecord]]

@@ -8,11 +8,11 @@ from staged import LIMITS, pass_context, staged, traced
 from tiny import TINY
 
 from ingot.ir import ops
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import OptionError, PassError, UserPassError, VerifyError
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import Model, Stage, op_counts
-from ingot.ir.record import Numerics
 from ingot.ir.text import print_program
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.fuse_add_rms_norm import FuseAddRMSNorm

@@ -14,6 +14,7 @@ from tiny import TINY
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir import ops
+from ingot.ir.artifact.record import Numerics, PassRecord, Refusal
 from ingot.ir.contracts import breach
 from ingot.ir.errors import OptionError
 from ingot.ir.formats import FORMATS
@@ -22,7 +23,6 @@ from ingot.ir.interpret import interpret
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage, op_counts
 from ingot.ir.recipe import dequantize, quantize
-from ingot.ir.record import Numerics, PassRecord, Refusal
 from ingot.ir.text import print_program
 from ingot.ir.tolerances import compare
 from ingot.ir.types import Split

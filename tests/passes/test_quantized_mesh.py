@@ -10,10 +10,10 @@ from even_sizes import EVEN
 from sharded import open_model
 from staged import logits_of, staged
 
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import IngotError
 from ingot.ir.program import Model, Program
-from ingot.ir.record import Numerics
 from ingot.ir.tolerances import compare
 from ingot.models.architectures import ARCHITECTURES
 from ingot.passes.pipeline import edit_pipeline, pipeline_for

@@ -15,11 +15,11 @@ from ingot.backends.cublas.emit import Cublas
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.triton.emit import Triton
 from ingot.frontend.checkpoint import Checkpoint
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.interpret import interpret, interpret_ranks
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import BucketClass
 from ingot.ir.program import VIEWS, Program, Stage, op_counts, target_name, tensor_type
-from ingot.ir.record import Numerics, PassRecord
 from ingot.ir.target import Target
 from ingot.ir.tolerances import TOLERANCES
 from ingot.passes.manager import run_pass, run_pipeline

@@ -56,7 +56,7 @@ def region_report(plain_report: Report, deep_checkpoint: Path) -> Report:
 
     from ingot.compile.merged_plans import merged_plans
     from ingot.debug.explained import Explained
-    from ingot.ir.plan import BucketClass
+    from ingot.ir.artifact.plan import BucketClass
     from ingot.ir.text import print_program
     from ingot.passes.manager import run_pipeline
     from ingot.report.data import Step, linked, node_tables

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingot.ir.artifact import CHECKSUMS, TIMINGS
+from ingot.ir.artifact.manifest import CHECKSUMS, TIMINGS
+from ingot.ir.artifact.plan import PlanFile, Ref
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import PlanFile, Ref
 from ingot.report.data import Step, linked
 from ingot.report.page import MODULES, STYLES, joined_modules, report_page
 from ingot.report.payload import compressed, delta

@@ -26,8 +26,8 @@ from ingot.debug.bisect.programs import chain
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir import build as built
 from ingot.ir import ops, recipe
+from ingot.ir.artifact.record import Rewrite
 from ingot.ir.program import Program
-from ingot.ir.record import Rewrite
 from ingot.ir.tables import make_table
 from ingot.models.architectures import ARCHITECTURES, Architecture, Definition
 from ingot.models.blocks.block import Block

@@ -25,12 +25,12 @@ from toy_ops import toy_ops
 from ingot import LLM, SamplingParams, compile_model
 from ingot.cli.main import INGOT, run
 from ingot.ir import ops, recipe
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import ArtifactError, OptionError, VerifyError
 from ingot.ir.memory import MemoryNeed
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.parse import parse_program
 from ingot.ir.program import ParamSpec, Program, Stage, merged_params
-from ingot.ir.record import Numerics
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
 from ingot.models.blocks.decoder import Decoder

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ingot.compile.publish import ArtifactWriter
-from ingot.ir import artifact as schema
-from ingot.ir import digest as digest_module
-from ingot.ir.artifact import FileEntry, Manifest
+from ingot.ir.artifact import digest as digest_module
+from ingot.ir.artifact import manifest as schema
+from ingot.ir.artifact.manifest import FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, TargetError
 from ingot.runtime.artifact import open_artifact
 

@@ -12,8 +12,8 @@ import pytest
 from fake_device import VOCAB, hashed
 from small_scheduler import request_of, scheduler_of, values
 
+from ingot.ir.artifact.plan import Plan, Plans, ResidentMemory
 from ingot.ir.errors import ArtifactError, OptionError, RequestError
-from ingot.ir.plan import Plan, Plans, ResidentMemory
 from ingot.runtime.blocks import Blocks, blocks_of, max_drafts
 from ingot.runtime.engine import Engine
 from ingot.runtime.pages import PagePool

@@ -16,8 +16,8 @@ import ingot.compile.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import Claim, No
-from ingot.ir.plan import BucketClass
 from ingot.ir.target import Target
 from ingot.runtime.loader import load_artifact
 

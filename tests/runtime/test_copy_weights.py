@@ -17,9 +17,9 @@ from run_seed import again, run_seed
 from safetensors.torch import save_file
 
 from ingot.compile.publish import ArtifactWriter
-from ingot.ir import artifact as schema
-from ingot.ir import digest as digest_module
-from ingot.ir.artifact import Manifest
+from ingot.ir.artifact import digest as digest_module
+from ingot.ir.artifact import manifest as schema
+from ingot.ir.artifact.manifest import Manifest
 from ingot.ir.errors import ArtifactError
 from ingot.ir.mesh import ranks
 from ingot.ir.types import DTYPE_NAMES

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.ir.artifact.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.ir.errors import InternalError
 from ingot.ir.gpus import TYPICAL
 from ingot.ir.load_context import LoadContext
 from ingot.ir.mesh import Rank
-from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.runtime.cuda import executor as executor_module
 from ingot.runtime.cuda import graphs as graphs_module
 from ingot.runtime.cuda.decision import Decision

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.ir.manifest_file import device_of
+from ingot.ir.artifact.manifest_file import device_of
 from ingot.runtime.cuda import early_context
 from ingot.runtime.cuda.early_context import begin_context, make_context, start_cublas
 from ingot.runtime.phases import Phases

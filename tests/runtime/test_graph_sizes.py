@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ingot.ir.artifact.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.gpus import TYPICAL
-from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.runtime.cuda.addresses import Addresses
 from ingot.runtime.cuda.graph_choice import (
     _APART,

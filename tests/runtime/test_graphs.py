@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.errors import InternalError
-from ingot.ir.plan import BucketClass
 from ingot.runtime.cuda import graphs as graphs_module
 from ingot.runtime.cuda.graph_choice import DecodeChoice
 from ingot.runtime.cuda.graph_memory import GraphMemory

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ingot.ir.artifact import SCHEMA_VERSION
+from ingot.ir.artifact.manifest import SCHEMA_VERSION
 from ingot.ir.errors import ArtifactError
 from ingot.runtime.artifact import open_artifact
 

@@ -9,10 +9,19 @@ import pytest
 import torch
 from run_seed import again, run_seed
 
+from ingot.ir.artifact.plan import (
+    BucketClass,
+    BucketMemory,
+    BucketPlan,
+    GroupMemory,
+    Plan,
+    Plans,
+    ResidentMemory,
+    State,
+)
 from ingot.ir.errors import InternalError, OptionError, TargetError
 from ingot.ir.gpus import TYPICAL
 from ingot.ir.memory import MemoryNeed
-from ingot.ir.plan import BucketClass, BucketMemory, BucketPlan, GroupMemory, Plan, Plans, ResidentMemory, State
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
 from ingot.runtime.limits import Limits

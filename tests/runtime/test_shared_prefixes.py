@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from served import GREEDY, Served
 
+from ingot.ir.artifact.plan import GroupMemory, Plan, ResidentMemory, State
 from ingot.ir.features.sharing import COUNT, FIRST, LEADER, LENGTH, MEMBER, MOST_GROUPS, OWN
 from ingot.ir.gpus import TYPICAL
-from ingot.ir.plan import GroupMemory, Plan, ResidentMemory, State
 from ingot.runtime.shared_prefixes import least_saved, sharing_of
 
 PAGE = 16

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from ingot.ir.artifact.plan import State
 from ingot.ir.errors import InternalError, OptionError
-from ingot.ir.plan import State
 from ingot.ir.scratch_pages import Scratch
 from ingot.runtime.cpu import shared_tail as host
 from ingot.runtime.cuda import shared_tail as device

@@ -14,9 +14,9 @@ import pytest
 from tiny import CHECKPOINTS
 
 from ingot import compile_model, open_artifact
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.program import Program
-from ingot.ir.record import PassRecord
 from ingot.ir.text import print_program
 from ingot.passes.resident import Resident, peak_between, resident
 from ingot.runtime.artifact import Artifact

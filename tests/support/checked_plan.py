@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ingot.backends.reference.load import load_op
+from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.interpret import interpret
-from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.program import Program
 from ingot.ir.types import DTYPES
 

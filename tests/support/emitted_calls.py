@@ -13,8 +13,8 @@ from call_cases import OF_ONE_DTYPE, cases
 from one_call import SYMBOLS, TARGET, OneCall
 
 from ingot.backends.triton.emit import Triton
+from ingot.ir.artifact.plan import Executable
 from ingot.ir.backend import No
-from ingot.ir.plan import Executable
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Every op that is claimed (`lowered` has them from the provider), in every dtype that its arguments may have.

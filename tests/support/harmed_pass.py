@@ -9,8 +9,8 @@ import pytest
 from torch import fx
 
 from ingot.debug.bisect.verdict import Kind, Verdict
+from ingot.ir.artifact.record import Rewrite
 from ingot.ir.program import Program
-from ingot.ir.record import Rewrite
 from ingot.passes.base import Pass
 from ingot.passes.rewrite import Rewriter
 

@@ -12,9 +12,9 @@ from torch import fx
 
 import ingot.compile.providers
 from ingot.backends.emits_nothing import EmitsNothing
+from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.ops import op_of, silu_mul
-from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.target import Target
 from ingot.runtime.loaders import LOADERS, Loader
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ingot.ir.artifact import CHECKSUMS, OUTSIDE_IDENTITY, checksum_text
-from ingot.ir.digest import digest_chunks
-from ingot.ir.manifest_file import MANIFEST
+from ingot.ir.artifact.digest import digest_chunks
+from ingot.ir.artifact.manifest import CHECKSUMS, OUTSIDE_IDENTITY, checksum_text
+from ingot.ir.artifact.manifest_file import MANIFEST
 
 Edit = Callable[[Any], None]
 

@@ -12,12 +12,12 @@ from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
+from ingot.ir.artifact.plan import BucketClass, Executable
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.backend import Backend, signature_of
 from ingot.ir.contracts import Measured, measure
 from ingot.ir.harness import InterpreterRun, load_params, rank_params
-from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Model, Program, Region
-from ingot.ir.record import PassRecord
 from ingot.ir.target import Target
 from ingot.models.architectures import read_spec
 from ingot.passes.base import PassContext

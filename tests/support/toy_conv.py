@@ -17,10 +17,10 @@ from toy_ops import toy_ops
 
 from ingot import compile_model
 from ingot.ir import ops, recipe
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.harness import InterpreterRun
 from ingot.ir.ops import OPS, Effect, Op, Sample, define
 from ingot.ir.program import Stage, StateSpec, tensor_type
-from ingot.ir.record import Numerics
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.models.architectures import Entry
 from ingot.models.params import parameter

@@ -10,8 +10,8 @@ from drawn import drawn
 from ingot.backends.triton.launches import evaluate
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.artifact.plan import BucketClass, owed_features
 from ingot.ir.ops import Op
-from ingot.ir.plan import BucketClass, owed_features
 from ingot.ir.types import DTYPES, TensorType
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,7 +11,7 @@ from ingot.backends.triton.lower.attention_problem import MOST_DECODED
 from ingot.backends.triton.lower.attention_shapes import attention_of, mask_of, results_of
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 
 
 def _decodes(bucket: BucketClass) -> bool:

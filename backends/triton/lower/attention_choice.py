@@ -7,7 +7,7 @@ from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
 from ingot.backends.triton.lower.attention_shapes import held_of, tiled
 from ingot.backends.triton.lower.attention_tiles import DECODE_TILES, PAGED_TILES, DecodeTiles
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
-from ingot.ir.tuning import Source
+from ingot.ir.artifact.tuning import Source
 from ingot.ir.types import DTYPES
 
 # Rows of a tile, the heads of q that read one head of the cache, which a warp holds at most. For the 71 heads of Falcon

@@ -25,7 +25,7 @@ from ingot.backends.triton.lower.heads import static, want_equal, want_one_dtype
 from ingot.backends.triton.lower.rope import norms_of, rotated_head
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.plan import GPU_FEW_TOKENS
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 
 # Heads of q in a tile where values are not beside keys of their width: all that read one head of the cache may be 128.
 _MOST_HEADS = 32

@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass
 
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.problem import read_problem
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.errors import VerifyError
-from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES
 
 DECODE_ATTENTION = "decode_attention"

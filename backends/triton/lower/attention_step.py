@@ -11,7 +11,7 @@ from ingot.backends.triton.lower.heads import fed_of, head_width, static, tokens
 from ingot.backends.triton.lower.rows import want_floats
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two, tile_width
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.plan import GPU_FEW_TOKENS
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 
 
 def _step_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:

@@ -16,7 +16,7 @@ from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.plan import GPU_FEW_TOKENS
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 
 # One program norms a whole row in registers: 64 KB of float32, 128 bytes for each of 512 threads.
 MOST_NORMED = 16384

@@ -8,7 +8,7 @@ import torch
 
 from ingot.backends.triton.lower.linear_tiles import MATVEC, MEASURED_SM, TILES, MatvecTiles, Measured, Product, Tiles
 from ingot.backends.triton.lower.shared_memory import shared_memory
-from ingot.ir.tuning import Source
+from ingot.ir.artifact.tuning import Source
 
 # The smallest tile of a tensor-core product in Triton has 16 columns to sum up over.
 _LEAST = 16

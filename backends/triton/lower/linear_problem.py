@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from ingot.backends.triton.lower.linear_tiles import TILES, MatvecTiles, Product, Tiles
 from ingot.backends.triton.lower.problem import read_problem
 from ingot.backends.triton.lower.weight import PLAIN
-from ingot.ir.tuning import Choice
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.types import DTYPES
 
 LINEAR = "linear"

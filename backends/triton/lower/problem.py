@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import TypeVar
 
-from ingot.ir.tuning import Choice
+from ingot.ir.artifact.tuning import Choice
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from ingot.backends.triton.kernels.groups import GROUP
 from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.rows import FLOATS
 from ingot.backends.triton.schedule import Schedule, Value
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 from ingot.ir.ops.penalties import GENERATED
-from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
 
 # Logits of a program where a row is split: 63 programs for a vocabulary of 128 k, which one row must fill the device
 # with.

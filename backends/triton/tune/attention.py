@@ -20,10 +20,10 @@ from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool, compile_launches
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.ops import OPS
-from ingot.ir.plan import BucketClass
 from ingot.ir.tables import make_table
-from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPES, TensorType
 
 TRAFFIC = 1 << 29  # bytes that a graph reads at least: ten times the last-level cache of an H200

@@ -14,8 +14,8 @@ from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool, compile_launches
 from ingot.backends.triton.tune.linear_candidates import AnyTiles
-from ingot.ir.plan import BucketClass
-from ingot.ir.tuning import Choice
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.types import DTYPES, TensorType
 
 EPS = 1e-5

@@ -15,9 +15,9 @@ from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION, Deco
 from ingot.backends.triton.lower.linear_problem import LINEAR, LinearProblem
 from ingot.backends.triton.tune import attention, attention_candidates, linear, linear_candidates
 from ingot.backends.triton.tune.device import Machine, Pool
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice
 
 # Of the time for a problem, what the first candidates get; the rest is for variants of the best of them.
 _FIRST = 0.75

@@ -11,10 +11,10 @@ from ingot.cli.console import console, print_table, table
 from ingot.cli.views.filter import Filter
 from ingot.cli.views.lines import read_programs
 from ingot.cli.views.programs import FINAL
+from ingot.ir.artifact.provider_times import Decision
+from ingot.ir.artifact.tuning import Choice as TileChoice
+from ingot.ir.artifact.tuning import read_choices
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.ir.provider_times import Decision
-from ingot.ir.tuning import Choice as TileChoice
-from ingot.ir.tuning import read_choices
 from ingot.runtime.artifact import Artifact
 
 

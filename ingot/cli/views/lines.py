@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ingot.ir.artifact.trace import trace_name
 from ingot.ir.errors import ParseError
 from ingot.ir.scan import Token, scan
-from ingot.ir.trace import trace_name
 
 _LAYER = re.compile(r"\blayer (\d+)\b")  # in an origin
 _PARAM_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")  # in a param's name

@@ -6,8 +6,8 @@ from ingot.cli.console import size_text
 from ingot.ir.slot_limits import KEPT_PER_SEQUENCE
 
 if TYPE_CHECKING:
+    from ingot.ir.artifact.plan import Plans
     from ingot.ir.memory import MemoryNeed
-    from ingot.ir.plan import Plans
 
 
 def memory_rows(plans: "Plans") -> list[tuple[str, object]]:

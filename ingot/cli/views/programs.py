@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from ingot.cli.console import print_program_text
 from ingot.cli.views.filter import Filter, Shown, excerpt
 from ingot.cli.views.lines import read_programs
+from ingot.ir.artifact.trace import HOW_TO_GET, TraceEntry
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.ir.trace import HOW_TO_GET, TraceEntry
 from ingot.runtime.artifact import Artifact
 
 FINAL = "program.ir"

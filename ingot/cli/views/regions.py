@@ -7,8 +7,8 @@ from ingot.cli.console import console, facts, print_program_text, print_table, s
 from ingot.cli.views.filter import Filter, excerpt
 from ingot.cli.views.lines import ProgramLines
 from ingot.cli.views.plan import read_plans, steps_of
+from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import OptionError
-from ingot.ir.plan import Executable
 from ingot.runtime.artifact import Artifact
 
 

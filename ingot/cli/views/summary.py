@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 from ingot.cli.console import console, counts_text, facts, print_table, size_text, table
 from ingot.cli.views.caches import print_caches
 from ingot.cli.views.plan import buckets_of, read_plans
-from ingot.ir.artifact import UNLISTED
+from ingot.ir.artifact.manifest import UNLISTED
+from ingot.ir.artifact.trace import HOW_TO_GET, TraceEntry, trace_name
 from ingot.ir.cache_summary import CacheSummary
-from ingot.ir.trace import HOW_TO_GET, TraceEntry, trace_name
 from ingot.runtime.artifact import Artifact
 
 if TYPE_CHECKING:

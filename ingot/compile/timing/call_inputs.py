@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 from ingot.ir.cache_dtype import is_narrow
 from ingot.ir.errors import BackendError
 from ingot.ir.features.sharing import COLUMNS
 from ingot.ir.ops import op_of
-from ingot.ir.plan import GPU_FEW_TOKENS, BucketClass
 from ingot.ir.program import Program, held_type
 from ingot.ir.types import TensorType
 

@@ -9,9 +9,9 @@ from pydantic import TypeAdapter
 from ingot.compile.emitter import Emitter
 from ingot.compile.executable_cache import explained, find_times, keep_times
 from ingot.compile.timing.call_inputs import timed_steps
+from ingot.ir.artifact.provider_times import Candidate, ProviderTime, ProviderTimes, fastest
 from ingot.ir.errors import BackendError
 from ingot.ir.program import Program, Region
-from ingot.ir.provider_times import Candidate, ProviderTime, ProviderTimes, fastest
 from ingot.ir.target import Target
 from ingot.passes.base import Contest
 

@@ -11,12 +11,12 @@ from pydantic import ValidationError
 from ingot.compile.cache import cache_folder
 from ingot.compile.executable_cache import explained
 from ingot.compile.worker import Worker
+from ingot.ir.artifact.digest import digest_json
+from ingot.ir.artifact.tuning import Choice, read_choices
 from ingot.ir.backend import Backend, Tunable
-from ingot.ir.digest import digest_json
 from ingot.ir.errors import TargetError
 from ingot.ir.program import Region
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice, read_choices
 
 # For each choice, compiling the candidates included: fifty of them on a dozen cores take about as long.
 SECONDS = 3.0

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from ingot.ir.artifact import TUNING
+from ingot.ir.artifact.manifest import TUNING
+from ingot.ir.artifact.provider_times import ProviderTimes
+from ingot.ir.artifact.tuning import Choice, TuningLog
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.json_text import parse_json
-from ingot.ir.provider_times import ProviderTimes
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice, TuningLog
 from ingot.runtime.artifact import Artifact
 
 _OPTION = "--tuning-log"

@@ -14,7 +14,7 @@ from ingot.debug.bisect.programs.chain import Chain, chains
 from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.unjudged import refuse_unjudged
 from ingot.ir import ops
-from ingot.ir.artifact import GOLDEN
+from ingot.ir.artifact.manifest import GOLDEN
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops

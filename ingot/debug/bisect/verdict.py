@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ingot.ir.record import Rewrite
+from ingot.ir.artifact.record import Rewrite
 
 
 class Kind(enum.Enum):

@@ -14,10 +14,10 @@ from ingot.debug.step_time.served import computed_size, served_size
 from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.times import CallTime
 from ingot.debug.step_time.work import Work, works
+from ingot.ir.artifact.plan import BucketPlan, Plan, Plans
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.ir.plan import BucketPlan, Plan, Plans
 from ingot.ir.program import Program
-from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import Artifact
 
 

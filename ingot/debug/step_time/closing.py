@@ -7,7 +7,7 @@ from ingot.backends.triton.lower.linear_problem import LINEAR
 from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.times import GAPS, CallTime, Gap, StepTime, total
 from ingot.debug.step_time.work import Work
-from ingot.ir.tuning import Choice
+from ingot.ir.artifact.tuning import Choice
 
 _SHOWN = 8
 # Below this share of a step's time nobody would look for it.

@@ -10,13 +10,13 @@ from torch import fx
 from ingot.backends.triton.launches import LAUNCHES, Launch, Launches, evaluate
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
 from ingot.debug.step_time.programs import Contexts, Launched, Prompts, launched
-from ingot.ir.artifact import EXE_FOLDER
+from ingot.ir.artifact.manifest import EXE_FOLDER
+from ingot.ir.artifact.plan import Executable, Instruction
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.gpus import Gpu
 from ingot.ir.masks import CAUSAL
 from ingot.ir.ops import op_of
-from ingot.ir.plan import Executable, Instruction
 from ingot.ir.program import VIEWS, held_type, target_name
-from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import Artifact, malformed
 
 # Tokens of a tile of attention, by the kernel and the size of a head, 0 for any other: lower/attention_prefill.py has

@@ -9,9 +9,9 @@ from ingot.backends.triton.launches import Launch, evaluate
 from ingot.backends.triton.lower.attention_problem import DecodeProblem
 from ingot.backends.triton.lower.attention_split_limits import split_limits
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.gpus import Gpu, resident_blocks
 from ingot.ir.masks import CAUSAL, Mask
-from ingot.ir.tuning import Choice
 
 
 @dataclass(frozen=True)

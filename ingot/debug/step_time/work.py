@@ -11,13 +11,13 @@ from ingot.backends.triton.launches import Launch
 from ingot.debug.step_time.launches import Shape, launches_of, op_name
 from ingot.debug.step_time.programs import Launched
 from ingot.ir import ops
+from ingot.ir.artifact.plan import BucketPlan, Instruction
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.ops.registry import Cost, bytes_of
-from ingot.ir.plan import BucketPlan, Instruction
 from ingot.ir.program import VIEWS, Program, RegionCall
-from ingot.ir.tuning import Choice
 from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
 
 # What totals are given for, in order; the first that an op of a call belongs to is what the call counts as.

@@ -24,10 +24,10 @@ from ingot.backends.flashinfer.library import _Call
 from ingot.backends.flashinfer.load import load
 from ingot.backends.flashinfer.packages import Missing, Packages, find_packages
 from ingot.backends.triton.emit import Triton
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError, InternalError
 from ingot.ir.ops import OPS
-from ingot.ir.plan import BucketClass
 from ingot.ir.target import Target
 from ingot.passes.base import PassContext
 from ingot.passes.choose_providers import ChooseProviders

@@ -12,8 +12,8 @@ import torch
 
 from ingot.backends.triton import load as loading
 from ingot.backends.triton.launches import LAUNCHES
+from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import InternalError
-from ingot.ir.plan import Executable
 from ingot.runtime.load_context import on_one_device
 
 Launched = list[tuple[list[int], list[int]]]

@@ -13,10 +13,10 @@ from triton_schedules import DEVICE, TESTED, new_schedule, run_schedule, some
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.sampling import LOWERINGS
 from ingot.backends.triton.schedule import Value
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.ops import OPS
 from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties, penalized
 from ingot.ir.ops.sampling import keep_mask, uniform
-from ingot.ir.plan import BucketClass
 from ingot.ir.types import TensorType
 
 _OP = OPS["sample"]

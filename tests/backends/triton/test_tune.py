@@ -16,9 +16,9 @@ from ingot.backends.triton.tune import search
 from ingot.backends.triton.tune.device import Machine
 from ingot.backends.triton.tune.linear import Timed, make_schedule
 from ingot.backends.triton.tune.linear_candidates import AnyTiles, candidates, more_candidates
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice
 
 H200 = Machine(sm=90, cores=132)
 SM_90 = Target.named("sm_90")

@@ -17,8 +17,8 @@ from ingot.backends.triton.tune import attention, device
 from ingot.backends.triton.tune.attention import Bench, Mix, Timed, best, make_schedule, mixes_of
 from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
-from ingot.ir.plan import BucketClass
-from ingot.ir.tuning import Choice
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.types import TensorType
 
 MACHINE = Machine(sm=90, cores=4, dependent=False)  # the interpreter knows no dependent launch

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import fx
 
+from ingot.ir.artifact.record import PassRecord
 from ingot.ir.errors import IngotError
 from ingot.ir.program import Program, Stage
-from ingot.ir.record import PassRecord
 from ingot.ir.verify import verify
 from ingot.passes import cse
 from ingot.passes.base import Pass, PassContext

@@ -9,7 +9,7 @@ from typing import Any
 
 from resign import edit_json
 
-from ingot.ir.plan import Plan
+from ingot.ir.artifact.plan import Plan
 from ingot.ir.program import Program
 from ingot.passes.base import PassContext
 from ingot.passes.make_plan import MakePlan

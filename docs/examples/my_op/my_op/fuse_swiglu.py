@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 
 from ingot.ir import ops
-from ingot.ir.record import Numerics
+from ingot.ir.artifact.record import Numerics
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Pattern, Rewriter, Var
 from my_op.swiglu import swiglu

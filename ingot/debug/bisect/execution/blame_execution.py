@@ -25,11 +25,11 @@ from ingot.debug.bisect.execution.blame_region import overflow_start, region_fau
 from ingot.debug.bisect.execution.provider_reproducer import CALL, write_reproducer
 from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
 from ingot.debug.bisect.verdict import Kind, Verdict
+from ingot.ir.artifact.plan import Plan, Ref
+from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, BackendError, IngotError, TargetError
-from ingot.ir.plan import Plan, Ref
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
 from ingot.ir.target import Target
-from ingot.ir.tuning import Choice
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.weights import map_weights

@@ -12,10 +12,10 @@ import torch
 from torch import fx
 
 from ingot.debug.bisect.execution.one_call import instruction_nodes, result_names, value_names
+from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.ops import op_of
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.program import VIEWS, Program, RegionCall, target_name
 from ingot.ir.types import DTYPES, StateType, TensorType
 

@@ -23,8 +23,8 @@ from ingot.debug.bisect.execution.one_call import (
     wrong_results,
 )
 from ingot.debug.bisect.execution.tensor_check import Wrong, copied, first_changed, same_bits
+from ingot.ir.artifact.plan import Instruction, Ref
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Instruction, Ref
 from ingot.ir.program import Program
 from ingot.runtime.bucket import Call
 from ingot.runtime.executor import Executor

@@ -7,8 +7,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from ingot.debug.bisect.execution.blame_provider import Misstep
+from ingot.ir.artifact.plan import Plan
 from ingot.ir.json_text import dump_json
-from ingot.ir.plan import Plan
 from ingot.ir.text import print_program
 from ingot.runtime.artifact import Artifact
 

@@ -11,9 +11,9 @@ from ingot.backends.reference.load import load_op
 from ingot.debug.bisect.execution.one_call import wrong_results
 from ingot.debug.bisect.execution.provider_reproducer import CALL, EXECUTABLE, INPUTS, INSTRUCTION
 from ingot.debug.bisect.execution.tensor_check import copied
+from ingot.ir.artifact.plan import DType, Executable, Instruction, Ref
 from ingot.ir.errors import ArtifactError
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import DType, Executable, Instruction, Ref
 from ingot.ir.types import DTYPES
 from ingot.runtime.load_context import on_one_device
 from ingot.runtime.loaders import load_executable, load_library

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from ingot.ir.artifact.plan import Plan
 from ingot.ir.features import find_input
 from ingot.ir.features.penalties import PENALTIES
 from ingot.ir.harness import scheduled
 from ingot.ir.parse import parse_type
-from ingot.ir.plan import Plan
 
 Inputs = Mapping[str, torch.Tensor]
 # Requests served together: enough for batches that mix prefill and decode, few enough for a quick step.

@@ -11,12 +11,12 @@ from ingot.debug.bisect.programs.expectation import Expectation, expect, rebased
 from ingot.debug.bisect.programs.observe import observe
 from ingot.debug.bisect.programs.quantized import broken_quantization
 from ingot.debug.bisect.programs.schedule import Request, is_cached, whole
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.registry import wide
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.program import Program, Stage
-from ingot.ir.record import Numerics
 from ingot.ir.verify import verify
 
 # Outputs that a near tie may turn over without anybody's fault: what is sampled, and what is said of it.

@@ -14,10 +14,10 @@ from ingot.debug.bisect.programs.observe import observe
 from ingot.debug.bisect.programs.quantized import rounded, wrong_weight
 from ingot.debug.bisect.programs.schedule import in_chunks, is_cached, whole
 from ingot.ir import ops
+from ingot.ir.artifact.record import Numerics, Rewrite
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import IngotError
 from ingot.ir.program import Program
-from ingot.ir.record import Numerics, Rewrite
 from ingot.ir.text import print_call, value_name
 
 # What comes of programs that nobody meant to be: half a pass, or a harmful one.

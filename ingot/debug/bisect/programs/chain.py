@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from ingot.compile.request import Request
+from ingot.ir.artifact.plan import BucketClass, Executable
+from ingot.ir.artifact.record import Rewrite
 from ingot.ir.backend import Backend, signature_of
 from ingot.ir.errors import ArtifactError, VerifyError
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import BucketClass, Executable
 from ingot.ir.program import Model, Program, Region, Stage
-from ingot.ir.record import Rewrite
 from ingot.ir.text import print_program
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.dce import eliminate_dead_code

@@ -18,14 +18,14 @@ from ingot.debug.bisect.programs.observe import Observed, observe
 from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.programs.quantized import broken_quantization
 from ingot.debug.bisect.programs.schedule import Step, is_cached
+from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.artifact.provider_times import ProviderTimes
+from ingot.ir.artifact.record import Numerics
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import ArtifactError, VerifyError
 from ingot.ir.parse import parse_program
-from ingot.ir.plan import BucketClass
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage
-from ingot.ir.provider_times import ProviderTimes
-from ingot.ir.record import Numerics
 from ingot.ir.target import Target
 from ingot.ir.types import DTYPES
 from ingot.passes.base import Pass, PassContext

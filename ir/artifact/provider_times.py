@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ingot.ir.plan import Executable
+from ingot.ir.artifact.plan import Executable
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ingot.ir.artifact import Digest, FileEntry
+from ingot.ir.artifact.manifest import Digest, FileEntry
 
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 Index = Annotated[int, Field(ge=0, lt=1 << 31)]

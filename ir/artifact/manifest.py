@@ -5,12 +5,12 @@ a folder:
 
     manifest.json     the Manifest below, in canonical JSON; its SHA-256 is the artifact's `build_id`
     manifest.sha256   checksums of manifest.json and of the next two, in the format of `sha256sum -c`
-    golden/run.json   what the artifact computed when it was compiled (`ingot.ir.golden`): bits of that machine
+    golden/run.json   what the artifact computed when it was compiled (`ingot.ir.artifact.golden`): bits of that machine
     timings.json      how long the compile took, and of which folder or commit on the hub
     request.json      "options" of the compile, with which the same request can be read again; "identity", the document
                       whose canonical text has the `request_key` as its SHA-256
     executables.json  by `exe_key`: the document whose canonical text has that key as its SHA-256
-    tuning.json       where kernels have tile sizes: which (`ingot.ir.tuning`); another compile can be given them
+    tuning.json       where kernels have tile sizes: which (`ingot.ir.artifact.tuning`); another compile can take them
     everything else   listed in `Manifest.files`
 
 The golden run and the timings are not in the manifest, because they stand outside every identity.
@@ -23,9 +23,9 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ingot.ir.digest import CHUNK_BYTES, chunk_count
+from ingot.ir.artifact.digest import CHUNK_BYTES, chunk_count
+from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.json_text import dump_json
-from ingot.ir.manifest_file import MANIFEST
 
 SCHEMA_VERSION = 12
 CHECKSUMS = "manifest.sha256"

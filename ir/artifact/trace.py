@@ -3,7 +3,7 @@
 trace/passes.json     a list of `Run`s in the order in which they ran; with no program texts at the level "summary"
 trace/00-traced.ir    an entry's program as the frontend handed it over, as text; 00-traced@ENTRY.ir of the others
 trace/NN-PASS.ir      the program as the pass left it, or, where that is smaller,
-trace/NN-PASS.delta   how it differs from the program before it (`ingot.ir.delta`)
+trace/NN-PASS.delta   how it differs from the program before it (`ingot.ir.artifact.delta`)
 timings.json          "passes": seconds and peak memory of each run, in the same order; outside every identity
 """
 
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from ingot.ir.artifact import TIMINGS
-from ingot.ir.delta import decode_delta, encode_delta
+from ingot.ir.artifact.delta import decode_delta, encode_delta
+from ingot.ir.artifact.manifest import TIMINGS
+from ingot.ir.artifact.record import Numerics, PassRecord, Refusal, Rewrite
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.ir.record import Numerics, PassRecord, Refusal, Rewrite
 
 if TYPE_CHECKING:
     from ingot.ir.diff import ProgramDiff

@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
+from ingot.ir.artifact.provider_times import ProviderTimes
 from ingot.ir.json_text import dump_json
-from ingot.ir.provider_times import ProviderTimes
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 Source = Literal["table", "heuristic", "given", "measured"]
