@@ -7,8 +7,8 @@ from torch import fx
 
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.errors import BackendError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program
-from ingot.ir.target import Target
 
 
 class EmitsNothing:

@@ -1,4 +1,4 @@
-"""The constants of predicted times (`ingot/ir/gpu_times.py`), fitted to measured steps.
+"""The constants of predicted times (`ingot/ir/machine/gpu_times.py`), fitted to measured steps.
 
     ingot explain ARTIFACT --step T=32,context=512 --measure --json > 32.json
     python benchmarks/fit_times.py 1.json 32.json 512.json … [--leave-out] [--check OTHER.json …]
@@ -29,7 +29,7 @@ from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.times import GAPS, StepTime
 from ingot.debug.step_time.work import KINDS, Work
 from ingot.ir.errors import OptionError
-from ingot.ir.gpu_times import H200_TIMES, GpuTimes, KernelTime
+from ingot.ir.machine.gpu_times import H200_TIMES, GpuTimes, KernelTime
 
 _FIRST, _LAST = 0.3, 0.01  # of what a constant is moved by
 _SWEEPS = 30

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from ingot.compile.driver import CompileReport, compile_model
     from ingot.debug.bisect import Verdict, bisect
     from ingot.ir.errors import IngotError
-    from ingot.ir.target import Target
+    from ingot.ir.machine.target import Target
     from ingot.runtime.artifact import Artifact, open_artifact
     from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
     from ingot.runtime.pooling_params import PoolingParams
@@ -20,7 +20,7 @@ _HOMES = {
     "Verdict": "ingot.debug.bisect",
     "bisect": "ingot.debug.bisect",
     "IngotError": "ingot.ir.errors",
-    "Target": "ingot.ir.target",
+    "Target": "ingot.ir.machine.target",
     "LLM": "ingot.serve.llm",
     "Artifact": "ingot.runtime.artifact",
     "open_artifact": "ingot.runtime.artifact",

@@ -10,8 +10,8 @@ from torch import fx
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.layout import Layout
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
-from ingot.ir.target import Target
 
 
 @dataclass(frozen=True)

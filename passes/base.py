@@ -16,8 +16,8 @@ from ingot.ir.artifact.provider_times import ProviderTimes, call_key
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, Yes
 from ingot.ir.errors import OptionError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region, Stage
-from ingot.ir.target import Target
 from ingot.ir.text import bucket_text, print_region_body
 from ingot.passes.rewrite import Rewriter
 

@@ -10,9 +10,9 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.artifact.plan import FEW_TOKENS, GPU_FEW_TOKENS, BucketClass
 from ingot.ir.artifact.record import Numerics
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import Effect, op_of
 from ingot.ir.program import is_call, target_name, tensor_type
-from ingot.ir.target import Target
 from ingot.ir.types import Size, TupleType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described

@@ -4,7 +4,7 @@ import torch
 
 from ingot.ir.artifact.manifest import Manifest
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.mesh import ONE_DEVICE, Mesh, Rank, mesh_text, parse_mesh, ranks, world_size
 from ingot.runtime.cpu.allocator import HostAllocator
 from ingot.runtime.cuda.allocator import DeviceAllocator

@@ -13,7 +13,7 @@ from ingot.backends.inductor import load as inductor
 from ingot.backends.triton import load as triton
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import ArtifactError
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.load_context import LoadContext
 
 Call = Callable[..., Sequence[torch.Tensor]]
 Ops = Mapping[str, Callable[..., Any]]

@@ -6,7 +6,7 @@ import torch
 
 from ingot.ir.artifact.plan import State
 from ingot.ir.errors import InternalError, OptionError
-from ingot.ir.load_context import Allocator
+from ingot.ir.machine.load_context import Allocator
 from ingot.ir.parse import parse_type
 from ingot.ir.scratch_pages import Scratch
 

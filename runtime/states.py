@@ -13,7 +13,7 @@ from ingot.backends.reference.load import load_op
 from ingot.ir.artifact.plan import State
 from ingot.ir.cache_groups import CacheGroup
 from ingot.ir.errors import InternalError, OptionError
-from ingot.ir.load_context import Allocator
+from ingot.ir.machine.load_context import Allocator
 from ingot.ir.parse import parse_type
 from ingot.ir.scratch_pages import Scratch
 from ingot.ir.types import TensorType

@@ -11,9 +11,9 @@ from ingot.compile.timing.call_clock import ROUNDS, time_call
 from ingot.ir import build
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.provider_times import Candidate, ProviderTime, ProviderTimes, fastest
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, Stage
-from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
 

@@ -26,9 +26,9 @@ from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.provider_times import Candidate, ProviderTime
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.errors import BackendError
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import silu_mul
 from ingot.ir.program import Program, Stage
-from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.base import Contest
 from ingot.passes.call_bodies import call_body

@@ -20,7 +20,7 @@ from ingot.debug.step_time.timed import time_step
 from ingot.debug.step_time.work import Work
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
-from ingot.ir.gpu_times import H200_TIMES, KernelTime
+from ingot.ir.machine.gpu_times import H200_TIMES, KernelTime
 from ingot.ir.ops.registry import Cost
 
 US = 1e-6

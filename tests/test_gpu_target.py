@@ -13,7 +13,7 @@ import torch
 from resign import edit_json
 from sm_90 import NO_GPU, kernels_artifact, unplug
 
-import ingot.ir.target
+import ingot.ir.machine.target
 import ingot.serve.llm
 from ingot import LLM, bisect, compile_model
 from ingot.backends.cpu.emit import Cpu
@@ -27,9 +27,9 @@ from ingot.debug.verify import verify
 from ingot.ir.artifact.manifest import GOLDEN, REQUEST
 from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
-from ingot.ir.gpus import TYPICAL, Gpu
+from ingot.ir.machine.gpus import TYPICAL, Gpu
+from ingot.ir.machine.target import Target
 from ingot.ir.program import VIEWS, target_name
-from ingot.ir.target import Target
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import check_target, load_artifact
 from ingot.runtime.phases import Phases
@@ -45,7 +45,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plug_in(monkeypatch: pytest.MonkeyPatch, gpu: Gpu) -> None:
-    monkeypatch.setattr(ingot.ir.target, "find_gpu", lambda: gpu)
+    monkeypatch.setattr(ingot.ir.machine.target, "find_gpu", lambda: gpu)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_another_gpu_is_refused_by_the_field_that_differs(made: Path, monkeypatc
     fewer = replace(TYPICAL["sm_90"], cores=114, product="NVIDIA H100 PCIe", links=True, driver="12.8")
     plug_in(monkeypatch, fewer)
     check_target(manifest)
-    monkeypatch.setattr(ingot.ir.target.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(ingot.ir.machine.target.platform, "machine", lambda: "aarch64")
     with pytest.raises(TargetError, match="another target: arch: "):
         check_target(manifest)
 
@@ -125,7 +125,7 @@ def test_an_artifact_for_a_cpu_asks_for_no_gpu(
     def must_not() -> Gpu:
         raise AssertionError("a GPU was looked for")
 
-    monkeypatch.setattr(ingot.ir.target, "find_gpu", must_not)
+    monkeypatch.setattr(ingot.ir.machine.target, "find_gpu", must_not)
     report = compile_model(checkpoint(NAME), tmp_path / "a.ingot", **{**OPTIONS, "target": "cpu"})
     assert not report.no_golden_run
     assert load_artifact(report.output, num_pages=8).limits.max_batch == 4

@@ -247,7 +247,7 @@ from ingot.compile.request import Request
 from ingot.compile.identity import exe_key
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Region
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 
 body = "program p stage=NORMAL\\ndim T in [1, 8]\\ninput x: f32[T, 4]\\n" \\
     "%y = ingot.{op} : f32[T, 4]\\nreturn y=%y\\n"

@@ -12,8 +12,8 @@ from ingot.compile.timing.tuner import Tuner
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Tunable
 from ingot.ir.errors import OutputError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region, Stage
-from ingot.ir.target import Target
 
 SM_90 = Target.named("sm_90")
 

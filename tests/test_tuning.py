@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ingot.compile.driver
-import ingot.ir.target
+import ingot.ir.machine.target
 from ingot import CompileReport, compile_model
 from ingot.cli.main import INGOT, run
 from ingot.compile.request import Request
@@ -18,8 +18,8 @@ from ingot.compile.timing.tuning_log import read_log
 from ingot.ir.artifact.manifest import EXECUTABLES, TUNING
 from ingot.ir.artifact.tuning import Choice, TuningLog
 from ingot.ir.errors import IngotError, OptionError, TargetError
-from ingot.ir.gpus import Gpu
-from ingot.ir.target import Target
+from ingot.ir.machine.gpus import Gpu
+from ingot.ir.machine.target import Target
 from ingot.runtime.artifact import open_artifact
 
 NAME = "llama-plain"
@@ -40,7 +40,7 @@ def _unplug(monkeypatch: pytest.MonkeyPatch) -> None:
     def find() -> Gpu:
         raise TargetError(NO_GPU)
 
-    monkeypatch.setattr(ingot.ir.target, "find_gpu", find)
+    monkeypatch.setattr(ingot.ir.machine.target, "find_gpu", find)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
 
 

@@ -16,9 +16,9 @@ from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
 from ingot.ir.program import Program, target_name, tensor_type
-from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
 LIBRARY = "kernels.so"

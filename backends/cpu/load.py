@@ -14,7 +14,7 @@ from ingot.backends.cpu.calls.step import step_ops
 from ingot.backends.cpu.calls.step_attention import step_attention_ops
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.load_context import LoadContext
 
 
 def load_library(executable: Executable, directory: Path, context: LoadContext) -> Mapping[str, Callable[..., Any]]:

@@ -8,9 +8,9 @@ from torch import fx
 from ingot.backends.emits_nothing import EmitsNothing
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import linear, op_of
 from ingot.ir.program import target_name, tensor_type
-from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES
 
 # Behind kernels that fuse what stands around a product, in front of the reference.

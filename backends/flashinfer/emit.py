@@ -15,10 +15,10 @@ from ingot.ir.backend import No, Yes
 from ingot.ir.cache_dtype import is_narrow
 from ingot.ir.cache_form import CacheForm
 from ingot.ir.errors import BackendError
+from ingot.ir.machine.target import Target
 from ingot.ir.masks import Mask
 from ingot.ir.ops import op_of, paged_attention
 from ingot.ir.program import Program, held_type, target_name
-from ingot.ir.target import Target
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
 # In front of our own kernel, which costs 0.5, and behind it: on an H200 FlashAttention-3 takes 0.5 to 0.7 of its time

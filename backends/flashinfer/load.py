@@ -7,7 +7,7 @@ import torch
 
 from ingot.backends.flashinfer.library import Library
 from ingot.ir.artifact.plan import Executable
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.load_context import LoadContext
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> Callable[..., list[torch.Tensor]]:

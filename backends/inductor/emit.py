@@ -14,9 +14,9 @@ from ingot.ir import ops
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
 from ingot.ir.program import Program, target_name
-from ingot.ir.target import Target
 
 # Threads are counted when a region runs: a library must not carry the core count of the machine that built it.
 OPTIONS = {"cpp.dynamic_threads": True}

@@ -16,8 +16,8 @@ from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compi
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import TargetError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program
-from ingot.ir.target import Target
 
 # Behind kernels and libraries of products, in front of the reference; or in front of all of them.
 _COST, _COST_AHEAD = 100.0, 0.1

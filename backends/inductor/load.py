@@ -8,7 +8,7 @@ import torch
 from ingot.backends.inductor.library import open_library
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.load_context import LoadContext
 
 Region = Callable[..., list[torch.Tensor]]
 

@@ -9,9 +9,9 @@ from torch import fx
 from ingot.backends.emits_nothing import EmitsNothing
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
 from ingot.ir.program import VIEWS
-from ingot.ir.target import Target
 
 
 class Reference(EmitsNothing):

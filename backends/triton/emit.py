@@ -23,9 +23,9 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import add_rms_norm, linear, op_of
 from ingot.ir.program import Program, held_type, target_name
-from ingot.ir.target import Target
 from ingot.ir.types import DTYPES, TensorType
 
 _COST = 0.5

@@ -12,7 +12,7 @@ from ingot.backends.triton.launches import ALIGNMENT, LAUNCHES, Launches, evalua
 from ingot.backends.triton.prepared_launch import PreparedLaunch
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import BackendError, InternalError
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.parse import parse_type
 from ingot.ir.types import DTYPES
 

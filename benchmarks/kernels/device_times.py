@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.backends.triton.tune.device import Machine, captured, require_close
-from ingot.ir.gpus import FEATURES
+from ingot.ir.machine.gpus import FEATURES
 
 ROUNDS = 11  # of turns
 _SIDE = 8192  # of the matrices of a large product: on an H200 to read and write them takes a sixteenth of its time

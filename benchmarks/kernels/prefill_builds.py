@@ -19,9 +19,9 @@ from ingot.backends.triton.emit import Triton
 from ingot.ir import build
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import paged_attention
 from ingot.ir.program import Program, Stage, StateSpec
-from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
 from ingot.runtime.load_context import on_one_device

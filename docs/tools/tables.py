@@ -14,9 +14,9 @@ from ingot.compile.providers import competing
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.backend import Backend, No
 from ingot.ir.errors import ConfigError
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.tables import ROPE_TYPES
-from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES
 from ingot.models.blocks.altup import AltUpSpec
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 
 # Whose versions bear on what is measured: they compile kernels, launch them or have some.
 PACKAGES = ("torch", "triton", "cuda-bindings", "flashinfer-python")

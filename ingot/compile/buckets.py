@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ingot.ir.artifact.plan import FEW_TOKENS, GPU_FEW_TOKENS, BucketClass, owed_features
 from ingot.ir.backend import Backend
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 
 # By the first number of tokens. On a GPU the kernels for few tokens differ in the rows of a product that they hold:
 # one, a tile of 16 (the least that tensor cores take), two and four of these.

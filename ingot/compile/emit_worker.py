@@ -16,10 +16,10 @@ from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.artifact.tuning import Choice, read_choices
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.errors import BackendError, IngotError
+from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program
-from ingot.ir.target import Target
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend
 from ingot.ir.errors import IngotError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
-from ingot.ir.target import Target
 from ingot.ir.text import print_program
 
 

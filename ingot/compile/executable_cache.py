@@ -19,8 +19,8 @@ from ingot.ir.artifact.plan import Executable
 from ingot.ir.artifact.provider_times import ProviderTime
 from ingot.ir.backend import Backend
 from ingot.ir.errors import BackendError, IngotError, OutputError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program
-from ingot.ir.target import Target
 
 _RECORD = "executable.json"
 _TIMES = TypeAdapter(tuple[ProviderTime, ...])

@@ -19,7 +19,7 @@ from ingot.ir.artifact.manifest import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileE
 from ingot.ir.artifact.trace import trace_name
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.harness import Schedule, scheduled
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.bucket import Call
 from ingot.runtime.executor import Executor

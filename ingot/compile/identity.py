@@ -19,10 +19,10 @@ from ingot.ir.artifact.manifest import SCHEMA_VERSION
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.formats import PACKINGS
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS, Op, op_of
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Region
-from ingot.ir.target import Target
 from ingot.ir.text import print_program, print_region_body
 from ingot.passes.base import Pass
 from ingot.passes.pipeline import Phase

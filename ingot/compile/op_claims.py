@@ -10,11 +10,11 @@ from torch import fx
 from ingot.ir import build
 from ingot.ir.artifact.plan import BucketClass, owed_features
 from ingot.ir.backend import Backend
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.ops.registry import Op
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage, StateSpec
-from ingot.ir.target import Target
 from ingot.ir.types import TensorType
 from ingot.passes.base import PassContext
 from ingot.passes.choose_providers import claims_of

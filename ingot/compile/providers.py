@@ -9,8 +9,8 @@ from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.errors import OptionError, TargetError
-from ingot.ir.extras import require
-from ingot.ir.target import Target
+from ingot.ir.machine.extras import require
+from ingot.ir.machine.target import Target
 
 
 def _triton() -> Backend:

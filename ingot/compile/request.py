@@ -29,12 +29,12 @@ from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.cache_dtype import CACHE_DTYPES
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
-from ingot.ir.gpus import FEATURES
 from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout
+from ingot.ir.machine.gpus import FEATURES
+from ingot.ir.machine.target import Target
 from ingot.ir.mesh import check_mesh
 from ingot.ir.program import Model, ModelSpec, Program
-from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.runtime.artifact import Artifact

@@ -140,7 +140,7 @@ def _least_shared(loaded: Loaded) -> int | None:
     """Positions whose reads a step saves at least where it reads shared prefixes once; None where it cannot."""
     if "sharing" not in loaded.plan.inputs:
         return None
-    from ingot.ir.find_gpu import find_gpu
+    from ingot.ir.machine.find_gpu import find_gpu
 
     return least_saved(loaded.plan, find_gpu(), loaded.limits.page_size)
 

@@ -11,8 +11,8 @@ import torch
 from ingot.ir.artifact.plan import BucketPlan, Plan
 from ingot.ir.cache_groups import table_groups
 from ingot.ir.errors import InternalError, OptionError, StepMemoryError
-from ingot.ir.find_gpu import find_gpu
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.find_gpu import find_gpu
+from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.parse import parse_type
 from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Instruction, Plan
-from ingot.ir.gpus import Gpu
+from ingot.ir.machine.gpus import Gpu
 from ingot.ir.ops import OPS
 from ingot.runtime.cuda.launch_bound import LaunchBound
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS

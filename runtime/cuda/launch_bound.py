@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from ingot.ir.artifact.plan import BucketPlan, Instruction, Plan, Ref
-from ingot.ir.gpus import Gpu, product_rate
+from ingot.ir.machine.gpus import Gpu, product_rate
 from ingot.ir.parse import parse_type
 from ingot.ir.types import DTYPE_NAMES, Size
 from ingot.runtime.step import StepSizes

@@ -3,8 +3,8 @@
 import torch
 
 from ingot.ir.artifact.plan import Plan, Plans
-from ingot.ir.find_gpu import find_gpu
-from ingot.ir.gpus import Gpu
+from ingot.ir.machine.find_gpu import find_gpu
+from ingot.ir.machine.gpus import Gpu
 from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, prompt_steps
 from ingot.runtime.memory import ServingMemory
 

@@ -19,7 +19,7 @@ import torch
 
 from ingot.ir.artifact.digest import CHUNK_BYTES
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
-from ingot.ir.load_context import Allocator, LoadContext
+from ingot.ir.machine.load_context import Allocator, LoadContext
 from ingot.runtime.artifact import Artifact, Chunk
 from ingot.runtime.weights import Place, files_of, weight_places
 

@@ -9,7 +9,7 @@ import pytest
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cpu.load import load_library
 from ingot.compile.emitter import Emitter
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 from ingot.runtime.load_context import on_one_device
 
 

@@ -19,9 +19,9 @@ from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.triton.emit import Triton
 from ingot.ir.artifact.plan import BucketClass, owed_features
 from ingot.ir.backend import Backend, No
+from ingot.ir.machine.target import Target
 from ingot.ir.masks import KINDS, Mask
 from ingot.ir.ops import OPS
-from ingot.ir.target import Target
 
 TREE = "tree"
 OPS_OVER_CACHES = ("append_attention", "paged_attention", "partial_attention")

@@ -21,10 +21,10 @@ from ingot.compile.providers import BACKEND_CHOICES
 from ingot.ir.artifact.plan import FEW_TOKENS, Executable
 from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.load_context import LoadContext
+from ingot.ir.machine.target import Target
 from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS
-from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.runtime.load_context import on_one_device
 

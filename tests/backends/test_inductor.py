@@ -29,10 +29,10 @@ from ingot.ir.backend import No, Yes
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import BackendError
 from ingot.ir.interpret import interpret
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Region
-from ingot.ir.target import Target
 from ingot.ir.tolerances import compare
 from ingot.ir.types import DTYPE_NAMES
 from ingot.runtime.load_context import on_one_device

@@ -12,7 +12,7 @@ from staged import BUCKET, Limits, pass_context, traced
 from wrapped_compiler import wrapper
 
 import ingot.backends.inductor.emit_cuda as emit_cuda
-import ingot.ir.target
+import ingot.ir.machine.target
 from ingot.backends.inductor.emit_cuda import InductorCuda, missing_here
 from ingot.backends.inductor.library import open_library
 from ingot.compile.buckets import bucket_classes
@@ -22,10 +22,10 @@ from ingot.compile.op_claims import one_call_of_each
 from ingot.compile.providers import competing
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import TargetError
-from ingot.ir.gpus import TYPICAL
+from ingot.ir.machine.gpus import TYPICAL
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
-from ingot.ir.target import Target
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import edit_pipeline
 from ingot.runtime.cuda.graph_sizes import is_capturable
@@ -42,7 +42,7 @@ CUDA_HEADERS = ("cuda.h", "cuda_runtime.h", "cuda_bf16.h", "cuda_fp16.h", "cuda_
 @pytest.fixture
 def toolkit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine that has a GPU, and all that compiling for it needs."""
-    monkeypatch.setattr(ingot.ir.target, "find_gpu", lambda: TYPICAL["sm_90"])
+    monkeypatch.setattr(ingot.ir.machine.target, "find_gpu", lambda: TYPICAL["sm_90"])
     (tmp_path / "include").mkdir()
     for name in CUDA_HEADERS:
         (tmp_path / "include" / name).touch()
@@ -63,11 +63,11 @@ def _static(monkeypatch: pytest.MonkeyPatch, toolkit: Path) -> None:
     [
         (lambda patch, toolkit: None, ""),
         (
-            lambda patch, toolkit: patch.setattr(ingot.ir.target, "find_gpu", _no_gpu),
+            lambda patch, toolkit: patch.setattr(ingot.ir.machine.target, "find_gpu", _no_gpu),
             ".* finds none here$",
         ),
         (
-            lambda patch, toolkit: patch.setattr(ingot.ir.target, "find_gpu", lambda: TYPICAL["sm_80"]),
+            lambda patch, toolkit: patch.setattr(ingot.ir.machine.target, "find_gpu", lambda: TYPICAL["sm_80"]),
             ".* finds sm_80 here$",
         ),
         (
@@ -116,7 +116,7 @@ def test_what_code_for_a_gpu_is_made_with(toolkit: Path, monkeypatch: pytest.Mon
     assert there.keys() == {"torch", "triton", "c++", "gpu"} and "none" not in there.values()
     (toolkit / "include" / "cuda.h").unlink()
     assert InductorCuda().toolchain() == {**there, "c++": "none"}
-    monkeypatch.setattr(ingot.ir.target, "find_gpu", _no_gpu)
+    monkeypatch.setattr(ingot.ir.machine.target, "find_gpu", _no_gpu)
     assert InductorCuda().toolchain() == {**there, "c++": "none", "gpu": "none"}
     monkeypatch.setenv("CXX", "/nonexistent")
     assert InductorCuda().toolchain() == {**there, "c++": "none", "gpu": "none"}
@@ -182,7 +182,7 @@ def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(
         regions = [region for region in program.regions.values() if region.backend == "inductor"]
         of_regions = [(dim, size) for region in regions for dim, size in region.body.dims.items()]
         assert all(program.dims[dim] == size for dim, size in of_regions), "one for all bucket classes"
-    monkeypatch.setattr(ingot.ir.target, "find_gpu", _no_gpu)
+    monkeypatch.setattr(ingot.ir.machine.target, "find_gpu", _no_gpu)
     without = lowered(quantized, "auto")
     assert linked_with(merged_plans({"main": without})) == ()
     for program in without.programs.values():

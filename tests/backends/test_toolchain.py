@@ -8,8 +8,8 @@ from wrapped_compiler import wrapper
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, cuda_headers
 from ingot.ir.errors import TargetError
+from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
-from ingot.ir.target import Target
 
 SMALL = parse_program("""program small stage=FUSED
 dim T in [1, 4]

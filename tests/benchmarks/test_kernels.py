@@ -22,8 +22,8 @@ from ingot.backends.flashinfer.packages import Missing
 from ingot.backends.triton.tune import attention as tune_attention
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import paged_attention
-from ingot.ir.target import Target
 
 FOLDERS = (BENCHMARKS, BENCHMARKS / "kernels")
 MACHINE = Machine(sm=90, cores=4, dependent=False)  # the interpreter knows no dependent launch

@@ -14,8 +14,8 @@ from staged import BACKENDS, LIMITS, staged, traced
 
 from ingot.compile.providers import competing
 from ingot.ir.artifact.plan import PlanFile
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program
-from ingot.ir.target import Target
 from ingot.passes.pipeline import PIPELINE
 
 

@@ -39,7 +39,7 @@ def _caused() -> PassError:
 def test_faults_of_our_own(
     ingot: Command, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, words: tuple[str, ...]
 ) -> None:
-    import ingot.ir.target as module
+    import ingot.ir.machine.target as module
 
     def fail(device: str = "auto") -> None:
         raise error

@@ -16,9 +16,9 @@ from ingot.debug.bisect.execution.blame_execution import region_keys
 from ingot.debug.bisect.execution.blame_plan import plan_fault
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir.artifact.plan import Plan
+from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
-from ingot.ir.target import Target
 from ingot.ir.text import print_program
 
 NAME = "llama-biased"

@@ -15,9 +15,9 @@ from ingot.debug.bisect.execution import blame_region
 from ingot.debug.bisect.execution.blame_region import overflow_start, region_fault, with_outputs
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir.interpret import interpret
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
 from ingot.ir.program import Program, Region
-from ingot.ir.target import Target
 from ingot.ir.types import TensorType
 from ingot.ir.verify import verify
 

@@ -10,8 +10,8 @@ from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.library_product import product_seconds
 from ingot.debug.step_time.programs import Contexts, Launched, Prompts, launched, uneven
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.gpu_times import H200_TIMES, KernelTime
-from ingot.ir.gpus import TYPICAL, Gpu, resident_blocks
+from ingot.ir.machine.gpu_times import H200_TIMES, KernelTime
+from ingot.ir.machine.gpus import TYPICAL, Gpu, resident_blocks
 from ingot.ir.ops.registry import Cost
 
 H200 = TYPICAL["sm_90"]

@@ -32,8 +32,8 @@ from ingot.debug.step_time.work import Work, works
 from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, TargetError
-from ingot.ir.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
-from ingot.ir.gpus import TYPICAL, Gpu, product_rate
+from ingot.ir.machine.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
+from ingot.ir.machine.gpus import TYPICAL, Gpu, product_rate
 from ingot.ir.ops.registry import Cost
 from ingot.ir.parse import parse_programs
 from ingot.ir.tolerances import compare

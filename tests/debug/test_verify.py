@@ -17,7 +17,7 @@ from ingot.debug.verification import Promise, Verification
 from ingot.debug.verify import verify
 from ingot.ir.artifact.manifest import GOLDEN
 from ingot.ir.errors import ArtifactError, MismatchError
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
 

@@ -36,8 +36,8 @@ from ingot.debug.why_miss import (
 from ingot.ir.artifact import digest
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.errors import ArtifactError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Region
-from ingot.ir.target import Target
 
 NAME = "llama-biased"
 OPTIONS: dict[str, Any] = {"max_batch": 8, "max_tokens": 64, "backend": "reference"}

@@ -18,9 +18,9 @@ from ingot.debug.verify import verify
 from ingot.ir import build
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.provider_times import Candidate
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, Region, Stage
-from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
 

@@ -11,7 +11,7 @@ from frozen_serve import Job, serve, serve_frozen
 from gpu_model import LIMITS, MODEL
 
 from ingot import compile_model
-from ingot.ir.find_gpu import find_gpu
+from ingot.ir.machine.find_gpu import find_gpu
 from ingot.runtime.cuda.graph_sizes import decode_steps, prompt_steps
 
 # Prompts whose steps lie in each bucket class, and batches whose decode steps do.

@@ -13,7 +13,7 @@ from ingot.debug.verification import Promise
 from ingot.debug.verify import verify
 from ingot.ir.artifact.manifest import TIMINGS
 from ingot.ir.artifact.manifest_file import MANIFEST
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
 

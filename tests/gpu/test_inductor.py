@@ -25,9 +25,9 @@ from ingot.compile.emitter import Emitter
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.interpret import interpret
+from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Region
-from ingot.ir.target import Target
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.cuda.graph_sizes import is_capturable
 from ingot.runtime.load_context import on_one_device

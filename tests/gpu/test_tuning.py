@@ -14,7 +14,7 @@ from ingot.compile.timing.tuner import Tuner
 from ingot.compile.timing.tuning_log import read_log
 from ingot.debug.verify import verify
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 
 pytestmark = pytest.mark.gpu
 OPTIONS: dict[str, Any] = {"target": "cuda", "dtype": "bfloat16", "max_batch": 2, "max_tokens": 2}

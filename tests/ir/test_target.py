@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ingot.ir.errors import TargetError
-from ingot.ir.find_gpu import find_gpu
-from ingot.ir.gpus import FEATURES, TYPICAL, Gpu, features_of
-from ingot.ir.target import Target
+from ingot.ir.machine.find_gpu import find_gpu
+from ingot.ir.machine.gpus import FEATURES, TYPICAL, Gpu, features_of
+from ingot.ir.machine.target import Target
 
 H200 = Gpu("NVIDIA H200", 90, 150_754_820_096, 132, 4_916_736_000_000, driver="13.0")
 
@@ -226,7 +226,7 @@ def test_finding_a_gpu_makes_no_context_and_starts_nothing_of_torch() -> None:
     import subprocess
 
     code = (
-        "import torch; from ingot.ir.target import Target; Target.detect('cuda');"
+        "import torch; from ingot.ir.machine.target import Target; Target.detect('cuda');"
         "assert not torch.cuda.is_initialized(); from cuda.bindings import driver;"
         "status, context = driver.cuCtxGetCurrent(); assert int(status) == 0 and int(context) == 0"
     )

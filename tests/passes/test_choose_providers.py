@@ -23,9 +23,9 @@ from ingot.ir.artifact.provider_times import ProviderTime, ProviderTimes
 from ingot.ir.artifact.record import PassRecord, Refusal
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import PassError
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, Region, Stage, target_name
-from ingot.ir.target import Target
 from ingot.passes.base import Contest, PassContext
 from ingot.passes.choose_providers import ChooseProviders, claims_of
 from ingot.passes.manager import run_pipeline

@@ -10,8 +10,8 @@ from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.triton.emit import Triton
 from ingot.compile.buckets import bucket_classes
 from ingot.ir import ops
+from ingot.ir.machine.target import Target
 from ingot.ir.program import VIEWS, Program, RegionCall, Stage, is_call, target_name
-from ingot.ir.target import Target
 from ingot.passes.manager import Lowered, run_pipeline
 
 BACKENDS = (Triton(), Reference(), Rowwise())

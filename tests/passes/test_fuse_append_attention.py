@@ -28,10 +28,10 @@ from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.record import PassRecord
 from ingot.ir.backend import Backend, No, Yes
 from ingot.ir.harness import load_params, teacher_forced
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage
-from ingot.ir.target import Target
 from ingot.ir.text import print_program
 from ingot.passes.fuse_append_attention import FuseAppendAttention
 from ingot.passes.fuse_qk_norm_rope import FuseQKNormRope

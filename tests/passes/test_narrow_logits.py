@@ -19,9 +19,9 @@ from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import ArtifactError
 from ingot.ir.interpret import interpret
+from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Region, tensor_type
-from ingot.ir.target import Target
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.narrow_logits import NarrowLogits
 from ingot.runtime.check_plan import check_plan

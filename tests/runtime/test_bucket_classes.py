@@ -18,7 +18,7 @@ from ingot.backends.inductor.emit import Inductor
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import Claim, No
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 from ingot.runtime.loader import load_artifact
 
 NAME = "llama-plain"

@@ -13,8 +13,8 @@ import torch
 
 from ingot.ir.artifact.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.ir.errors import InternalError
-from ingot.ir.gpus import TYPICAL
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.gpus import TYPICAL
+from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.mesh import Rank
 from ingot.runtime.cuda import executor as executor_module
 from ingot.runtime.cuda import graphs as graphs_module

@@ -11,7 +11,7 @@ import torch
 
 from ingot.ir.artifact.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.ir.errors import InternalError, OptionError
-from ingot.ir.gpus import TYPICAL
+from ingot.ir.machine.gpus import TYPICAL
 from ingot.runtime.cuda.addresses import Addresses
 from ingot.runtime.cuda.graph_choice import (
     _APART,

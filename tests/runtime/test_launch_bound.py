@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ingot.ir.artifact.plan import BucketClass, BucketMemory, BucketPlan, Instruction, Plan, Ref, ResidentMemory, Value
-from ingot.ir.gpus import TYPICAL, Gpu
+from ingot.ir.machine.gpus import TYPICAL, Gpu
 from ingot.runtime.cuda.graph_sizes import graph_arena, prompt_steps
 from ingot.runtime.cuda.launch_bound import LaunchBound
 from ingot.runtime.cuda.memory import graph_bytes

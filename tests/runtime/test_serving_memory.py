@@ -20,7 +20,7 @@ from ingot.ir.artifact.plan import (
     State,
 )
 from ingot.ir.errors import InternalError, OptionError, TargetError
-from ingot.ir.gpus import TYPICAL
+from ingot.ir.machine.gpus import TYPICAL
 from ingot.ir.memory import MemoryNeed
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory

@@ -14,8 +14,8 @@ import ingot.compile.providers
 from ingot.backends.emits_nothing import EmitsNothing
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of, silu_mul
-from ingot.ir.target import Target
 from ingot.runtime.loaders import LOADERS, Loader
 
 OP = "ingot.silu_mul"

@@ -11,9 +11,9 @@ from torch import fx
 from ingot.backends.triton.emit import Triton
 from ingot.compile.buckets import bucket_classes
 from ingot.ir import build
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.program import ATEN, Program, Stage, StateSpec
-from ingot.ir.target import Target
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import ingot.ir.target
+import ingot.ir.machine.target
 from ingot.ir.errors import TargetError
-from ingot.ir.gpus import Gpu
+from ingot.ir.machine.gpus import Gpu
 
 NO_GPU = "this machine has no GPU that can be used"
 
@@ -23,7 +23,7 @@ def unplug(monkeypatch: pytest.MonkeyPatch) -> None:
     def find() -> Gpu:
         raise TargetError(NO_GPU)
 
-    monkeypatch.setattr(ingot.ir.target, "find_gpu", find)
+    monkeypatch.setattr(ingot.ir.machine.target, "find_gpu", find)
 
 
 def kernels_artifact(artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:

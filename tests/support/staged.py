@@ -17,8 +17,8 @@ from ingot.ir.artifact.record import PassRecord
 from ingot.ir.backend import Backend, signature_of
 from ingot.ir.contracts import Measured, measure
 from ingot.ir.harness import InterpreterRun, load_params, rank_params
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Model, Program, Region
-from ingot.ir.target import Target
 from ingot.models.architectures import read_spec
 from ingot.passes.base import PassContext
 from ingot.passes.manager import Lowered, run_pipeline

@@ -8,7 +8,7 @@ from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Value
 from ingot.ir.cache_dtype import is_narrow
 from ingot.ir.cache_form import CacheForm
-from ingot.ir.gpus import FEATURES
+from ingot.ir.machine.gpus import FEATURES
 
 # The widest head that kernels hold in registers (Gemma's).
 WIDEST = 256

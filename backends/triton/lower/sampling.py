@@ -15,7 +15,7 @@ from ingot.ir.ops.penalties import GENERATED
 # with.
 _SPLIT_BLOCK, _SPLIT_WARPS = 2048, 8
 # The same where each of more than 64 sequences has a row: starting programs is what costs there (`wave` of
-# `choose_largest` in ingot/ir/gpu_times.py), most of all of those that have nothing to draw.
+# `choose_largest` in ingot/ir/machine/gpu_times.py), most of all of those that have nothing to draw.
 _MANY_ROWS_SHARE = 8192
 # Groups of 32 tokens that a program which has a row to itself takes at a time, with a thread for each 8 tokens.
 _BLOCK_GROUPS, _ROW_WARPS = 256, 32

@@ -17,7 +17,7 @@ from ingot.backends.triton.tune import attention, attention_candidates, linear, 
 from ingot.backends.triton.tune.device import Machine, Pool
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 
 # Of the time for a problem, what the first candidates get; the rest is for variants of the best of them.
 _FIRST = 0.75

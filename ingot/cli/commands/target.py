@@ -8,7 +8,7 @@ from ingot.cli.console import console, facts, print_json, print_table, size_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ingot.ir.target import Target
+    from ingot.ir.machine.target import Target
 
 
 def show_target(*, target: str = "auto", json: AsJson = False) -> None:
@@ -24,7 +24,7 @@ def show_target(*, target: str = "auto", json: AsJson = False) -> None:
     from ingot.compile.op_claims import op_claims
     from ingot.compile.providers import available
     from ingot.compile.tools import tools_found
-    from ingot.ir.target import Target
+    from ingot.ir.machine.target import Target
 
     chosen = Target.named(target)
     backends, unavailable = available(chosen)
@@ -45,7 +45,7 @@ def show_target(*, target: str = "auto", json: AsJson = False) -> None:
 def _no_gpu() -> str:
     """Why this machine has no GPU that can be used; "" when it has one."""
     from ingot.ir.errors import TargetError
-    from ingot.ir.target import Target
+    from ingot.ir.machine.target import Target
 
     try:
         Target.detect("cuda")
@@ -56,7 +56,7 @@ def _no_gpu() -> str:
 
 def _features(target: "Target") -> list[dict[str, Any]]:
     """What kernels may use; of what is missing why, and what is done without it."""
-    from ingot.ir.gpus import FEATURES, NVLINK, WITHOUT_NVLINK
+    from ingot.ir.machine.gpus import FEATURES, NVLINK, WITHOUT_NVLINK
 
     if target.sm is None:
         return [{"name": name, "there": True, "needs": "", "without": ""} for name in target.features]

@@ -15,10 +15,10 @@ from ingot.backends.cublas.load import OPS as CUBLAS_OPS
 from ingot.backends.reference.load import load_op
 from ingot.compile.timing.call_inputs import TimedStep, call_of, inputs_for, timed_steps
 from ingot.ir.artifact.provider_times import Candidate, ProviderTime
-from ingot.ir.device_clock import row_seconds
-from ingot.ir.load_context import LoadContext
+from ingot.ir.machine.device_clock import row_seconds
+from ingot.ir.machine.load_context import LoadContext
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, target_name
-from ingot.ir.target import Target
 from ingot.runtime.load_context import on_one_device
 from ingot.runtime.loaders import LOADERS, load_executable, load_library
 

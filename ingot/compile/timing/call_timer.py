@@ -11,8 +11,8 @@ from ingot.compile.executable_cache import explained, find_times, keep_times
 from ingot.compile.timing.call_inputs import timed_steps
 from ingot.ir.artifact.provider_times import Candidate, ProviderTime, ProviderTimes, fastest
 from ingot.ir.errors import BackendError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
-from ingot.ir.target import Target
 from ingot.passes.base import Contest
 
 # Different calls that a compile times. A usual model has one or two, of some tenths of a second each.

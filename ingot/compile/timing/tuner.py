@@ -15,8 +15,8 @@ from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.tuning import Choice, read_choices
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.errors import TargetError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Region
-from ingot.ir.target import Target
 
 # For each choice, compiling the candidates included: fifty of them on a dozen cores take about as long.
 SECONDS = 3.0

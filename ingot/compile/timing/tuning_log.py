@@ -12,7 +12,7 @@ from ingot.ir.artifact.provider_times import ProviderTimes
 from ingot.ir.artifact.tuning import Choice, TuningLog
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.json_text import parse_json
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 from ingot.runtime.artifact import Artifact
 
 _OPTION = "--tuning-log"

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from ingot.ir.errors import TargetError
-from ingot.ir.find_gpu import find_gpu
-from ingot.ir.gpu_times import H200_TIMES, GpuTimes
-from ingot.ir.gpus import TYPICAL, Gpu, product_rate
+from ingot.ir.machine.find_gpu import find_gpu
+from ingot.ir.machine.gpu_times import H200_TIMES, GpuTimes
+from ingot.ir.machine.gpus import TYPICAL, Gpu, product_rate
 
 
 @dataclass(frozen=True)

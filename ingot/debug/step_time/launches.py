@@ -13,7 +13,7 @@ from ingot.debug.step_time.programs import Contexts, Launched, Prompts, launched
 from ingot.ir.artifact.manifest import EXE_FOLDER
 from ingot.ir.artifact.plan import Executable, Instruction
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.gpus import Gpu
+from ingot.ir.machine.gpus import Gpu
 from ingot.ir.masks import CAUSAL
 from ingot.ir.ops import op_of
 from ingot.ir.program import VIEWS, held_type, target_name

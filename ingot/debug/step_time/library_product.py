@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from ingot.debug.step_time.device import Device
-from ingot.ir.gpu_times import KernelTime
+from ingot.ir.machine.gpu_times import KernelTime
 from ingot.ir.ops.registry import Cost
 from ingot.ir.types import DTYPES
 

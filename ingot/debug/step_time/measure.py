@@ -16,7 +16,7 @@ from ingot.debug.step_time.measurement import InstructionTime, StepMeasurement
 from ingot.debug.step_time.record import record_trace
 from ingot.debug.step_time.served import padded
 from ingot.debug.step_time.trace import read_trace
-from ingot.ir.device_clock import median_seconds
+from ingot.ir.machine.device_clock import median_seconds
 from ingot.ir.program import VIEWS, target_name
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.bucket import Call

@@ -7,7 +7,7 @@ from ingot.debug.step_time.device import Device
 from ingot.debug.step_time.library_product import product_seconds
 from ingot.debug.step_time.programs import Launched
 from ingot.debug.step_time.work import Work
-from ingot.ir.gpu_times import HostTime, KernelTime
+from ingot.ir.machine.gpu_times import HostTime, KernelTime
 
 
 def device_seconds(work: Work, device: Device) -> float:

@@ -10,7 +10,7 @@ from ingot.backends.triton.lower.attention_problem import DecodeProblem
 from ingot.backends.triton.lower.attention_split_limits import split_limits
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.gpus import Gpu, resident_blocks
+from ingot.ir.machine.gpus import Gpu, resident_blocks
 from ingot.ir.masks import CAUSAL, Mask
 
 

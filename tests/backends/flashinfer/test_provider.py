@@ -27,8 +27,8 @@ from ingot.backends.triton.emit import Triton
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import BackendError, InternalError
+from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
-from ingot.ir.target import Target
 from ingot.passes.base import PassContext
 from ingot.passes.choose_providers import ChooseProviders
 from ingot.passes.rewrite import Rewriter

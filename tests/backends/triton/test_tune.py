@@ -18,7 +18,7 @@ from ingot.backends.triton.tune.linear import Timed, make_schedule
 from ingot.backends.triton.tune.linear_candidates import AnyTiles, candidates, more_candidates
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
-from ingot.ir.target import Target
+from ingot.ir.machine.target import Target
 
 H200 = Machine(sm=90, cores=132)
 SM_90 = Target.named("sm_90")

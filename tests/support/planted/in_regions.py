@@ -13,8 +13,8 @@ from torch import fx
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.inductor.library import LIBRARIES
 from ingot.ir.errors import IngotError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, RegionCall
-from ingot.ir.target import Target
 from ingot.ir.verify import verify
 from planted.fault import Fault, NoFault, Setup, Truth
 from planted.wrong_rewrites import wrong_rewrites

@@ -11,9 +11,9 @@ from my_pass.wide_head import WideHead
 from ingot.ir.artifact.record import PassRecord
 from ingot.ir.harness import load_params
 from ingot.ir.interpret import interpret
+from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage
-from ingot.ir.target import Target
 from ingot.passes.base import PassContext
 from ingot.passes.manager import run_pass
 

@@ -28,8 +28,8 @@ from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.ir.artifact.plan import Plan, Ref
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, BackendError, IngotError, TargetError
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, RegionCall, merged_params, target_name
-from ingot.ir.target import Target
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.weights import map_weights

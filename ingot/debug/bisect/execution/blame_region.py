@@ -22,8 +22,8 @@ from ingot.debug.bisect.execution.region_variants import explained
 from ingot.debug.bisect.execution.tensor_check import Wrong, check_tensor
 from ingot.ir.backend import Backend
 from ingot.ir.interpret import interpret
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
-from ingot.ir.target import Target
 from ingot.ir.types import TensorType
 from ingot.runtime.load_context import on_one_device
 from ingot.runtime.loaders import load_executable

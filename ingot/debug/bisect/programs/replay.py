@@ -23,10 +23,10 @@ from ingot.ir.artifact.provider_times import ProviderTimes
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import ArtifactError, VerifyError
+from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage
-from ingot.ir.target import Target
 from ingot.ir.types import DTYPES
 from ingot.passes.base import Pass, PassContext
 

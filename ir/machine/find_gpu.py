@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import TargetError
-from ingot.ir.gpus import Gpu
+from ingot.ir.machine.gpus import Gpu
 
 # CUdevice_attribute in cuda.h.
 _MULTIPROCESSORS, _CLOCK, _BUS_WIDTH, _MAJOR, _MINOR = 16, 36, 37, 75, 76

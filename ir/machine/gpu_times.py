@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ingot.ir.gpus import TYPICAL, Gpu
+from ingot.ir.machine.gpus import TYPICAL, Gpu
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import torch
 from pydantic import BaseModel, ConfigDict
 
 from ingot.ir.errors import TargetError
-from ingot.ir.find_gpu import find_gpu
-from ingot.ir.gpus import NVLINK, TYPICAL, Gpu, features_of
+from ingot.ir.machine.find_gpu import find_gpu
+from ingot.ir.machine.gpus import NVLINK, TYPICAL, Gpu, features_of
 
 
 class Target(BaseModel):

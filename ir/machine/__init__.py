@@ -1,0 +1,1 @@
+"""The machine that is compiled for and loaded on: targets, GPUs by name, what their kernels take."""
