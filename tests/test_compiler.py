@@ -25,11 +25,11 @@ from ingot.compile.driver import CompileReport, _few_collections
 from ingot.compile.identity import exe_key
 from ingot.compile.request import Request
 from ingot.ir.errors import CheckpointError
-from ingot.ir.harness import teacher_forced
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.harness import teacher_forced
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.parse import parse_type
 from ingot.ir.program import Region
-from ingot.ir.tolerances import compare
 from ingot.passes.pipeline import OPTIONAL
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact

@@ -21,8 +21,8 @@ from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir.artifact.manifest import GOLDEN
 from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.errors import ArtifactError, IngotError, OptionError, TargetError
-from ingot.ir.harness import InterpreterRun, MeshRun, load_params, teacher_forced
 from ingot.ir.mesh import Rank, ranks
+from ingot.ir.numerics.harness import InterpreterRun, MeshRun, load_params, teacher_forced
 from ingot.ir.parse import parse_program
 from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import source

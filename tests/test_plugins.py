@@ -196,7 +196,7 @@ import sys
 from pathlib import Path
 import torch
 from tiny import TINY
-from ingot.ir.harness import teacher_forced
+from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.ops import OPS
 from ingot.runtime.loader import load_artifact
 

@@ -20,9 +20,9 @@ from ingot.compile.publish import ArtifactWriter
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir.formats import FORMATS
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.program import ParamSpec, Program
 from ingot.ir.recipe import concat, quantize, source
-from ingot.ir.tolerances import compare
 from ingot.ir.types import TensorType
 from ingot.models.architectures import read_spec
 from ingot.passes.pipeline import edit_pipeline

@@ -27,9 +27,9 @@ from ingot.backends.triton.lower.call import Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tune.device import Launcher, Machine, captured
 from ingot.ir.artifact.plan import BucketClass
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.ops.registry import Op
-from ingot.ir.tolerances import compare
 from ingot.ir.types import TensorType
 
 ROWS = (1, 32)

@@ -18,8 +18,8 @@ from ingot.ir.artifact.golden import EntryRun, GoldenRun, Logit, Machine, Row, S
 from ingot.ir.artifact.manifest import EXE_FOLDER, GOLDEN, WEIGHTS_FOLDER, FileEntry, Manifest
 from ingot.ir.artifact.trace import trace_name
 from ingot.ir.errors import ArtifactError, OptionError
-from ingot.ir.harness import Schedule, scheduled
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.harness import Schedule, scheduled
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.bucket import Call
 from ingot.runtime.executor import Executor

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ingot.ir.artifact.plan import BucketClass
-from ingot.ir.harness import Schedule
+from ingot.ir.numerics.harness import Schedule
 
 _REQUESTS = 3
 # Enough to mix sequences of unequal age in one step; of a large model every step reads all weights.

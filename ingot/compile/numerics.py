@@ -11,17 +11,17 @@ import torch
 from ingot.compile.weight_statistics import WeightStatistic, weight_statistics
 from ingot.frontend.trace import Limits
 from ingot.ir.artifact.record import Numerics, PassRecord
-from ingot.ir.contracts import Breach, Measured, breach, changed_meaning, deviation, logits_of, measure
-from ingot.ir.divergence import Differs, Divergence, Overflow, by_contract, first_divergence, first_nonfinite
 from ingot.ir.errors import NumericsError, VerifyError
 from ingot.ir.features import find_input
 from ingot.ir.granule import granule_of
-from ingot.ir.harness import rank_params, step_inputs
 from ingot.ir.mesh import ranks
+from ingot.ir.numerics.contracts import Breach, Measured, breach, changed_meaning, deviation, logits_of, measure
+from ingot.ir.numerics.divergence import Differs, Divergence, Overflow, by_contract, first_divergence, first_nonfinite
+from ingot.ir.numerics.harness import rank_params, step_inputs
+from ingot.ir.numerics.quantized_weights import kl_divergence, weight_breaches, with_rounded_weights
+from ingot.ir.numerics.recording import Inputs, record
 from ingot.ir.program import Model, Program
-from ingot.ir.quantized_weights import kl_divergence, weight_breaches, with_rounded_weights
 from ingot.ir.recipe import Recipe, Results
-from ingot.ir.recording import Inputs, record
 from ingot.ir.text import print_program
 from ingot.passes.pipeline import OPTIONAL
 
@@ -38,7 +38,7 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class PassNumerics:
-    """What a pass did to the logits of the sample: see `ingot.ir.contracts.Deviation` for the numbers.
+    """What a pass did to the logits of the sample: see `ingot.ir.numerics.contracts.Deviation` for the numbers.
 
     `kl` is that of a LOSSY pass, in nats. `changed` is False where the pass left the program as it was, and nothing
     was computed.

@@ -18,7 +18,7 @@ from ingot.debug.verification import BucketResult, Difference, Promise, Verifica
 from ingot.ir.artifact.golden import GoldenRun, Row
 from ingot.ir.artifact.manifest import EXE_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, IngotError, TargetError
-from ingot.ir.tolerances import TOLERANCES, Tolerance
+from ingot.ir.numerics.tolerances import TOLERANCES, Tolerance
 from ingot.ir.types import DTYPES
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import Loaded, bind, check_target

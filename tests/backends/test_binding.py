@@ -11,8 +11,8 @@ from tiny import TINY
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir.errors import IngotError, InternalError
-from ingot.ir.harness import load_params, teacher_forced
 from ingot.ir.interpret import interpret
+from ingot.ir.numerics.harness import load_params, teacher_forced
 from ingot.ir.program import Program
 from ingot.runtime.cpu.executor import CpuExecutor
 

@@ -20,12 +20,12 @@ from ingot.compile.emitter import Emitter
 from ingot.compile.providers import BACKEND_CHOICES
 from ingot.ir.artifact.plan import FEW_TOKENS, Executable
 from ingot.ir.errors import BackendError, TargetError
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.machine.target import Target
 from ingot.ir.masks import Mask
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
-from ingot.ir.tolerances import compare
 from ingot.runtime.load_context import on_one_device
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -9,8 +9,8 @@ import torch
 from eight_bit_samples import FLOAT8, eight_bit_samples
 
 from ingot.ir.cache_form import CacheForm
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
-from ingot.ir.tolerances import compare
 
 pytestmark = pytest.mark.xdist_group("cpu-kernels")
 

@@ -11,10 +11,10 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.backend import No, Yes
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.ops.activations import ACTIVATIONS
 from ingot.ir.program import Program, Stage
-from ingot.ir.tolerances import compare
 from ingot.ir.types import Dim, TensorType
 
 pytestmark = pytest.mark.xdist_group("cpu-kernels")

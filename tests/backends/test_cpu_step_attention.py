@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ingot.backends.cpu.calls.step_attention import step_attention_ops
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
-from ingot.ir.tolerances import compare
 
 STARTS, LENS, TOKENS = [2, 35, 35, 37], [33, 0, 1, 20], 60
 OPTIONS: dict[str, dict[str, Any]] = {

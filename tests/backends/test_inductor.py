@@ -26,14 +26,14 @@ from ingot.compile.providers import BACKENDS
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import No, Yes
-from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import BackendError
 from ingot.ir.interpret import interpret
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.contracts import Measured, breach
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Region
-from ingot.ir.tolerances import compare
 from ingot.ir.types import DTYPE_NAMES
 from ingot.runtime.load_context import on_one_device
 

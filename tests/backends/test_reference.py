@@ -16,9 +16,9 @@ from ingot.backends.reference.load import load_op
 from ingot.ir.backend import Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS, Op, Sample
 from ingot.ir.program import ATEN, VIEWS, Program, Stage
-from ingot.ir.tolerances import compare
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -6,7 +6,7 @@ import torch
 from ingot.debug.bisect.programs.compare import differs
 from ingot.debug.bisect.programs.locate import Side, locate
 from ingot.debug.bisect.programs.schedule import Request, whole
-from ingot.ir.contracts import Measured
+from ingot.ir.numerics.contracts import Measured
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 

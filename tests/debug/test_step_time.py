@@ -34,9 +34,9 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, TargetError
 from ingot.ir.machine.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
 from ingot.ir.machine.gpus import TYPICAL, Gpu, product_rate
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops.registry import Cost
 from ingot.ir.parse import parse_programs
-from ingot.ir.tolerances import compare
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.step import StepLayout, StepSizes

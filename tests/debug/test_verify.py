@@ -254,7 +254,7 @@ def test_elsewhere_logits_may_differ_by_the_tolerance(plain: Path) -> None:
     edit_golden(plain, elsewhere)
     found = verify(plain)
     assert found.holds and found.promise is Promise.TOLERANCE and found.results[0].bitwise_equal == 47
-    # float32: 1e-5 and 1e-4 of the largest logit (ir/tolerances.py); the logits are of size 2 to 10.
+    # float32: 1e-5 and 1e-4 of the largest logit (ir/numerics/tolerances.py); the logits are of size 2 to 10.
     edit_golden(plain, lambda run: blur(run, 1e-4))
     found = verify(plain)
     assert found.holds and found.results[0].bitwise_equal == 0

@@ -13,7 +13,7 @@ from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.respelling import Respelling, find_respelling, nearest_respelling
 from ingot.ir.errors import CheckpointError
-from ingot.ir.harness import load_params
+from ingot.ir.numerics.harness import load_params
 
 TENSORS = "model.safetensors"
 NEEDED = ("model.embed.weight", "model.layers.0.q.weight", "model.layers.1.q.weight", "lm_head.weight")

@@ -19,7 +19,7 @@ from staged import CHUNK, LIMITS, staged, traced
 from tiny import TINY
 
 from ingot.ir.errors import IngotError
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
 from ingot.models.architectures import read_spec
 
 # By what every run can afford: one of each of ten families that the commit draws, and with --run-slow 25 of each, which

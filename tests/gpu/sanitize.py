@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ingot.ir.harness import scheduled
+from ingot.ir.numerics.harness import scheduled
 from ingot.runtime.loader import load_artifact
 
 # (sequence, tokens) of each step: all bucket classes, a chunk across pages, decoding of one and of all.

@@ -9,7 +9,7 @@ from serve_artifact import Job, serve
 from tiny import CHECKPOINTS, QUICK
 
 from ingot import compile_model
-from ingot.ir.tolerances import compare
+from ingot.ir.numerics.tolerances import compare
 
 pytestmark = pytest.mark.gpu
 # Steps of all bucket classes: prompts reach 97 tokens, and are served together.

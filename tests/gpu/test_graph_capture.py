@@ -13,7 +13,7 @@ from gpu_model import LIMITS, MODEL
 
 from ingot import LLM, SamplingParams, compile_model
 from ingot.ir.errors import InternalError
-from ingot.ir.harness import Schedule, scheduled
+from ingot.ir.numerics.harness import Schedule, scheduled
 from ingot.runtime.cuda.graph_sizes import graph_sizes
 from ingot.runtime.cuda.step_graph import StepGraph
 from ingot.runtime.loader import Loaded, load_artifact

@@ -23,9 +23,9 @@ from ingot.backends.inductor.emit_cuda import InductorCuda
 from ingot.backends.inductor.load import load
 from ingot.compile.emitter import Emitter
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.contracts import Measured, breach
 from ingot.ir.interpret import interpret
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.contracts import Measured, breach
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Region
 from ingot.runtime.artifact import open_artifact

@@ -14,7 +14,7 @@ from gpu_model import LIMITS, MODEL
 
 from ingot import compile_model
 from ingot.backends.triton import load as triton
-from ingot.ir.harness import scheduled
+from ingot.ir.numerics.harness import scheduled
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.loaders import LOADERS, Loader
 

@@ -12,7 +12,7 @@ import torch
 from gpu_model import LIMITS, MODEL
 
 from ingot import LLM, RequestOutput, SamplingParams, compile_model
-from ingot.ir.tolerances import compare
+from ingot.ir.numerics.tolerances import compare
 
 pytestmark = pytest.mark.gpu
 # Layers of a float32 model amplify rounding: the table's tolerance is for one op.

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.contracts import Measured, breach, changed_meaning, deviation, measure
 from ingot.ir.errors import VerifyError
+from ingot.ir.numerics.contracts import Measured, breach, changed_meaning, deviation, measure
+from ingot.ir.numerics.tolerances import TOLERANCES
 from ingot.ir.parse import parse_program
-from ingot.ir.tolerances import TOLERANCES
 
 EXACT, ROUNDING, LOSSY = Numerics.EXACT, Numerics.ROUNDING, Numerics.LOSSY
 F32, BF16 = torch.float32, torch.bfloat16

@@ -14,11 +14,11 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.contracts import RankParams
-from ingot.ir.divergence import Divergence, by_contract, first_divergence, first_nonfinite
-from ingot.ir.harness import rank_params, step_inputs
+from ingot.ir.numerics.contracts import RankParams
+from ingot.ir.numerics.divergence import Divergence, by_contract, first_divergence, first_nonfinite
+from ingot.ir.numerics.harness import rank_params, step_inputs
+from ingot.ir.numerics.recording import Recording, record
 from ingot.ir.program import Program, RegionCall
-from ingot.ir.recording import Recording, record
 from ingot.ir.text import print_program
 from ingot.passes.pipeline import pipeline_for
 

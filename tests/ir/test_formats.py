@@ -13,10 +13,10 @@ from ingot.ir import recipe as r
 from ingot.ir.errors import CheckpointError, InternalError, OptionError, VerifyError
 from ingot.ir.formats import ELEMENTS, FORMATS, Format, Scales, dequantize, find_format, quantize, register_format
 from ingot.ir.mesh import ranks
+from ingot.ir.numerics.quantized_weights import weight_breach
+from ingot.ir.numerics.tolerances import TOLERANCES, compare
 from ingot.ir.program import Program, Stage
-from ingot.ir.quantized_weights import weight_breach
 from ingot.ir.recipe import Recipe, source
-from ingot.ir.tolerances import TOLERANCES, compare
 from ingot.ir.types import Dim, Split, TensorType
 
 INTEGERS = {name: format for name, format in FORMATS.items() if not format.lossless}

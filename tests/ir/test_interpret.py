@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.interpret import interpret
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program
 from ingot.ir.tables import make_table
-from ingot.ir.tolerances import compare
 
 LENGTHS = (5, 1, 3)
 T = sum(LENGTHS)

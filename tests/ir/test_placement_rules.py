@@ -13,10 +13,10 @@ from torch import fx
 from ingot.ir.errors import VerifyError
 from ingot.ir.formats import FORMATS, quantize
 from ingot.ir.infer_placement import fit
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS, Op, Sample
 from ingot.ir.placements import RULES, Fit, viewed_dim
 from ingot.ir.program import ATEN, Program, Stage, StateSpec
-from ingot.ir.tolerances import compare
 from ingot.ir.types import Placement, TensorType
 
 RANKS = 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ingot.ir.formats import FORMATS, quantize
-from ingot.ir.quantized_weights import kl_divergence, weight_breach
+from ingot.ir.numerics.quantized_weights import kl_divergence, weight_breach
 
 Parts = dict[str, torch.Tensor]
 

@@ -5,7 +5,7 @@ import math
 import torch
 from op_values import BF16, F32, every_dtype, ints
 
-from ingot.ir.tolerances import compare
+from ingot.ir.numerics.tolerances import compare
 
 
 @every_dtype

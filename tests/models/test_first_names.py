@@ -10,7 +10,7 @@ from tiny import TINY
 
 from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
-from ingot.ir.harness import load_params
+from ingot.ir.numerics.harness import load_params
 from ingot.models.architectures import read_spec
 
 TENSORS = "model.safetensors"

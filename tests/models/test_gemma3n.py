@@ -14,7 +14,7 @@ from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops
 from ingot.ir.cache_summary import CacheSummary
 from ingot.ir.errors import CheckpointError
-from ingot.ir.harness import load_params
+from ingot.ir.numerics.harness import load_params
 from ingot.models.architectures import read_spec
 from ingot.runtime.loader import load_artifact
 

@@ -10,7 +10,7 @@ from tiny import TINY
 from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir.errors import CheckpointError
-from ingot.ir.harness import load_params
+from ingot.ir.numerics.harness import load_params
 
 TENSORS, PREFIX = "model.safetensors", "transformer."
 

@@ -14,7 +14,7 @@ from tiny import TINY
 
 from ingot.compile.request import Request
 from ingot.ir.errors import ConfigError
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
 from ingot.models.architectures import read_spec
 from ingot.models.blocks.attention import AttentionSpec
 from ingot.models.blocks.decoder import DecoderSpec

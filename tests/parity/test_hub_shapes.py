@@ -22,8 +22,8 @@ from serve_artifact import teacher_forced_artifact
 from staged import LIMITS, staged, traced
 
 from ingot import compile_model
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
-from ingot.ir.tolerances import compare
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.tolerances import compare
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hub-shapes")]
 

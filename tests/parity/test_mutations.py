@@ -26,7 +26,7 @@ from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir.errors import CheckpointError, IngotError
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.program import ModelSpec
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec

@@ -20,7 +20,7 @@ from tiny import CHECKPOINTS, CUTS, QUICK, TINY
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
 from ingot.models.architectures import ARCHITECTURES, read_spec
 
 SLOW = pytest.mark.slow

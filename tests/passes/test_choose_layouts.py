@@ -23,14 +23,14 @@ from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import Claim, Yes
 from ingot.ir.errors import OptionError
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.layout import Layout, layouts_of
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.tolerances import TOLERANCES
 from ingot.ir.ops import linear, op_of
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Stage
 from ingot.ir.text import print_program
-from ingot.ir.tolerances import TOLERANCES
 from ingot.ir.types import Split
 from ingot.passes.choose_layouts import ChooseLayouts, second_copies
 from ingot.passes.manager import Lowered, run_pass, run_pipeline

@@ -18,8 +18,8 @@ from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.contracts import breach
 from ingot.ir.errors import VerifyError
+from ingot.ir.numerics.contracts import breach
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Model, Program, Stage
 from ingot.ir.text import print_program, print_region_body

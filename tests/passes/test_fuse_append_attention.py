@@ -27,8 +27,8 @@ from ingot.backends.reference.emit import Reference
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.record import PassRecord
 from ingot.ir.backend import Backend, No, Yes
-from ingot.ir.harness import load_params, teacher_forced
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.harness import load_params, teacher_forced
 from ingot.ir.ops import op_of
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage

@@ -16,8 +16,8 @@ from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir.artifact.plan import Plan
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import PassError
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.json_text import dump_json
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage
 from ingot.passes.make_plan import MakePlan

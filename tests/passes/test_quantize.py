@@ -15,16 +15,16 @@ from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import trace
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics, PassRecord, Refusal
-from ingot.ir.contracts import breach
 from ingot.ir.errors import OptionError
 from ingot.ir.formats import FORMATS
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.interpret import interpret
+from ingot.ir.numerics.contracts import breach
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage, op_counts
 from ingot.ir.recipe import dequantize, quantize
 from ingot.ir.text import print_program
-from ingot.ir.tolerances import compare
 from ingot.ir.types import Split
 from ingot.models.architectures import read_spec
 from ingot.passes.manager import run_pass, run_pipeline

@@ -11,10 +11,10 @@ from sharded import open_model
 from staged import logits_of, staged
 
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import IngotError
+from ingot.ir.numerics.contracts import Measured, breach
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.program import Model, Program
-from ingot.ir.tolerances import compare
 from ingot.models.architectures import ARCHITECTURES
 from ingot.passes.pipeline import edit_pipeline, pipeline_for
 

@@ -19,9 +19,9 @@ from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.record import Numerics, PassRecord
 from ingot.ir.interpret import interpret, interpret_ranks
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.tolerances import TOLERANCES
 from ingot.ir.parse import parse_program
 from ingot.ir.program import VIEWS, Program, Stage, op_counts, target_name, tensor_type
-from ingot.ir.tolerances import TOLERANCES
 from ingot.passes.manager import run_pass, run_pipeline
 from ingot.passes.pipeline import edit_pipeline
 from ingot.passes.select_rows_early import SelectRowsEarly

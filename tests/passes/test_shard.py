@@ -14,14 +14,14 @@ from staged import Step, logits_of, pass_context, staged
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics, PassRecord
-from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import OptionError, PassError, VerifyError
-from ingot.ir.harness import MeshRun, teacher_forced
 from ingot.ir.mesh import ranks
+from ingot.ir.numerics.contracts import Measured, breach
+from ingot.ir.numerics.harness import MeshRun, teacher_forced
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Model, ParamSpec, Program, Stage
 from ingot.ir.text import print_program
-from ingot.ir.tolerances import compare
 from ingot.ir.types import Placement
 from ingot.ir.verify import verify
 from ingot.passes.insert_collectives import InsertCollectives

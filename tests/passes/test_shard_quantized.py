@@ -9,11 +9,11 @@ from sharded import open_model
 from staged import Step, logits_of, pass_context, staged
 from tiny_checkpoint import Tiny
 
-from ingot.ir.contracts import breach
 from ingot.ir.errors import OptionError
 from ingot.ir.mesh import ranks
+from ingot.ir.numerics.contracts import breach
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.program import Model, Program, Stage
-from ingot.ir.tolerances import compare
 from ingot.ir.types import Placement
 from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import edit_pipeline, pipeline_for

@@ -18,11 +18,11 @@ from ingot.frontend.checkpoint import Checkpoint
 from ingot.frontend.trace import Limits, trace
 from ingot.ir import build, ops, recipe
 from ingot.ir.errors import CheckpointError, VerifyError
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops.moe import group_by_expert, route
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage
-from ingot.ir.tolerances import compare
 from ingot.ir.types import Dim, TensorType
 from ingot.models.architectures import ARCHITECTURES, DECODER, Architecture, read_spec
 from ingot.models.blocks.block import Block

@@ -16,7 +16,7 @@ from toy_conv import conv_artifact, taps
 from ingot import LLM, SamplingParams
 from ingot.ir import ops
 from ingot.ir.errors import OptionError
-from ingot.ir.harness import teacher_forced
+from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.ops import OPS
 from ingot.models.blocks.decoder import Decoder, DecoderSpec
 

@@ -15,8 +15,8 @@ from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.formats import FORMATS, PACKINGS, Format, Packing, dequantize, quantize, register_format, register_packing
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.program import Model, Stage
-from ingot.ir.tolerances import compare
 from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import edit_pipeline, pipeline_for
 

@@ -30,10 +30,10 @@ from ingot.frontend.trace import Limits, trace
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import InternalError, VerifyError
-from ingot.ir.harness import teacher_forced
+from ingot.ir.numerics.harness import teacher_forced
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS, Op, Sample, define
 from ingot.ir.program import Stage, StateSpec, tensor_type
-from ingot.ir.tolerances import compare
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.ir.verify import verify
 from ingot.models import architectures

@@ -23,7 +23,7 @@ from ingot.backends.triton.lower.linear_call import Gate, Linear
 from ingot.backends.triton.lower.weight import Weight
 from ingot.backends.triton.operands import LOADERS, Loader, register_loader
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.tolerances import compare
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.types import TensorType
 
 TILE = 16

@@ -11,8 +11,8 @@ import torch
 from run_seed import again, run_seed
 
 from ingot import compile_model
-from ingot.ir.harness import scheduled
-from ingot.ir.tolerances import compare
+from ingot.ir.numerics.harness import scheduled
+from ingot.ir.numerics.tolerances import compare
 from ingot.runtime.cuda import staging
 from ingot.runtime.cuda.staging import HostInputs
 from ingot.runtime.loader import load_artifact

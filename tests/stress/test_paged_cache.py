@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ingot import LLM, SamplingParams
-from ingot.ir.harness import teacher_forced
-from ingot.ir.tolerances import compare
+from ingot.ir.numerics.harness import teacher_forced
+from ingot.ir.numerics.tolerances import compare
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.executor import StepHandle
 from ingot.runtime.loader import Loaded, load_artifact

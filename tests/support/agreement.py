@@ -2,7 +2,7 @@
 
 import torch
 
-from ingot.ir.tolerances import TOLERANCES
+from ingot.ir.numerics.tolerances import TOLERANCES
 
 # What a rewrite may add to rounding is 1.25 (architecture, section 3); two runs of equal rounding noise, over the few
 # logits of a test, differ by about as much again.

@@ -7,8 +7,8 @@ import torch
 from ingot.backends.reference.emit import Reference
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import Backend
-from ingot.ir.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.harness import InterpreterRun, load_params, teacher_forced
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage
 from ingot.ir.text import print_program

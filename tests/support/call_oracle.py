@@ -10,8 +10,8 @@ import torch
 from drawn_tokens import wrong_token
 from one_call import OneCall
 
-from ingot.ir.contracts import ROUNDING_FACTOR
-from ingot.ir.tolerances import TOLERANCES, compare
+from ingot.ir.numerics.contracts import ROUNDING_FACTOR
+from ingot.ir.numerics.tolerances import TOLERANCES, compare
 
 # Weights of a softmax go into a product in the dtype of the values: one more rounding than the reference has, of sums
 # that reach a few times the size of a result.

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ingot.ir.tolerances import TOLERANCES, compare
+from ingot.ir.numerics.tolerances import TOLERANCES, compare
 
 F64, F32, F16, BF16 = torch.float64, torch.float32, torch.float16, torch.bfloat16
 FLOATS = tuple(TOLERANCES)

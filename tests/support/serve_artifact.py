@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ingot import LLM, SamplingParams
-from ingot.ir.harness import teacher_forced
+from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.parse import parse_type
 from ingot.runtime.loader import load_artifact
 

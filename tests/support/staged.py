@@ -15,9 +15,9 @@ from ingot.frontend.trace import Limits, trace
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.artifact.record import PassRecord
 from ingot.ir.backend import Backend, signature_of
-from ingot.ir.contracts import Measured, measure
-from ingot.ir.harness import InterpreterRun, load_params, rank_params
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.contracts import Measured, measure
+from ingot.ir.numerics.harness import InterpreterRun, load_params, rank_params
 from ingot.ir.program import Model, Program, Region
 from ingot.models.architectures import read_spec
 from ingot.passes.base import PassContext

@@ -18,7 +18,7 @@ from toy_ops import toy_ops
 from ingot import compile_model
 from ingot.ir import ops, recipe
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.harness import InterpreterRun
+from ingot.ir.numerics.harness import InterpreterRun
 from ingot.ir.ops import OPS, Effect, Op, Sample, define
 from ingot.ir.program import Stage, StateSpec, tensor_type
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType

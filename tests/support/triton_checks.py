@@ -7,8 +7,8 @@ import torch
 from triton_schedules import run_lowering
 
 from ingot.backends.triton.lower.call import Lowering
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import Op
-from ingot.ir.tolerances import compare
 
 
 def check_lowering(

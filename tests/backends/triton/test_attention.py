@@ -30,8 +30,8 @@ from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.lower.table import LOWERINGS as ALL
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.masks import Mask
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
-from ingot.ir.tolerances import compare
 from ingot.ir.types import TensorType
 
 MIXES: dict[str, Mix] = {

@@ -27,8 +27,8 @@ from ingot.backends.triton.lower.table import LOWERINGS
 from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Value
 from ingot.ir.backend import No, Yes
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
-from ingot.ir.tolerances import compare
 from ingot.ir.types import TensorType
 
 CLASSES = ((1, 16), (17, 32), (33, 64), (65, 256))

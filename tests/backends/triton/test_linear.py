@@ -15,7 +15,7 @@ from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.tolerances import compare
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.types import TensorType
 
 BUCKETS = ((1, 1), (2, 16), (17, 32), (33, 64))

@@ -20,7 +20,7 @@ from ingot.backends.triton.lower.linear_call import Linear
 from ingot.backends.triton.lower.weight import Weight, plain_weight
 from ingot.backends.triton.operands import Loader, register_loader
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.tolerances import compare
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.types import TensorType
 
 N, K = 70, 136

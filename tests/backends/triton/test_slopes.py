@@ -12,8 +12,8 @@ from triton_schedules import run_lowering, some
 
 from ingot.backends.triton.lower.table import LOWERINGS
 from ingot.ir.masks import Mask
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
-from ingot.ir.tolerances import compare
 
 # Odd numbers of heads, one of them, more than a tile has, and of groups.
 HEADS = [GROUPED, Heads(3, 1, 80), Heads(5, 5, 32), Heads(1, 1, 64), Heads(17, 1, 16)]

@@ -10,8 +10,8 @@ from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from ingot.ir.errors import VerifyError
+from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
-from ingot.ir.tolerances import compare
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

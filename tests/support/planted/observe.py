@@ -9,8 +9,8 @@ import torch
 from hand_step import hand_step
 
 from ingot.ir.errors import IngotError
-from ingot.ir.harness import MeshRun
 from ingot.ir.mesh import parse_mesh, ranks
+from ingot.ir.numerics.harness import MeshRun
 from ingot.ir.parse import parse_programs
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact

@@ -7,9 +7,9 @@ from my_op.swiglu import swiglu
 
 from ingot.ir.interpret import interpret
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.tolerances import TOLERANCES, compare
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Stage
-from ingot.ir.tolerances import TOLERANCES, compare
 from ingot.passes.base import PassContext
 from ingot.passes.manager import run_pass
 

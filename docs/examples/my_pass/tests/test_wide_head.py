@@ -9,9 +9,9 @@ import torch
 from my_pass.wide_head import WideHead
 
 from ingot.ir.artifact.record import PassRecord
-from ingot.ir.harness import load_params
 from ingot.ir.interpret import interpret
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.harness import load_params
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Program, Stage
 from ingot.passes.base import PassContext

@@ -9,8 +9,8 @@ from torch import fx
 
 from ingot.debug.bisect.execution.tensor_check import Wrong, check_state, check_tensor, raw_bits, same_bits
 from ingot.ir.interpret import interpret
+from ingot.ir.numerics.tolerances import TOLERANCES
 from ingot.ir.program import Program, RegionCall
-from ingot.ir.tolerances import TOLERANCES
 from ingot.ir.types import StateType, TensorType, TupleType
 
 

@@ -8,7 +8,7 @@ import torch
 from ingot.ir.artifact.plan import Plan
 from ingot.ir.features import find_input
 from ingot.ir.features.penalties import PENALTIES
-from ingot.ir.harness import scheduled
+from ingot.ir.numerics.harness import scheduled
 from ingot.ir.parse import parse_type
 
 Inputs = Mapping[str, torch.Tensor]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ingot.ir.contracts import ROUNDING_FACTOR
-from ingot.ir.tolerances import TOLERANCES
+from ingot.ir.numerics.contracts import ROUNDING_FACTOR
+from ingot.ir.numerics.tolerances import TOLERANCES
 
 # Its root mean square error may be this many times the reference's, by the dtype that is computed in. A wrong constant
 # moves all elements a little, in bfloat16 by less than any one of them may be off; their mean shows it. Measured on

@@ -10,8 +10,8 @@ from ingot.debug.bisect.programs.oracles import Digest, Oracle
 from ingot.debug.bisect.programs.schedule import Request as Sequence
 from ingot.debug.bisect.programs.schedule import whole
 from ingot.debug.bisect.verdict import Kind, Verdict
+from ingot.ir.numerics.recording import layer_of
 from ingot.ir.program import VIEWS, Program, target_name
-from ingot.ir.recording import layer_of
 from ingot.ir.text import print_program
 
 # How far logits may lie from an oracle's, of the largest one: oracles compute in float32, in part at least, whose

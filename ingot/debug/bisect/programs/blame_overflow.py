@@ -3,7 +3,7 @@
 from ingot.debug.bisect.case import Case
 from ingot.debug.bisect.programs.schedule import Request, whole
 from ingot.debug.bisect.verdict import Kind, Verdict
-from ingot.ir.divergence import first_nonfinite
+from ingot.ir.numerics.divergence import first_nonfinite
 
 
 def blame_overflow(case: Case) -> Verdict | None:

@@ -12,8 +12,8 @@ from ingot.debug.bisect.programs.observe import observe
 from ingot.debug.bisect.programs.quantized import broken_quantization
 from ingot.debug.bisect.programs.schedule import Request, is_cached, whole
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import VerifyError
+from ingot.ir.numerics.contracts import Measured, breach
 from ingot.ir.ops.registry import wide
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.program import Program, Stage

@@ -15,8 +15,8 @@ from ingot.debug.bisect.programs.quantized import rounded, wrong_weight
 from ingot.debug.bisect.programs.schedule import in_chunks, is_cached, whole
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics, Rewrite
-from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import IngotError
+from ingot.ir.numerics.contracts import Measured, breach
 from ingot.ir.program import Program
 from ingot.ir.text import print_call, value_name
 

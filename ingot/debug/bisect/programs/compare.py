@@ -2,8 +2,8 @@
 
 import torch
 
-from ingot.ir.contracts import MEANING_FACTOR
-from ingot.ir.tolerances import TOLERANCES
+from ingot.ir.numerics.contracts import MEANING_FACTOR
+from ingot.ir.numerics.tolerances import TOLERANCES
 
 
 def differs(found: torch.Tensor, expected: torch.Tensor) -> str | None:

@@ -9,8 +9,8 @@ from torch import fx
 
 from ingot.debug.bisect.programs.observe import Observed, Tensors, by_token, is_by_token, observe
 from ingot.debug.bisect.programs.schedule import Step
-from ingot.ir.contracts import Measured
 from ingot.ir.interpret import interpret
+from ingot.ir.numerics.contracts import Measured
 from ingot.ir.program import Program, RegionCall, target_name, tensor_type
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import TensorType

@@ -7,8 +7,8 @@ import torch
 from torch import fx
 
 from ingot.debug.bisect.programs.schedule import Step
-from ingot.ir.harness import fresh_states
 from ingot.ir.interpret import interpret_ranks
+from ingot.ir.numerics.harness import fresh_states
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
 

@@ -7,8 +7,8 @@ from ingot.debug.bisect.programs.observe import Tensors, observe
 from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.programs.schedule import Step, is_cached
 from ingot.ir import ops
+from ingot.ir.numerics.quantized_weights import weight_breaches, with_rounded_weights
 from ingot.ir.program import Program
-from ingot.ir.quantized_weights import weight_breaches, with_rounded_weights
 
 
 def wrong_weight(params: Params, before: Program, after: Program) -> tuple[str, str] | None:

@@ -21,9 +21,9 @@ from ingot.debug.bisect.programs.schedule import Step, is_cached
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.provider_times import ProviderTimes
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.contracts import Measured, breach
 from ingot.ir.errors import ArtifactError, VerifyError
 from ingot.ir.machine.target import Target
+from ingot.ir.numerics.contracts import Measured, breach
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage

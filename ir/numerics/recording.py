@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from ingot.ir import origin
-from ingot.ir.contracts import Measured, RankParams
-from ingot.ir.harness import MeshRun, Run
 from ingot.ir.mesh import Mesh, groups, world_size
+from ingot.ir.numerics.contracts import Measured, RankParams
+from ingot.ir.numerics.harness import MeshRun, Run
 from ingot.ir.program import Program, target_name
 from ingot.ir.types import Placement
 

@@ -7,11 +7,11 @@ import torch
 from torch import fx
 
 from ingot.ir import ops
-from ingot.ir.contracts import Breach, RankParams
 from ingot.ir.formats import Format, dequantize, find_format, quantize
+from ingot.ir.numerics.contracts import Breach, RankParams
+from ingot.ir.numerics.tolerances import TOLERANCES
 from ingot.ir.program import Program, is_call
 from ingot.ir.recipe import Recipe
-from ingot.ir.tolerances import TOLERANCES
 
 
 @dataclass(frozen=True)

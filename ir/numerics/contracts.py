@@ -1,7 +1,7 @@
 """What a pass promises of the numbers (`ingot.ir.artifact.record.Numerics`), measured under the interpreter.
 
 What a program means is its float64 interpretation. No pass that is EXACT or ROUNDING may change that, whatever it does
-to rounding; a LOSSY one may, and owes what `ingot.ir.quantized_weights` asks.
+to rounding; a LOSSY one may, and owes what `ingot.ir.numerics.quantized_weights` asks.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,11 +13,11 @@ from torch import fx
 
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import VerifyError
-from ingot.ir.harness import MeshRun, teacher_forced
 from ingot.ir.interpret import Watch
+from ingot.ir.numerics.harness import MeshRun, teacher_forced
+from ingot.ir.numerics.tolerances import TOLERANCES, Tolerance, compare
 from ingot.ir.ops.registry import wide
 from ingot.ir.program import Program
-from ingot.ir.tolerances import TOLERANCES, Tolerance, compare
 
 # How many times worse than the program before a ROUNDING pass may be, against float64: the promise of `Numerics`.
 ROUNDING_FACTOR = 1.25

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.contracts import Breach, Measured, RankParams, breach, changed_meaning
-from ingot.ir.harness import MeshRun
+from ingot.ir.numerics.contracts import Breach, Measured, RankParams, breach, changed_meaning
+from ingot.ir.numerics.harness import MeshRun
+from ingot.ir.numerics.recording import Inputs, Recording, Value, layer_of
 from ingot.ir.program import Program, RegionCall, target_name
-from ingot.ir.recording import Inputs, Recording, Value, layer_of
 from ingot.ir.types import DTYPE_NAMES
 
 # Of all tensors of one shape, those whose sums come nearest: views share theirs.
@@ -111,7 +111,7 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
 
     Outputs are compared by their names, other values by node: passes keep the names of what they leave alone. What a
     region computes stands in `before` under another name, and is looked for by value. Steps are compared one with one,
-    so programs that take other inputs are given one step (`ingot.ir.harness.step_inputs`).
+    so programs that take other inputs are given one step (`ingot.ir.numerics.harness.step_inputs`).
     """
     for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
         pairs = _Pairs(before, after, number, differs)
