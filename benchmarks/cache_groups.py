@@ -22,7 +22,7 @@ from pathlib import Path
 from results import Figure, print_figures, write_result
 
 from ingot import LLM, SamplingParams
-from ingot.ir.memory import MemoryNeed
+from ingot.ir.cache.memory import MemoryNeed
 from ingot.runtime.engine import EngineRequest
 
 _NEW = 17  # tokens of a second turn: they fill no whole number of pages

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops
-from ingot.ir.cache_dtype import CacheScales
+from ingot.ir.cache.dtype import CacheScales
 from ingot.ir.errors import CheckpointError
 from ingot.ir.program import Model
 

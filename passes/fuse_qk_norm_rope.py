@@ -10,7 +10,7 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, No, alternatives
-from ingot.ir.cache_dtype import CacheScales
+from ingot.ir.cache.dtype import CacheScales
 from ingot.ir.program import is_call, tensor_type
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.cache_groups import FULL, table_groups
+from ingot.ir.cache.groups import FULL, table_groups
 from ingot.ir.errors import PassError
 from ingot.ir.features import (
     Attribute,

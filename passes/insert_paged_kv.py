@@ -11,9 +11,9 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.cache_dtype import CACHE_DTYPES, CacheScales, is_narrow
-from ingot.ir.cache_form import CacheForm
-from ingot.ir.cache_groups import FULL, CacheGroup, ordered
+from ingot.ir.cache.dtype import CACHE_DTYPES, CacheScales, is_narrow
+from ingot.ir.cache.form import CacheForm
+from ingot.ir.cache.groups import FULL, CacheGroup, ordered
 from ingot.ir.errors import OptionError, PassError
 from ingot.ir.features import POOL, feeds_whole, find_ending
 from ingot.ir.features.sharing import COLUMNS
@@ -31,9 +31,9 @@ class InsertPagedKV(Pass):
     """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
 
     Several with one `layer` have one cache: the first one writes keys and values, and all attend to them.
-    `page_size` is in tokens. A cache has the form that keys and values ask for (`ingot.ir.cache_form`), and lies in the
-    pages of the group that its attention's mask says (`ingot.ir.cache_groups`). With `kv_cache_dtype` "auto" its dtype
-    is that of the keys, with "fp8" it is f8e4m3 with the scales of its `attention` (`ingot.ir.cache_dtype`). In an
+    `page_size` is in tokens. A cache has the form that keys and values ask for (`ingot.ir.cache.form`), and lies in the
+    pages of the group that its attention's mask says (`ingot.ir.cache.groups`). With `kv_cache_dtype` "auto" its dtype
+    is that of the keys, with "fp8" it is f8e4m3 with the scales of its `attention` (`ingot.ir.cache.dtype`). In an
     entry whose ending has each sequence fed whole, no later step reads keys and values: it becomes `step_attention`.
     """
 

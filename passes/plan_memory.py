@@ -7,13 +7,13 @@ from typing import Any
 from torch import fx
 
 from ingot.ir.artifact.plan import BucketMemory, Instruction, ResidentMemory, Value
+from ingot.ir.cache.memory import PlannedState, state_memory
 from ingot.ir.dry_run import peak_bytes
 from ingot.ir.errors import PassError
 from ingot.ir.features import find_ending
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.interpret import interpret
 from ingot.ir.logprob_limits import MAX_SCORED
-from ingot.ir.memory import PlannedState, state_memory
 from ingot.ir.ops import op_of
 from ingot.ir.parse import parse_type
 from ingot.ir.program import VIEWS, ParamSpec, Program, RegionCall, target_name

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ingot.ir.cache_groups import FULL, CacheGroup
+from ingot.ir.cache.groups import FULL, CacheGroup
 from ingot.ir.features import Fed, Rated
 from ingot.ir.features.step_input import Array
 from ingot.runtime.request import Request

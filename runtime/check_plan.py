@@ -8,9 +8,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 
 from ingot.ir.artifact.plan import PLAN_FILE, Argument, BucketPlan, DType, Instruction, Plan, PlanFile, Plans, Ref
+from ingot.ir.cache.memory import planned_states, state_memory
 from ingot.ir.errors import ArtifactError, IngotError, ParseError, VerifyError
 from ingot.ir.features import FEATURES, Ending, find_ending, find_input, step_inputs
-from ingot.ir.memory import planned_states, state_memory
 from ingot.ir.mesh import Mesh, mesh_text, world_size
 from ingot.ir.ops import OPS
 from ingot.ir.outputs import may_stand_for

@@ -11,11 +11,11 @@ import torch
 
 from ingot.ir.artifact.manifest import Manifest
 from ingot.ir.artifact.plan import Executable, Plan, Plans
+from ingot.ir.cache.scratch_pages import Scratch, scratch_of
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.machine.extras import require
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.machine.target import Target, first_difference
-from ingot.ir.scratch_pages import Scratch, scratch_of
 from ingot.runtime.artifact import Artifact, open_artifact
 from ingot.runtime.check_plan import check_plans, check_positions
 from ingot.runtime.cpu.executor import CpuExecutor

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ingot.ir.artifact.plan import Plans
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
+from ingot.ir.cache.memory import MemoryNeed
+from ingot.ir.cache.slot_limits import KEPT_PER_SEQUENCE, KEPT_SHARE
 from ingot.ir.errors import OptionError
-from ingot.ir.memory import MemoryNeed
-from ingot.ir.slot_limits import KEPT_PER_SEQUENCE, KEPT_SHARE
 from ingot.runtime.limits import Limits
 
 # What a KV pool takes on a CPU when no bound is given: vLLM's default for its CPU backend, 4 GiB, and never more

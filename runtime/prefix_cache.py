@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
 from ingot.runtime.block_hashes import BlockHashes
 from ingot.runtime.blocks import Blocks
 from ingot.runtime.request import Request

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from ingot.ir.cache_groups import FULL
+from ingot.ir.cache.groups import FULL
 from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime import steady_decode

@@ -1,14 +1,14 @@
-"""The caches of a group whose scratch pages are one memory (`ingot.ir.scratch_pages`)."""
+"""The caches of a group whose scratch pages are one memory (`ingot.ir.cache.scratch_pages`)."""
 
 from collections.abc import Mapping
 
 import torch
 
 from ingot.ir.artifact.plan import State
+from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.machine.load_context import Allocator
 from ingot.ir.parse import parse_type
-from ingot.ir.scratch_pages import Scratch
 
 
 def caches_with_scratch(

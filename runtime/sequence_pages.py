@@ -6,14 +6,14 @@ that no later token reads; page 0 then stands in their places. States that stand
 (`ingot.runtime.state_slots`), which come and go with the pages.
 
 Of a long piece most pages are read by its own step alone. Where the pool is short, they are scratch pages
-(`ingot.ir.scratch_pages`): they stand in the page table of that step, and the sequence never holds them.
+(`ingot.ir.cache.scratch_pages`): they stand in the page table of that step, and the sequence never holds them.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.ir.cache_groups import FULL, CacheGroup, ordered
+from ingot.ir.cache.groups import FULL, CacheGroup, ordered
 from ingot.runtime.blocks import ONE_BY_ONE, Blocks
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Request

@@ -12,7 +12,7 @@ from itertools import groupby
 import numpy as np
 
 from ingot.ir.artifact.plan import Plan
-from ingot.ir.cache_groups import FULL
+from ingot.ir.cache.groups import FULL
 from ingot.ir.features.sharing import COLUMNS, COUNT, FIRST, LEADER, LENGTH, MEMBER, MOST_GROUPS, OWN
 from ingot.ir.features.step_input import Array
 from ingot.ir.machine.gpus import Gpu

@@ -11,11 +11,11 @@ import torch
 
 from ingot.backends.reference.load import load_op
 from ingot.ir.artifact.plan import State
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
+from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.machine.load_context import Allocator
 from ingot.ir.parse import parse_type
-from ingot.ir.scratch_pages import Scratch
 from ingot.ir.types import TensorType
 from ingot.runtime.cpu.allocator import HostAllocator
 from ingot.runtime.scratch_states import caches_with_scratch

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ingot.backends.cpu.calls.attention import fused_by_torch
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops import op_of, paged_attention, partial_attention, sample, step_attention
 from ingot.ir.ops.attention import seen_in_step

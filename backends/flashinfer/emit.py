@@ -12,8 +12,8 @@ from ingot.backends.flashinfer.library import Library
 from ingot.backends.flashinfer.packages import Missing, find_packages
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, Executable
 from ingot.ir.backend import No, Yes
-from ingot.ir.cache_dtype import is_narrow
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.dtype import is_narrow
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
 from ingot.ir.masks import Mask

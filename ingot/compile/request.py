@@ -27,7 +27,7 @@ from ingot.ir.artifact.provider_times import ProviderTimes
 from ingot.ir.artifact.trace import LEVELS, Level
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.backend import Backend, Tunable
-from ingot.ir.cache_dtype import CACHE_DTYPES
+from ingot.ir.cache.dtype import CACHE_DTYPES
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
 from ingot.ir.json_text import parse_json
 from ingot.ir.layout import Layout

@@ -17,7 +17,7 @@ from ingot.ir.artifact.provider_times import Decision
 from ingot.ir.artifact.record import Refusal
 from ingot.ir.artifact.trace import trace_name
 from ingot.ir.artifact.tuning import Choice as TileChoice
-from ingot.ir.cache_summary import CacheSummary
+from ingot.ir.cache.summary import CacheSummary
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.json_text import dump_json

@@ -11,7 +11,7 @@ from ingot.cli.views.plan import read_plans
 from ingot.debug.explain import explain
 from ingot.debug.explained import BucketCosts, Explained
 from ingot.ir.artifact.manifest import TIMINGS
-from ingot.ir.cache_summary import CacheSummary
+from ingot.ir.cache.summary import CacheSummary
 from ingot.ir.errors import ArtifactError
 from ingot.report.memory import Resident, StepMemory, resident, step_memories
 from ingot.report.step_times import DrawnStep, drawn_steps

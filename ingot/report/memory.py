@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ingot.ir.artifact.plan import Argument, BucketPlan, Instruction, Plan, Plans, Ref
-from ingot.ir.memory import MemoryNeed
+from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.parse import parse_type
 
 

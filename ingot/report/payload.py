@@ -18,7 +18,7 @@ def report_value(report: Report) -> dict[str, Any]:
     lines      every distinct line of the programs, as the fields of ProgramLine in order
     steps      the passes; `delta` turns the lines of the step `before` into those of the pass: [begin, end, lines]
     start_up   pairs of a part and its seconds
-    caches     the groups of caches (`ingot.ir.cache_summary`)
+    caches     the groups of caches (`ingot.ir.cache.summary`)
     memory     one for each bucket class
     nodes      the table of each bucket class, its rows as the fields of NodeRow in order
     step_times one for each bucket class of a GPU, its calls as the fields of DrawnCall in order

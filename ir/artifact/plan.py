@@ -185,7 +185,7 @@ class ResidentMemory(BaseModel):
     weights  all resident tensors, each once
     states   states by device row
     slot     a slot, in all states that stand once per sequence
-    groups   groups of caches by name (`ingot.ir.cache_groups`)
+    groups   groups of caches by name (`ingot.ir.cache.groups`)
     inputs   the inputs of the largest step
     outputs  the outputs of the largest step: those of the step before are held while one runs
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import VerifyError
 from ingot.ir.features.fed import Fed, Rated
 from ingot.ir.features.registry import find_input, row_tables, step_inputs

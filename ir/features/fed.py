@@ -6,7 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import InternalError
 from ingot.ir.features.step_input import Array, Asking
 

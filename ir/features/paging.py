@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from ingot.ir.cache_groups import FULL, CacheGroup
+from ingot.ir.cache.groups import FULL, CacheGroup
 from ingot.ir.features.feature import Feature
 from ingot.ir.features.fed import Fed
 from ingot.ir.features.step_input import Array, StepInput

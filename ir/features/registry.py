@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from ingot.ir.cache_groups import group_of_input
+from ingot.ir.cache.groups import group_of_input
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.features.blocks import BLOCKS
 from ingot.ir.features.drafts import DRAFTS, HIDDEN, PROPOSALS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ingot.ir.cache_groups import table_groups
+from ingot.ir.cache.groups import table_groups
 from ingot.ir.errors import VerifyError
 from ingot.ir.features import FedSequence, fed_of, step_values, turn_of
 from ingot.ir.interpret import Watch, interpret, interpret_ranks

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from ingot.ir.cache_dtype import CacheScales, check_cache_dtype
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.dtype import CacheScales, check_cache_dtype
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL
 from ingot.ir.ops.attention import like_q, slopes_sample, stated_options
 from ingot.ir.ops.paged_attention import paged_attention

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from ingot.ir.cache_dtype import CacheScales
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.dtype import CacheScales
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.errors import VerifyError
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.registry import Sample, define, own_row, wide

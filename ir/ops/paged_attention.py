@@ -1,16 +1,16 @@
 """A paged KV cache: what is written into it, and attention over it.
 
-A KV cache has the form that `ingot.ir.cache_form` says: [pages, 2, page, kv_heads, head_dim] where keys and values are
+A KV cache has the form that `ingot.ir.cache.form` says: [pages, 2, page, kv_heads, head_dim] where keys and values are
 of one width. A slot is `page * page_size + offset`. Its dtype is that of the keys, or f8e4m3 with a scale for keys and
-one for values (`ingot.ir.cache_dtype`).
+one for values (`ingot.ir.cache.dtype`).
 """
 
 from functools import cache
 
 import torch
 
-from ingot.ir.cache_dtype import CacheScales, as_cached, as_movable, check_cache_dtype
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.dtype import CacheScales, as_cached, as_movable, check_cache_dtype
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import (
     attend,
@@ -118,7 +118,7 @@ def kv_append(
     """The cache with k [T, KV, D] and v [T, KV, V] written at slots i64[T]; a negative slot is padding and writes
     nothing. Where `v` is None, values are numbers of the keys, and a row of the cache is a key.
 
-    What is written is k / `k_scale` and v / `v_scale` in the dtype of the cache (`ingot.ir.cache_dtype`).
+    What is written is k / `k_scale` and v / `v_scale` in the dtype of the cache (`ingot.ir.cache.dtype`).
 
     Raises VerifyError for a cache of another form than k and v ask for, or of another dtype that is not f8e4m3.
     """
@@ -402,7 +402,7 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attention of q [T, H, D] over the pages of each sequence: [T, H, V].
 
-    The cache tells V by its form (`ingot.ir.cache_form`): `value_width` is given where values are the first numbers of
+    The cache tells V by its form (`ingot.ir.cache.form`): `value_width` is given where values are the first numbers of
     keys, and only there.
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
@@ -411,7 +411,7 @@ def paged_attention(
     mask `tree`: what each token sees of those that its sequence feeds (`ingot.ir.ops.tree`). `sharing` i32[G, 6] is the
     table of shared prefixes (`ingot.ir.features.sharing`): a provider may read a prefix once for all sequences that
     share it, or ignore this. `k_scale` and `v_scale` are those that the cache was written with
-    (`ingot.ir.cache_dtype`). Where values are numbers of the keys, they were divided by `k_scale`: `v_scale` is then
+    (`ingot.ir.cache.dtype`). Where values are numbers of the keys, they were divided by `k_scale`: `v_scale` is then
     the same number.
 
     Raises VerifyError for an unknown mask, for slopes with a tree, for a cache of no form, and for one that is neither

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ingot.ir.cache_dtype import CacheScales
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.dtype import CacheScales
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import attention_scores, result_of, weighted_values
 from ingot.ir.ops.paged_attention import cached_keys, longest_read, paged_attention, paged_samples

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from ingot.ir.cache_dtype import CacheScales, check_cache_dtype
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.dtype import CacheScales, check_cache_dtype
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.ops.dense import rms_norm, rope, rope_flops, rope_reads
 from ingot.ir.ops.paged_attention import kv_append
 from ingot.ir.ops.registry import Sample, bytes_of, define

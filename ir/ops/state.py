@@ -6,7 +6,7 @@ a device gets kernels for them as for every other op.
 
 import torch
 
-from ingot.ir.cache_dtype import as_movable
+from ingot.ir.cache.dtype import as_movable
 from ingot.ir.ops.registry import Sample, define
 
 

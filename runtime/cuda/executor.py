@@ -9,7 +9,7 @@ from dataclasses import asdict
 import torch
 
 from ingot.ir.artifact.plan import BucketPlan, Plan
-from ingot.ir.cache_groups import table_groups
+from ingot.ir.cache.groups import table_groups
 from ingot.ir.errors import InternalError, OptionError, StepMemoryError
 from ingot.ir.machine.find_gpu import find_gpu
 from ingot.ir.machine.load_context import LoadContext

@@ -8,7 +8,7 @@ import pytest
 import torch
 from eight_bit_samples import FLOAT8, eight_bit_samples
 
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS
 

@@ -10,7 +10,7 @@ from command_text import command_text
 from tiny import TINY
 
 from ingot import compile_model
-from ingot.ir.cache_summary import CacheSummary
+from ingot.ir.cache.summary import CacheSummary
 from ingot.report.data import read_report
 from ingot.report.payload import report_value
 from ingot.runtime.artifact import open_artifact

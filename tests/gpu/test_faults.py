@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.triton import load as triton
+from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.errors import OptionError
-from ingot.ir.memory import MemoryNeed
 from ingot.runtime.cuda.graph_sizes import graph_sizes
 from ingot.runtime.cuda.memory import device_memory
 

@@ -12,7 +12,7 @@ from tiny import TINY
 from window_artifacts import poison
 
 from ingot import LLM, SamplingParams, compile_model
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
 from ingot.runtime.cuda.graph_choice import Capture
 
 pytestmark = pytest.mark.gpu

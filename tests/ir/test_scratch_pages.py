@@ -18,8 +18,8 @@ from ingot.ir.artifact.plan import (
     State,
     Value,
 )
-from ingot.ir.memory import MemoryNeed
-from ingot.ir.scratch_pages import Scratch, scratch_of
+from ingot.ir.cache.memory import MemoryNeed
+from ingot.ir.cache.scratch_pages import Scratch, scratch_of
 
 GROUP = "window_1024"
 TYPE = "bf16[pages, 2, 16, 4, 256]"

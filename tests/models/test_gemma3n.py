@@ -12,7 +12,7 @@ from ingot import LLM, SamplingParams
 from ingot.compile.request import Request
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir import ops
-from ingot.ir.cache_summary import CacheSummary
+from ingot.ir.cache.summary import CacheSummary
 from ingot.ir.errors import CheckpointError
 from ingot.ir.numerics.harness import load_params
 from ingot.models.architectures import read_spec

@@ -7,7 +7,7 @@ import pytest
 from tiny import TINY, compile_options
 
 from ingot import LLM, SamplingParams, compile_model
-from ingot.ir.cache_summary import CacheSummary
+from ingot.ir.cache.summary import CacheSummary
 from ingot.runtime.loader import load_artifact
 
 PAGE, DIM, FLOAT = 16, 14, 4  # tokens, elements of a head, bytes of one

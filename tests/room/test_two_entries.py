@@ -26,8 +26,8 @@ from ingot import LLM, SamplingParams, compile_model
 from ingot.cli.main import INGOT, run
 from ingot.ir import ops, recipe
 from ingot.ir.artifact.record import Numerics
+from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.errors import ArtifactError, OptionError, VerifyError
-from ingot.ir.memory import MemoryNeed
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.parse import parse_program
 from ingot.ir.program import ParamSpec, Program, Stage, merged_params

@@ -12,8 +12,8 @@ from tiny import TINY
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.ir.backend import No
+from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.errors import ConfigError, OptionError, PassError, RequestError
-from ingot.ir.memory import MemoryNeed
 from ingot.ir.ops import op_of, paged_attention
 from ingot.runtime.loader import load_artifact
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from served import GREEDY, Served
 
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import InternalError
 from ingot.runtime.pages import PagePool
 from ingot.runtime.sampling_params import SamplingParams

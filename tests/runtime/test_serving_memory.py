@@ -19,9 +19,9 @@ from ingot.ir.artifact.plan import (
     ResidentMemory,
     State,
 )
+from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.errors import InternalError, OptionError, TargetError
 from ingot.ir.machine.gpus import TYPICAL
-from ingot.ir.memory import MemoryNeed
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.memory import USUAL_SHARE, graph_bytes, serving_memory
 from ingot.runtime.limits import Limits

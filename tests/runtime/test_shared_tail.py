@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from ingot.ir.artifact.plan import State
+from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.errors import InternalError, OptionError
-from ingot.ir.scratch_pages import Scratch
 from ingot.runtime.cpu import shared_tail as host
 from ingot.runtime.cuda import shared_tail as device
 from ingot.runtime.load_context import on_one_device

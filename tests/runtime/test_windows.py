@@ -5,7 +5,7 @@ import random
 import pytest
 from served import GREEDY, Served
 
-from ingot.ir.cache_groups import FULL, CacheGroup, group_of_input, table_groups
+from ingot.ir.cache.groups import FULL, CacheGroup, group_of_input, table_groups
 from ingot.ir.errors import RequestError
 from ingot.runtime.block_hashes import BlockHashes
 from ingot.runtime.sampling_params import SamplingParams

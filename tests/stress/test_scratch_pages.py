@@ -11,7 +11,7 @@ import torch
 from window_artifacts import caches_of, finish_steps, poison, with_and_without
 
 from ingot import LLM, SamplingParams
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
 from ingot.runtime.pages import PagePool
 
 pytestmark = pytest.mark.xdist_group("scratch-pages")

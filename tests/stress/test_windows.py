@@ -8,7 +8,7 @@ from window_artifacts import poison as poison_all
 from window_artifacts import with_and_without
 
 from ingot import LLM, SamplingParams
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
 from ingot.runtime.loader import load_artifact
 
 pytestmark = pytest.mark.xdist_group("windows")

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import StepMemoryError
 from ingot.ir.features.sharing import COUNT, FIRST, LEADER, LENGTH, MEMBER, OWN
 from ingot.ir.masks import Mask

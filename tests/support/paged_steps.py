@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.form import CacheForm
 
 
 @dataclass(frozen=True)

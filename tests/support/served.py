@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fake_device import VOCAB, FakeDevice, Knobs, hashed_logprobs, hashed_token
 
-from ingot.ir.cache_groups import FULL, CacheGroup
+from ingot.ir.cache.groups import FULL, CacheGroup
 from ingot.runtime.engine import Engine
 from ingot.runtime.outputs import Logprob, RequestOutput
 from ingot.runtime.pages import PagePool

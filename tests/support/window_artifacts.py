@@ -9,7 +9,7 @@ import torch
 from tiny import TINY
 
 from ingot import LLM, compile_model
-from ingot.ir.cache_groups import FULL, CacheGroup
+from ingot.ir.cache.groups import FULL, CacheGroup
 
 
 def with_and_without(model: str, folder: Path, window: int, **options: Any) -> tuple[Path, Path]:

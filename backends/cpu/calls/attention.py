@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from ingot.backends.cpu.calls.kernels import INT, POINTER, REAL, Kernels
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, KINDS, Mask
 from ingot.ir.ops import paged_attention, partial_attention
 from ingot.ir.ops.attention import seen_in_step

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ingot.backends.cpu.calls.kernels import FLOAT8, INT, POINTER, REAL, SUFFIXES, Kernels
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.form import CacheForm
 
 
 def rope_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:

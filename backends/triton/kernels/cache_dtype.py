@@ -1,4 +1,4 @@
-"""Keys and values between the dtype that kernels compute in and that of the cache (`ingot.ir.cache_dtype`).
+"""Keys and values between the dtype that kernels compute in and that of the cache (`ingot.ir.cache.dtype`).
 
 Where the two are one dtype, nothing here leaves a trace in machine code.
 """

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.problem import read_problem
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.errors import VerifyError
 from ingot.ir.types import DTYPES
 
@@ -24,7 +24,7 @@ class DecodeProblem:
     the same launch. `dtype` is that of q, k and v by its IR name, `cache_dtype` that of the cache.
 
     `form` is "equal", "values_N" for values of N numbers beside keys, or "latent_N" where they are the first N numbers
-    of keys (`ingot.ir.cache_form`). `sharing` of the `kv_heads` groups read one head of the cache.
+    of keys (`ingot.ir.cache.form`). `sharing` of the `kv_heads` groups read one head of the cache.
     """
 
     kv_heads: int

@@ -17,7 +17,7 @@ from ingot.backends.triton.lower.heads import (
 )
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two, tile_width
 from ingot.backends.triton.schedule import Schedule, Value
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 
 # The widest tile of keys or values where these are not of one width: what a latent cache of DeepSeek's shape has.

@@ -6,8 +6,8 @@ from ingot.backends.triton.kernels.attention_constants import Fed, Layout, Strid
 from ingot.backends.triton.launches import Expr
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Value
-from ingot.ir.cache_dtype import is_narrow
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.dtype import is_narrow
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.machine.gpus import FEATURES
 
 # The widest head that kernels hold in registers (Gemma's).
@@ -23,7 +23,7 @@ def static(value: Value, axis: int) -> int:
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache of `kv_heads` heads: its form (`ingot.ir.cache_form`), and how it lies in memory."""
+    """A cache of `kv_heads` heads: its form (`ingot.ir.cache.form`), and how it lies in memory."""
 
     kv_heads: int
     form: CacheForm

@@ -16,7 +16,7 @@ from triton.runtime.jit import MockTensor, create_function_from_signature
 
 from ingot.backends.triton.launches import WARP, evaluate
 from ingot.backends.triton.schedule import Argument, Schedule, Value
-from ingot.ir.cache_dtype import is_narrow
+from ingot.ir.cache.dtype import is_narrow
 from ingot.ir.machine.device_clock import median_seconds
 from ingot.ir.types import DTYPES
 

@@ -3,16 +3,16 @@
 from typing import TYPE_CHECKING
 
 from ingot.cli.console import size_text
-from ingot.ir.slot_limits import KEPT_PER_SEQUENCE
+from ingot.ir.cache.slot_limits import KEPT_PER_SEQUENCE
 
 if TYPE_CHECKING:
     from ingot.ir.artifact.plan import Plans
-    from ingot.ir.memory import MemoryNeed
+    from ingot.ir.cache.memory import MemoryNeed
 
 
 def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
     """Names and texts: weights, activations at their peak, KV cache, slots, and the sum for the limits."""
-    from ingot.ir.memory import MemoryNeed  # not at the top: `--help` loads no schemas
+    from ingot.ir.cache.memory import MemoryNeed  # not at the top: `--help` loads no schemas
 
     need = MemoryNeed.of(plans)
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]

@@ -12,7 +12,7 @@ from ingot.cli.views.memory import memory_rows
 from ingot.cli.views.programs import FINAL
 from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Instruction, Plans, Ref
 from ingot.ir.artifact.trace import trace_name
-from ingot.ir.cache_summary import CacheSummary
+from ingot.ir.cache.summary import CacheSummary
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.plan_file import read_plan_file

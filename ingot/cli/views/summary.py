@@ -8,7 +8,7 @@ from ingot.cli.views.caches import print_caches
 from ingot.cli.views.plan import buckets_of, read_plans
 from ingot.ir.artifact.manifest import UNLISTED
 from ingot.ir.artifact.trace import HOW_TO_GET, TraceEntry, trace_name
-from ingot.ir.cache_summary import CacheSummary
+from ingot.ir.cache.summary import CacheSummary
 from ingot.runtime.artifact import Artifact
 
 if TYPE_CHECKING:

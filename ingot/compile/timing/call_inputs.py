@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
-from ingot.ir.cache_dtype import is_narrow
+from ingot.ir.cache.dtype import is_narrow
 from ingot.ir.errors import BackendError
 from ingot.ir.features.sharing import COLUMNS
 from ingot.ir.ops import op_of

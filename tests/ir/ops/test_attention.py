@@ -13,7 +13,7 @@ from transformers.models.bloom import modeling_bloom as bloom
 from transformers.models.gemma2 import modeling_gemma2 as gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 
-from ingot.ir.cache_form import CacheForm
+from ingot.ir.cache.form import CacheForm
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops import OPS
 

@@ -21,8 +21,8 @@ from ingot.debug.bisect.programs.schedule import (
     with_pages,
 )
 from ingot.ir import ops
-from ingot.ir.cache_form import CacheForm
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.form import CacheForm
+from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import VerifyError
 from ingot.ir.features import turn_of
 from ingot.ir.mesh import Rank, ranks

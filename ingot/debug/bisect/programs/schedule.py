@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from ingot.ir.cache_groups import FULL, group_of_input
+from ingot.ir.cache.groups import FULL, group_of_input
 from ingot.ir.errors import ArtifactError
 from ingot.ir.features import FedSequence, fed_of, step_inputs, step_values, turn_of
 from ingot.ir.features.paging import PAGING

@@ -9,16 +9,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ingot.ir.artifact.plan import BucketPlan, Instruction, Plans, Ref, shape_text
-from ingot.ir.cache_form import CacheForm
-from ingot.ir.cache_groups import CacheGroup, ordered
+from ingot.ir.cache.form import CacheForm
+from ingot.ir.cache.groups import CacheGroup, ordered
+from ingot.ir.cache.memory import MemoryNeed
+from ingot.ir.cache.scratch_pages import Scratch
 from ingot.ir.errors import VerifyError
 from ingot.ir.masks import Mask
-from ingot.ir.memory import MemoryNeed
-from ingot.ir.scratch_pages import Scratch
 
 _LAYER = re.compile(r"kv\.(\d+)")
 _READERS = ("ingot.paged_attention", "ingot.partial_attention")  # of caches of all forms: q, then the cache
-_AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache_form
+_AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache.form
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ingot.ir.artifact.plan import GroupMemory, Plan, Plans
-from ingot.ir.cache_groups import CacheGroup
-from ingot.ir.scratch_pages import Scratch, scratch_of
+from ingot.ir.cache.groups import CacheGroup
+from ingot.ir.cache.scratch_pages import Scratch, scratch_of
 
 if TYPE_CHECKING:
     from ingot.ir.types import TensorType

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ingot.ir.artifact.plan import BucketPlan, Instruction, Plan, Plans, Ref, shape_text
-from ingot.ir.cache_groups import CacheGroup
+from ingot.ir.cache.groups import CacheGroup
 
 
 @dataclass(frozen=True)
