@@ -8,7 +8,6 @@ from torch import fx
 
 from ingot.ir.artifact.plan import BucketMemory, Instruction, ResidentMemory, Value
 from ingot.ir.cache.memory import PlannedState, state_memory
-from ingot.ir.dry_run import peak_bytes
 from ingot.ir.errors import PassError
 from ingot.ir.features import find_ending
 from ingot.ir.infer import sized_meta_tensor
@@ -19,6 +18,7 @@ from ingot.ir.parse import parse_type
 from ingot.ir.program import VIEWS, ParamSpec, Program, RegionCall, target_name
 from ingot.ir.types import LOADED_DIMS, StateType, TensorType
 from ingot.passes.base import PassContext
+from ingot.passes.dry_run import peak_bytes
 
 
 def bucket_memory(

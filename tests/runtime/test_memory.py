@@ -17,11 +17,11 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.reference.emit import Rowwise
 from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.cache.memory import MemoryNeed
-from ingot.ir.dry_run import peak_bytes
 from ingot.ir.errors import OptionError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS, paged_attention
+from ingot.passes.dry_run import peak_bytes
 from ingot.runtime.loader import load_artifact
 
 PICO = Path(__file__).parents[2] / "models" / "pico"
