@@ -22,7 +22,7 @@ from ingot.runtime.cpu.executor import CpuExecutor
 from ingot.runtime.cuda.context import start
 from ingot.runtime.cuda.early_context import EarlyContext
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.graph_choice import CAPTURES, Capture
+from ingot.runtime.cuda.graphs.choice import CAPTURES, Capture
 from ingot.runtime.cuda.memory import device_memory
 from ingot.runtime.cuda.weights import WeightCopy
 from ingot.runtime.debug_switch import debugging

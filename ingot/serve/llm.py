@@ -22,7 +22,7 @@ from ingot.runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from ingot.runtime.chat.template import ChatTemplate
-    from ingot.runtime.cuda.graph_choice import Capture
+    from ingot.runtime.cuda.graphs.choice import Capture
     from ingot.runtime.engine import Engine
     from ingot.runtime.loader import Loaded
     from ingot.runtime.outputs import EmbeddingOutput, RequestOutput

@@ -6,8 +6,8 @@ from typing import Literal
 
 from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
 from ingot.runtime.binding import no_bucket
-from ingot.runtime.cuda.graph_choice import Capture, DecodeChoice, PromptChoice
-from ingot.runtime.cuda.graph_sizes import bucket_serving, has_few_tokens
+from ingot.runtime.cuda.graphs.choice import Capture, DecodeChoice, PromptChoice
+from ingot.runtime.cuda.graphs.sizes import bucket_serving, has_few_tokens
 from ingot.runtime.step import StepSizes
 
 # Graphs of steps that decode alone, and of those that feed prompts.

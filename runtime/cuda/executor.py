@@ -17,12 +17,12 @@ from ingot.ir.parse import parse_type
 from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.cuda.decision import Decider, Decision
-from ingot.runtime.cuda.graph_choice import Capture, GraphChoice
-from ingot.runtime.cuda.graph_memory import GraphMemory
-from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, mixed_tokens, prompt_steps
-from ingot.runtime.cuda.graphs import Graphs
+from ingot.runtime.cuda.graphs.captured import Graphs
+from ingot.runtime.cuda.graphs.choice import Capture, GraphChoice
+from ingot.runtime.cuda.graphs.memory import GraphMemory
+from ingot.runtime.cuda.graphs.sizes import decode_steps, graph_arena, mixed_tokens, prompt_steps
+from ingot.runtime.cuda.graphs.staging import PaddedInputs, to_device
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
-from ingot.runtime.cuda.staging import PaddedInputs, to_device
 from ingot.runtime.executor import Captured
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.states import States

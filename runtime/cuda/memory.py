@@ -5,7 +5,7 @@ import torch
 from ingot.ir.artifact.plan import Plan, Plans
 from ingot.ir.machine.find_gpu import find_gpu
 from ingot.ir.machine.gpus import Gpu
-from ingot.runtime.cuda.graph_sizes import decode_steps, graph_arena, prompt_steps
+from ingot.runtime.cuda.graphs.sizes import decode_steps, graph_arena, prompt_steps
 from ingot.runtime.memory import ServingMemory
 
 # Of all memory, what serving takes by default: as much as gpu_memory_utilization is by default in vLLM.

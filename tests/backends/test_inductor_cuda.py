@@ -28,7 +28,7 @@ from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_program
 from ingot.passes.manager import Lowered, run_pipeline
 from ingot.passes.pipeline import edit_pipeline
-from ingot.runtime.cuda.graph_sizes import is_capturable
+from ingot.runtime.cuda.graphs.sizes import is_capturable
 
 SMALL = parse_program("""program small stage=FUSED
 dim T in [1, 4]

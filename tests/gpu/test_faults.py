@@ -18,7 +18,7 @@ from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.triton import load as triton
 from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.errors import OptionError
-from ingot.runtime.cuda.graph_sizes import graph_sizes
+from ingot.runtime.cuda.graphs.sizes import graph_sizes
 from ingot.runtime.cuda.memory import device_memory
 
 pytestmark = pytest.mark.gpu

@@ -12,7 +12,7 @@ from gpu_model import LIMITS, MODEL
 
 from ingot import compile_model
 from ingot.ir.machine.find_gpu import find_gpu
-from ingot.runtime.cuda.graph_sizes import decode_steps, prompt_steps
+from ingot.runtime.cuda.graphs.sizes import decode_steps, prompt_steps
 
 # Prompts whose steps lie in each bucket class, and batches whose decode steps do.
 PROMPTS, BATCHES = (1, 3, 16, 20, 33, 64, 65, 200), (1, 2, 5, 16, 17, 32, 33, 64, 65, 96)

@@ -14,8 +14,8 @@ from gpu_model import LIMITS, MODEL
 from ingot import LLM, SamplingParams, compile_model
 from ingot.ir.errors import InternalError
 from ingot.ir.numerics.harness import Schedule, scheduled
-from ingot.runtime.cuda.graph_sizes import graph_sizes
-from ingot.runtime.cuda.step_graph import StepGraph
+from ingot.runtime.cuda.graphs.sizes import graph_sizes
+from ingot.runtime.cuda.graphs.step_graph import StepGraph
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.step import StepInputs
 

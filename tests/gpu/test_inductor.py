@@ -29,7 +29,7 @@ from ingot.ir.numerics.contracts import Measured, breach
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Region
 from ingot.runtime.artifact import open_artifact
-from ingot.runtime.cuda.graph_sizes import is_capturable
+from ingot.runtime.cuda.graphs.sizes import is_capturable
 from ingot.runtime.load_context import on_one_device
 from ingot.runtime.loader import load_artifact
 

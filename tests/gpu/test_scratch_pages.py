@@ -13,7 +13,7 @@ from window_artifacts import poison
 
 from ingot import LLM, SamplingParams, compile_model
 from ingot.ir.cache.groups import CacheGroup
-from ingot.runtime.cuda.graph_choice import Capture
+from ingot.runtime.cuda.graphs.choice import Capture
 
 pytestmark = pytest.mark.gpu
 WINDOW = 40

@@ -33,7 +33,7 @@ from ingot.ir.features.registry import forget_feature
 from ingot.ir.parse import parse_ending, parse_program
 from ingot.ir.text import print_program
 from ingot.ir.types import Size, TensorType
-from ingot.runtime.cuda.staging import PaddedInputs
+from ingot.runtime.cuda.graphs.staging import PaddedInputs
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
 
 PAGE = 4

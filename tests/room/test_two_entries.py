@@ -40,8 +40,8 @@ from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 from ingot.runtime.bucket import Call
 from ingot.runtime.cuda import executor as cuda_executor
-from ingot.runtime.cuda import staging
 from ingot.runtime.cuda.executor import CudaExecutor
+from ingot.runtime.cuda.graphs import staging
 from ingot.runtime.loader import load_artifact
 
 # One worker, for the artifact that the tests share.

@@ -17,10 +17,10 @@ from ingot.ir.machine.gpus import TYPICAL
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.mesh import Rank
 from ingot.runtime.cuda import executor as executor_module
-from ingot.runtime.cuda import graphs as graphs_module
 from ingot.runtime.cuda.decision import Decision
 from ingot.runtime.cuda.executor import CudaExecutor
-from ingot.runtime.cuda.graph_choice import Capture
+from ingot.runtime.cuda.graphs import captured as graphs_module
+from ingot.runtime.cuda.graphs.choice import Capture
 from ingot.runtime.memory import shared_pages
 from ingot.runtime.step import StepSizes
 
@@ -102,7 +102,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
         "CudaStepHandle": lambda bucket, *rest, **options: SimpleNamespace(bucket=bucket),
     }.items():
         monkeypatch.setattr(executor_module, name, value)
-    monkeypatch.setattr("ingot.runtime.cuda.staging.to_device", lambda tensor, device: tensor)
+    monkeypatch.setattr("ingot.runtime.cuda.graphs.staging.to_device", lambda tensor, device: tensor)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "Event", lambda: None)
     monkeypatch.setattr(graphs_module, "StepGraph", Graph)

@@ -12,8 +12,8 @@ import torch
 from ingot.ir.artifact.plan import BucketClass, BucketMemory, BucketPlan, Executable, Instruction, Plan, ResidentMemory
 from ingot.ir.errors import InternalError, OptionError
 from ingot.ir.machine.gpus import TYPICAL
-from ingot.runtime.cuda.addresses import Addresses
-from ingot.runtime.cuda.graph_choice import (
+from ingot.runtime.cuda.graphs.addresses import Addresses
+from ingot.runtime.cuda.graphs.choice import (
     _APART,
     _PATIENCE,
     _PROMPTS,
@@ -22,7 +22,7 @@ from ingot.runtime.cuda.graph_choice import (
     DecodeChoice,
     PromptChoice,
 )
-from ingot.runtime.cuda.graph_sizes import (
+from ingot.runtime.cuda.graphs.sizes import (
     GRAPH_ROWS,
     decode_steps,
     filled_up,

@@ -10,10 +10,10 @@ import torch
 
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.errors import InternalError
-from ingot.runtime.cuda import graphs as graphs_module
-from ingot.runtime.cuda.graph_choice import DecodeChoice
-from ingot.runtime.cuda.graph_memory import GraphMemory
-from ingot.runtime.cuda.graphs import Graphs
+from ingot.runtime.cuda.graphs import captured as graphs_module
+from ingot.runtime.cuda.graphs.captured import Graphs
+from ingot.runtime.cuda.graphs.choice import DecodeChoice
+from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.step import StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs
 

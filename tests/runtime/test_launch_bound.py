@@ -9,8 +9,8 @@ import pytest
 
 from ingot.ir.artifact.plan import BucketClass, BucketMemory, BucketPlan, Instruction, Plan, Ref, ResidentMemory, Value
 from ingot.ir.machine.gpus import TYPICAL, Gpu
-from ingot.runtime.cuda.graph_sizes import graph_arena, prompt_steps
-from ingot.runtime.cuda.launch_bound import LaunchBound
+from ingot.runtime.cuda.graphs.launch_bound import LaunchBound
+from ingot.runtime.cuda.graphs.sizes import graph_arena, prompt_steps
 from ingot.runtime.cuda.memory import graph_bytes
 from ingot.runtime.step import StepSizes
 

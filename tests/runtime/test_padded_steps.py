@@ -13,8 +13,8 @@ from run_seed import again, run_seed
 from ingot import compile_model
 from ingot.ir.numerics.harness import scheduled
 from ingot.ir.numerics.tolerances import compare
-from ingot.runtime.cuda import staging
-from ingot.runtime.cuda.staging import HostInputs
+from ingot.runtime.cuda.graphs import staging
+from ingot.runtime.cuda.graphs.staging import HostInputs
 from ingot.runtime.loader import load_artifact
 from ingot.runtime.pages import PagePool
 from ingot.runtime.request import Given, Request

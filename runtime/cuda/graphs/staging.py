@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ingot.ir.features import StepInput
-from ingot.runtime.cuda.device_view import device_view
+from ingot.runtime.cuda.graphs.device_view import device_view
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 
 

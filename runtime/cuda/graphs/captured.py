@@ -9,11 +9,11 @@ import torch
 
 from ingot.ir.errors import InternalError
 from ingot.runtime.bucket import Bucket
-from ingot.runtime.cuda.addresses import Addresses
-from ingot.runtime.cuda.graph_choice import GraphChoice
-from ingot.runtime.cuda.graph_memory import GraphMemory
+from ingot.runtime.cuda.graphs.addresses import Addresses
+from ingot.runtime.cuda.graphs.choice import GraphChoice
+from ingot.runtime.cuda.graphs.memory import GraphMemory
+from ingot.runtime.cuda.graphs.step_graph import StepGraph
 from ingot.runtime.cuda.handle import CudaStepHandle
-from ingot.runtime.cuda.step_graph import StepGraph
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.step import StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, BucketPlan, Instruction, Plan
 from ingot.ir.machine.gpus import Gpu
 from ingot.ir.ops import OPS
-from ingot.runtime.cuda.launch_bound import LaunchBound
+from ingot.runtime.cuda.graphs.launch_bound import LaunchBound
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS
 from ingot.runtime.step import StepSizes
 

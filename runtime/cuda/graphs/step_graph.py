@@ -8,10 +8,10 @@ import torch
 
 from ingot.ir.errors import InternalError
 from ingot.runtime.bucket import Bucket
-from ingot.runtime.cuda.device_view import device_view
-from ingot.runtime.cuda.graph_memory import GraphMemory
+from ingot.runtime.cuda.graphs.device_view import device_view
+from ingot.runtime.cuda.graphs.memory import GraphMemory
+from ingot.runtime.cuda.graphs.staging import DeviceInputs, HostInputs, PinnedInts, move
 from ingot.runtime.cuda.handle import CudaStepHandle
-from ingot.runtime.cuda.staging import DeviceInputs, HostInputs, PinnedInts, move
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs

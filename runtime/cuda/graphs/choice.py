@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal, Protocol
 
 from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
-from ingot.runtime.cuda.graph_sizes import ALWAYS_CAPTURED, bucket_serving, filled_up, has_few_tokens, most_pages
+from ingot.runtime.cuda.graphs.sizes import ALWAYS_CAPTURED, bucket_serving, filled_up, has_few_tokens, most_pages
 from ingot.runtime.step import StepSizes
 
 # When graphs are captured: "all" before a model is ready, "need" when a step of their size comes, "idle" by then at the

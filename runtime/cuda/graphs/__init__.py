@@ -1,0 +1,1 @@
+"""Captured CUDA graphs: which steps have one, capture and replay, and the memory that they share."""
