@@ -10,6 +10,7 @@ from ingot.ir.artifact.record import PassRecord, Snapshot
 from ingot.ir.errors import NumericsError, PassError, VerifyError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.program import Model, ParamSpec, Program, Stage, op_counts
+from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.blame import input_error, is_ours, raised, user_pass_error
@@ -84,7 +85,7 @@ def run_pass(
         seconds=seconds,
         peak_bytes=peak,
         before=_snapshot(program),
-        after=Snapshot(rewriter.program),
+        after=Snapshot(rewriter.program, print_program),
     )
     owed = context.expected.get(one.name, 0) - rewriter.excused if fuel is None else 0
     if record.matches < owed:
@@ -106,7 +107,7 @@ def _op_count_diff(before: Program, after: Program) -> dict[str, int]:
 def _snapshot(program: Program) -> Snapshot:
     """What the pass before left is what comes before this pass: no program is printed twice."""
     last = program.history[-1].after if program.history else None
-    return last if last is not None and last.of(program) else Snapshot(program)
+    return last if last is not None and last.of(program) else Snapshot(program, print_program)
 
 
 def _run_phase(

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.ir.cache.groups import FULL, CacheGroup
 from ingot.ir.features import Fed, Rated
-from ingot.ir.features.step_input import Array
+from ingot.ir.features.asking import Array
 from ingot.runtime.request import Request
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.shared_prefixes import sharing_of

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot.ir.features import RowTable
-from ingot.ir.features.step_input import NUMPY_DTYPES, Array
+from ingot.ir.features.asking import Array
+from ingot.ir.features.step_input import NUMPY_DTYPES
 from ingot.runtime.request import Request
 
 

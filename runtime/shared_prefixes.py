@@ -13,8 +13,8 @@ import numpy as np
 
 from ingot.ir.artifact.plan import Plan
 from ingot.ir.cache.groups import FULL
+from ingot.ir.features.asking import Array
 from ingot.ir.features.sharing import COLUMNS, COUNT, FIRST, LEADER, LENGTH, MEMBER, MOST_GROUPS, OWN
-from ingot.ir.features.step_input import Array
 from ingot.ir.machine.gpus import Gpu
 
 # Pages that a group shares at least: those of a tile of keys, as long as pages have 16 positions as usual.

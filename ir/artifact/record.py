@@ -1,11 +1,9 @@
 """What a pass leaves behind: enough to show, diff and repeat it."""
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from ingot.ir.program import Program
+from typing import Any
 
 
 class Numerics(enum.Enum):
@@ -37,22 +35,24 @@ class Rewrite:
 
 
 class Snapshot:
-    """A program's text, printed when it is first asked for: most compiles ask once for all, some never."""
+    """A program's text, printed when it is first asked for: most compiles ask once for all, some never.
 
-    def __init__(self, program: "Program") -> None:
-        self._program: Program | None = program
+    The printer is an argument, because programs hold records: this module imports neither programs nor their text.
+    """
+
+    def __init__(self, program: object, print_program: Callable[[Any], str]) -> None:
+        self._program: object | None = program
+        self._print = print_program
         self._text = ""
 
-    def of(self, program: "Program") -> bool:
+    def of(self, program: object) -> bool:
         """Whether it is of this very program, and not printed yet."""
         return self._program is program
 
     @property
     def text(self) -> str:
         if self._program is not None:
-            from ingot.ir.text import print_program  # here, because programs hold records
-
-            self._text, self._program = print_program(self._program), None
+            self._text, self._program = self._print(self._program), None
         return self._text
 
 

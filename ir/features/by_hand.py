@@ -8,9 +8,10 @@ import torch
 
 from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import VerifyError
+from ingot.ir.features.asking import Array
 from ingot.ir.features.fed import Fed, Rated
 from ingot.ir.features.registry import find_input, row_tables, step_inputs
-from ingot.ir.features.step_input import NUMPY_DTYPES, Array
+from ingot.ir.features.step_input import NUMPY_DTYPES
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import InternalError
-from ingot.ir.features.step_input import Array, Asking
+from ingot.ir.features.asking import Array, Asking
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
 import numpy as np
 import torch
 
+from ingot.ir.features.asking import Array, Asking
 from ingot.ir.features.feature import Feature
 from ingot.ir.features.fed import Fed
-from ingot.ir.features.step_input import Array, Asking, RowTable, ServedParam, StepInput, one_of
+from ingot.ir.features.step_input import RowTable, ServedParam, StepInput, one_of
 from ingot.ir.types import TensorType
 
 _INT = TensorType(torch.int32, ("L",))

@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
+from ingot.ir.features.asking import Array, Asking
 from ingot.ir.features.feature import Feature, OpCall, RowState
 from ingot.ir.features.fed import Fed
-from ingot.ir.features.step_input import Array, Asking, RowTable, ServedParam, StepInput, asked, one_of
+from ingot.ir.features.step_input import RowTable, ServedParam, StepInput, asked, one_of
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.types import TensorType
 

@@ -2,8 +2,9 @@
 
 import torch
 
+from ingot.ir.features.asking import Asking
 from ingot.ir.features.feature import Feature
-from ingot.ir.features.step_input import Asking, asked, one_of
+from ingot.ir.features.step_input import asked, one_of
 from ingot.ir.types import TensorType
 
 _INTS = TensorType(torch.int32, ("B",))

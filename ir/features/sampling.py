@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 
+from ingot.ir.features.asking import Asking
 from ingot.ir.features.feature import Feature
-from ingot.ir.features.step_input import Asking, ServedParam, asked, one_of
+from ingot.ir.features.step_input import ServedParam, asked, one_of
 from ingot.ir.types import TensorType
 
 _FLOAT, _INT, _LONG = (TensorType(dtype, ("L",)) for dtype in (torch.float32, torch.int32, torch.int64))

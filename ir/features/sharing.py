@@ -16,9 +16,10 @@ ignore it.
 
 import torch
 
+from ingot.ir.features.asking import Array
 from ingot.ir.features.feature import Feature
 from ingot.ir.features.fed import Fed
-from ingot.ir.features.step_input import Array, StepInput
+from ingot.ir.features.step_input import StepInput
 from ingot.ir.types import TensorType
 
 OWN, MEMBER, FIRST, COUNT, LENGTH, LEADER = range(6)

@@ -2,47 +2,21 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
+from ingot.ir.features.asking import Array, Asking
+from ingot.ir.features.fed import Fed
 from ingot.ir.types import TensorType
 
-if TYPE_CHECKING:
-    from ingot.ir.features.fed import Fed
-
-Array = np.ndarray[Any, Any]
 NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
     torch.int32: np.dtype(np.int32),
     torch.int64: np.dtype(np.int64),
     torch.float32: np.dtype(np.float32),
     torch.bool: np.dtype(np.bool_),
 }
-
-
-class Asking(Protocol):
-    """A sequence, as far as features look at it. `params` are its sampling parameters."""
-
-    @property
-    def row(self) -> int: ...
-
-    @property
-    def prompt_ids(self) -> Sequence[int]: ...
-
-    @property
-    def params(self) -> Any: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def max_total(self) -> int: ...
-
-    @property
-    def output_ids(self) -> Sequence[int]: ...
-
-    def end_tokens(self) -> frozenset[int]: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +66,7 @@ class StepInput:
     name: str
     type: TensorType
     padding: float
-    fill: Callable[[Array, "Fed"], None]
+    fill: Callable[[Array, Fed], None]
     varies: bool = False
     table: RowTable | None = None
     known: bool = True
@@ -120,7 +94,7 @@ def asked(
     table = RowTable(name, value_type.dtype, nothing, of, width)
     by_sequence = value_type.shape[0] == "B"
 
-    def fill(array: Array, fed: "Fed") -> None:
+    def fill(array: Array, fed: Fed) -> None:
         rows = fed.rows if by_sequence else fed.asking
         fed.tables[name].take(rows, axis=0, out=array, mode="clip")
         if not by_sequence and fed.has_idle_rows:

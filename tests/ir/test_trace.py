@@ -19,11 +19,9 @@ from ingot.ir.errors import ArtifactError, OptionError
 LINES = ["%a = add(%b) : f32[T]", "}", "", "+", "=1-2", "  in: i32[T]  # layer 0", "…"]
 
 
-class Printed(Snapshot):
-    """A text without a program behind it."""
-
-    def __init__(self, text: str) -> None:
-        self._program, self._text = None, text
+def printed(text: str) -> Snapshot:
+    """A text without a program."""
+    return Snapshot(text, str)
 
 
 def record(name: str, before: str, after: str, bucket: str | None = None, **changes: Any) -> PassRecord:
@@ -40,8 +38,8 @@ def record(name: str, before: str, after: str, bucket: str | None = None, **chan
         numerics=Numerics.ROUNDING,
         seconds=0.5,
         peak_bytes=7,
-        before=Printed(before),
-        after=Printed(after),
+        before=printed(before),
+        after=printed(after),
     )
     return replace(plain, **changes)
 
