@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("ir", "models", "frontend", "passes", "backends", "runtime")
+FRONT = ("bench", "compile", "debug", "hub", "report", "serve")  # folders of the front door, beside `cli`
+SHELVES = ("artifact", "cache", "diff", "features", "formats", "machine", "numerics", "ops")  # folders of `ir`
 CONTRACTS = {
     contract["id"]: contract
     for contract in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
@@ -30,9 +32,10 @@ def broken_contracts(folder: Path) -> set[str]:
 
 
 def write_package(folder: Path, imports: list[tuple[str, str]]) -> None:
-    """A small `ingot` with every room, two backends, and a front door; (importer, imported) are its only imports."""
-    modules = ["ingot.__init__", "ingot.cli.__init__", "ingot.cli.main"]
-    modules += ["ingot.cli.commands.__init__", "ingot.cli.commands.run"]
+    """A small `ingot` with every room and folder, and two backends; (importer, imported) are its only imports."""
+    modules = ["ingot.__init__", "ingot.cli.__init__", "ingot.cli.main", "ingot.cli.progress", "ingot.ir.program"]
+    folders = [*FRONT, "cli.commands", "cli.views", *(f"ir.{shelf}" for shelf in SHELVES)]
+    modules += [f"ingot.{folder}.{name}" for folder in folders for name in ("__init__", "part")]
     modules += [f"ingot.{room}.{name}" for room in ROOMS for name in ("__init__", "part")]
     modules += [f"ingot.backends.{b}.{name}" for b in ("one", "two") for name in ("__init__", "emit", "load", "shared")]
     files = {name: folder / (name.replace(".", "/") + ".py") for name in modules}
@@ -57,6 +60,22 @@ ALLOWED = [
     ("ingot.runtime.part", "ingot.backends.one.load"),
     ("ingot.runtime.__init__", "ingot.backends.two.load"),
     *(("ingot.cli.main", f"ingot.{room}.part") for room in ROOMS),
+    ("ingot.cli.main", "ingot.cli.commands.part"),
+    *(("ingot.cli.commands.part", f"ingot.{folder}.part") for folder in (*FRONT, "cli.views")),
+    *(("ingot.compile.part", f"ingot.{room}.part") for room in ROOMS),
+    ("ingot.compile.part", "ingot.hub.part"),
+    ("ingot.compile.part", "ingot.cli.progress"),
+    ("ingot.compile.part", "ingot.ir.numerics.part"),
+    ("ingot.hub.part", "ingot.frontend.part"),
+    ("ingot.serve.part", "ingot.runtime.part"),
+    ("ingot.serve.part", "ingot.hub.__init__"),
+    ("ingot.bench.part", "ingot.serve.part"),
+    ("ingot.debug.part", "ingot.compile.part"),
+    ("ingot.debug.part", "ingot.cli.views.part"),
+    ("ingot.report.part", "ingot.debug.part"),
+    ("ingot.report.part", "ingot.bench.part"),
+    ("ingot.ir.numerics.part", "ingot.ir.program"),
+    ("ingot.ir.ops.part", "ingot.ir.machine.part"),
 ]
 
 FORBIDDEN = [
@@ -79,7 +98,22 @@ FORBIDDEN = [
     ("load-emit", "ingot.backends.one.load", "ingot.backends.one.emit"),
     *(("front-door", f"ingot.{room}.part", "ingot.cli.main") for room in ROOMS),
     ("front-door", "ingot.runtime.__init__", "ingot"),
-    ("front-door", "ingot.backends.one.load", "ingot.cli.commands.run"),
+    ("front-door", "ingot.backends.one.load", "ingot.cli.commands.part"),
+    *(("serve", "ingot.serve.part", f"ingot.{folder}.part") for folder in ("bench", "compile", "debug", "report")),
+    *(("serve", "ingot.serve.part", f"ingot.{room}.part") for room in ("models", "frontend", "passes")),
+    ("serve", "ingot.serve.part", "ingot.cli.progress"),
+    *(("compile", "ingot.compile.part", f"ingot.{folder}.part") for folder in ("bench", "debug", "report", "serve")),
+    *(("compile", "ingot.compile.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
+    *(("hub", "ingot.hub.part", f"ingot.{folder}.part") for folder in FRONT if folder != "hub"),
+    *(("hub", "ingot.hub.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
+    *(("debug", "ingot.debug.part", f"ingot.{folder}.part") for folder in ("bench", "cli.commands", "report", "serve")),
+    *(("bench", "ingot.bench.part", f"ingot.{folder}.part") for folder in ("cli.views", "compile", "debug", "report")),
+    ("commands", "ingot.cli.views.part", "ingot.cli.commands.part"),
+    ("commands", "ingot.report.part", "ingot.cli.main"),
+    *(("ir-machine", "ingot.ir.machine.part", f"ingot.ir.{shelf}.part") for shelf in SHELVES[:2]),
+    ("ir-machine", "ingot.ir.machine.part", "ingot.ir.program"),
+    *(("ir-numerics", f"ingot.ir.{shelf}.part", "ingot.ir.numerics.part") for shelf in ("artifact", "cache", "ops")),
+    ("ir-numerics", "ingot.serve.part", "ingot.ir.numerics.part"),
 ]
 
 
