@@ -36,7 +36,7 @@ _MAKE = "make one with `compile-model CHECKPOINT -o NAME.ingot`"
 _AGAIN = "compile the model again, or copy the artifact again"
 
 # What a digest is of: bytes [index, index + 1) × CHUNK_BYTES of a file.
-Chunk = tuple[FileEntry, int]
+FileChunk = tuple[FileEntry, int]
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,12 @@ class Artifact:
             raise self.unreadable(error) from error
         self.check_digests(dict(zip(chunks, found, strict=True)))
 
-    def chunks(self, relpaths: Iterable[str] | None = None) -> list[Chunk]:
+    def chunks(self, relpaths: Iterable[str] | None = None) -> list[FileChunk]:
         """Returns the chunks of the given files, by default of all."""
         entries = self.manifest.files if relpaths is None else tuple(map(self._entry, relpaths))
         return [(entry, index) for entry in entries for index in range(len(entry.chunks))]
 
-    def check_digests(self, found: Mapping[Chunk, str]) -> None:
+    def check_digests(self, found: Mapping[FileChunk, str]) -> None:
         """Compares SHA-256 digests of chunks, in hex, with the manifest. Raises one ArtifactError that lists those that
         differ."""
         damaged = [

@@ -15,7 +15,7 @@ from ingot.ir.artifact.plan import Executable
 from ingot.ir.errors import ArtifactError
 from ingot.ir.machine.load_context import LoadContext
 
-Call = Callable[..., Sequence[torch.Tensor]]
+LoadedCall = Callable[..., Sequence[torch.Tensor]]
 Ops = Mapping[str, Callable[..., Any]]
 
 
@@ -24,7 +24,7 @@ class Loader:
     """What a backend loads: `executable`, the code of a region or of a call, as a callable; `library`, its kernels, as
     the ops that they compute by their printed names. None for what it does not emit."""
 
-    executable: Callable[[Executable, Path, LoadContext], Call] | None = None
+    executable: Callable[[Executable, Path, LoadContext], LoadedCall] | None = None
     library: Callable[[Executable, Path, LoadContext], Ops] | None = None
 
 
@@ -36,7 +36,7 @@ LOADERS: dict[str, Loader] = {
 }
 
 
-def load_executable(executable: Executable, directory: Path, context: LoadContext) -> Call:
+def load_executable(executable: Executable, directory: Path, context: LoadContext) -> LoadedCall:
     """The callable of an executable whose files lie in `directory`. Raises ArtifactError for a backend that loads none,
     and BackendError for files that do not load."""
     load = LOADERS.get(executable.backend, Loader()).executable

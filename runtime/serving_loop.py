@@ -46,12 +46,12 @@ class Group(Protocol):
     def output(self, finished: bool) -> Any: ...
 
 
-Given = TypeVar("Given", bound=Asked)
+_Given = TypeVar("_Given", bound=Asked)
 Served = TypeVar("Served", bound=Group)
 Out = TypeVar("Out")
 
 
-class ServingLoop(ABC, Generic[Given, Served, Out]):
+class ServingLoop(ABC, Generic[_Given, Served, Out]):
     """Serves requests with an executor and a scheduler; what becomes of a step is said by the kind of model.
 
     vocab_size   of the model: prompt token ids are below it
@@ -81,7 +81,7 @@ class ServingLoop(ABC, Generic[Given, Served, Out]):
         self._serial = 0
 
     @abstractmethod
-    def _group(self, given: Given, prompt: Prompt) -> Served:
+    def _group(self, given: _Given, prompt: Prompt) -> Served:
         """Check everything else about a request, and queue nothing. Raises RequestError."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ class ServingLoop(ABC, Generic[Given, Served, Out]):
     def _retire(self, batch: StepBatch, handle: SampledStep, read: Any) -> list[Out]:
         """What a step gave to the requests. Returns those that changed."""
 
-    def add_requests(self, requests: Sequence[Given]) -> None:
+    def add_requests(self, requests: Sequence[_Given]) -> None:
         """Queue requests, all or none. Raises RequestError for a bad one; then nothing has changed."""
         groups: dict[str, Served] = {}
         prompts = read_prompts([request.prompt for request in requests], self._tokenizer, self._vocab_size)

@@ -26,7 +26,7 @@ _APART = 6e-6
 # Groups of groups that are looked into: prompts of a system, of its examples, of a conversation.
 _DEEPEST = 4
 
-Group = tuple[Array, int]  # the sequences of the step, and the pages that they begin with
+PrefixGroup = tuple[Array, int]  # the sequences of the step, and the pages that they begin with
 
 
 def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: int) -> Array | None:
@@ -63,7 +63,7 @@ def _alike(values: Array, order: Array) -> Iterator[Array]:
     return (one for one in np.split(order, ends) if len(one) > 1)
 
 
-def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, depth: int) -> list[Group]:
+def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, depth: int) -> list[PrefixGroup]:
     """The groups of `members`, which begin with `known` equal pages, that save most reads: all of them together, or
     groups of those that have more in common."""
     most = int(held[rows[members]].min())
@@ -85,7 +85,7 @@ def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, de
     return apart if _saved(apart) > _saved(together) else together
 
 
-def _saved(groups: list[Group]) -> int:
+def _saved(groups: list[PrefixGroup]) -> int:
     """Pages that are not read, since a group reads them once."""
     return sum((len(members) - 1) * count for members, count in groups)
 

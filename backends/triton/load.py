@@ -19,10 +19,10 @@ from ingot.ir.types import DTYPES
 # Dynamic shared memory that a kernel gets without asking (CUDA C++ programming guide, "Shared Memory").
 _SHARED_FREE = 48 << 10
 
-Call = Callable[..., list[torch.Tensor]]
+LoadedCall = Callable[..., list[torch.Tensor]]
 
 
-def load(executable: Executable, directory: Path, context: LoadContext, *, dependent: bool = True) -> Call:
+def load(executable: Executable, directory: Path, context: LoadContext, *, dependent: bool = True) -> LoadedCall:
     """The callable of an executable on the GPU of `context`: its tensors in, states among them, a list of new tensors
     out.
 

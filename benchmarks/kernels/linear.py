@@ -25,7 +25,15 @@ from ingot.backends.triton.lower.linear_choice import known_tiles
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import Machine, Pool, captured
-from ingot.backends.triton.tune.linear import MOST_LAUNCHES, STEPS, TRAFFIC, Bench, compile_all, expected, launcher
+from ingot.backends.triton.tune.linear import (
+    MOST_LAUNCHES,
+    STEPS,
+    TRAFFIC,
+    LinearBench,
+    compile_all,
+    expected,
+    launcher,
+)
 from ingot.backends.triton.tune.linear_candidates import AnyTiles
 from ingot.backends.triton.tune.search import compilers
 from ingot.ir.types import DTYPES
@@ -64,7 +72,7 @@ def tiles_of(machine: Machine, problem: LinearProblem) -> AnyTiles:
     return known_tiles(problem.product(), problem.tokens, machine.sm)[0]
 
 
-def ours(machine: Machine, bench: Bench, problem: LinearProblem) -> Recorded:
+def ours(machine: Machine, bench: LinearBench, problem: LinearProblem) -> Recorded:
     """Raises RuntimeError for wrong results."""
     call = launcher(machine, problem, tiles_of(machine, problem))
     inputs = [bench.inputs(problem) for _ in range(calls_of(problem))]
@@ -73,7 +81,7 @@ def ours(machine: Machine, bench: Bench, problem: LinearProblem) -> Recorded:
     return check(found, call.output, expected(problem, inputs[-1], problem.columns))
 
 
-def cublas(bench: Bench, case: Case) -> Recorded:
+def cublas(bench: LinearBench, case: Case) -> Recorded:
     """Raises RuntimeError for wrong results."""
     x = torch.randn(case.tokens, case.bare.depth, generator=bench.pool.generator, device=device.DEVICE)
     x = x.to(DTYPES[case.bare.dtype])
@@ -89,7 +97,7 @@ def calls_of(problem: LinearProblem) -> int:
     return min(MOST_LAUNCHES, max(4, TRAFFIC // problem.bytes))
 
 
-def measure(machine: Machine, bench: Bench, case: Case) -> dict[str, list[float]]:
+def measure(machine: Machine, bench: LinearBench, case: Case) -> dict[str, list[float]]:
     """Seconds of a call in each round, by provider. Raises RuntimeError for wrong results."""
     own = {"triton": ours(machine, bench, case.problem)} if case.problem is not None else {}
     return take_turns({**own, "cublas": cublas(bench, case)})
@@ -105,7 +113,7 @@ def main() -> None:
     options = kernel_parser(__doc__ or "", 40.0).parse_args()
     machine, found = this_machine(), list(cases(Decoder.of(options.shape)))
     compile_ahead(machine, [case.problem for case in found if case.problem is not None])
-    peak, bench = Peak(copy_bandwidth("cuda"), product_rate()), Bench(Pool())
+    peak, bench = Peak(copy_bandwidth("cuda"), product_rate()), LinearBench(Pool())
     work = ((case.call, partial(measure, machine, bench, case)) for case in found)
     figures, missing = measure_figures("linear", work, peak, options.seconds, ours="triton", peer="cublas")
     finish(options, figures, missing)

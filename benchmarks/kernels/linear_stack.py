@@ -15,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait, globalti
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles
 from ingot.backends.triton.tune.device import Launcher, graph_seconds
-from ingot.backends.triton.tune.linear import STEPS, Bench, Timed, compile_all, launcher
+from ingot.backends.triton.tune.linear import STEPS, LinearBench, TimedLinear, compile_all, launcher
 from ingot.backends.triton.tune.linear_candidates import AnyTiles
 from ingot.backends.triton.tune.search import microseconds
 
@@ -40,7 +40,7 @@ def pause() -> None:
 class Stack:
     """All products of a decoder's step in a row, with a pause where attention runs."""
 
-    def __init__(self, bench: Bench, decoder: Decoder, tokens: int) -> None:
+    def __init__(self, bench: LinearBench, decoder: Decoder, tokens: int) -> None:
         self.bench, self.decoder, self.tokens = bench, decoder, tokens
         self.parts = decoder.parts(tokens)
         self.calls: dict[tuple[LinearProblem, AnyTiles], Launcher] = {}
@@ -65,7 +65,7 @@ class Stack:
         return iter((*layer * self.decoder.layers, head))
 
     def refine(
-        self, pool: ProcessPoolExecutor, found: Sequence[Timed], deadline: float
+        self, pool: ProcessPoolExecutor, found: Sequence[TimedLinear], deadline: float
     ) -> tuple[dict[str, AnyTiles], float, float]:
         """The best sizes for the stack, what it takes with the best for each product by itself, and with these."""
         tried = {part: self._tried(problem, found) for part, problem in self.parts.items()}
@@ -85,7 +85,7 @@ class Stack:
                     best, least = {**best, part: tiles}, seconds
         return best, first, least
 
-    def _tried(self, problem: LinearProblem, found: Sequence[Timed]) -> list[AnyTiles]:
+    def _tried(self, problem: LinearProblem, found: Sequence[TimedLinear]) -> list[AnyTiles]:
         """The fastest by themselves, first of all the very fastest; some with weights fetched ahead; the known."""
         fastest = [one.tiles for one in sorted(found, key=microseconds) if one.problem == problem][:KEPT]
         ahead: list[AnyTiles] = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
@@ -95,7 +95,7 @@ class Stack:
                 ahead += [replace(one, ahead=later) for later in (1, 2, 4, 8) if later < waves]
         return list(dict.fromkeys([*fastest, *ahead, best_known(problem)]))
 
-    def row(self, pool: ProcessPoolExecutor, found: Sequence[Timed], deadline: float) -> dict[str, Any]:
+    def row(self, pool: ProcessPoolExecutor, found: Sequence[TimedLinear], deadline: float) -> dict[str, Any]:
         best, first, least = self.refine(pool, found, deadline)
         moved = sum(self.parts[part].bytes for part in self._order())
         return {

@@ -19,7 +19,7 @@ import triton
 
 from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
-from ingot.backends.triton.tune.attention import MIXES, Bench, best, compile_all
+from ingot.backends.triton.tune.attention import MIXES, AttentionBench, best, compile_all
 from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
 from ingot.backends.triton.tune.device import Machine, Pool
 from ingot.backends.triton.tune.search import compilers, measure_all
@@ -49,7 +49,7 @@ def main() -> None:
         pool = Pool()
         print(f"copy {pool.copy / 1e12:.2f} TB/s")
         jobs = [(problem, tiles) for problem in problems for tiles in tried(problem)]
-        found = measure_all(Bench(pool), processes, compile_all, MACHINE, jobs, deadline)
+        found = measure_all(AttentionBench(pool), processes, compile_all, MACHINE, jobs, deadline)
         processes.shutdown(cancel_futures=True)
     by_problem = {problem: [one for one in found if one.problem == problem] for problem in problems}
     fastest = {problem: best(mine).tiles for problem, mine in by_problem.items() if mine}

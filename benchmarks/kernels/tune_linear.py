@@ -30,7 +30,7 @@ from linear_stack import KEPT, Stack, sizes
 from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import Tiles
 from ingot.backends.triton.tune.device import Pool
-from ingot.backends.triton.tune.linear import STEPS, Bench, Timed, compile_all
+from ingot.backends.triton.tune.linear import STEPS, LinearBench, TimedLinear, compile_all
 from ingot.backends.triton.tune.linear_candidates import AnyTiles, candidates, more_candidates
 from ingot.backends.triton.tune.search import compilers, measure_all, microseconds
 
@@ -41,7 +41,7 @@ class Found:
 
     decoder: str
     part: str
-    timed: Timed
+    timed: TimedLinear
 
     def row(self) -> dict[str, Any]:
         timed = self.timed
@@ -56,8 +56,8 @@ class Found:
 
 
 def tune(
-    bench: Bench, pool: ProcessPoolExecutor, tokens: int, earlier: Sequence[Timed], deadline: float
-) -> list[Timed]:
+    bench: LinearBench, pool: ProcessPoolExecutor, tokens: int, earlier: Sequence[TimedLinear], deadline: float
+) -> list[TimedLinear]:
     """Measurements of all parts for steps of `tokens`: of all candidates, or, where there are `earlier` ones for
     another number of tokens, of those that did best there."""
     jobs: list[list[tuple[LinearProblem, AnyTiles]]] = []
@@ -77,15 +77,15 @@ def tune(
     return found + measure_all(bench, pool, compile_all, MACHINE, more, deadline)
 
 
-def best_of(found: Sequence[Timed]) -> dict[LinearProblem, Timed]:
+def best_of(found: Sequence[TimedLinear]) -> dict[LinearProblem, TimedLinear]:
     """The fastest for each product and number of tokens."""
-    best: dict[LinearProblem, Timed] = {}
+    best: dict[LinearProblem, TimedLinear] = {}
     for one in sorted(found, key=microseconds):
         best.setdefault(one.problem, one)
     return best
 
 
-def named(found: Sequence[Timed]) -> list[Found]:
+def named(found: Sequence[TimedLinear]) -> list[Found]:
     """The measurements by the decoders' parts, in their order."""
     return [
         Found(decoder.name, part, one)
@@ -119,10 +119,10 @@ def main() -> None:
     parser.add_argument("--tokens", default="1,32,8,64", help="of a step, separated by commas; 64 follows 32")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds - 10.0  # for the stacks, and to write
-    found: list[Timed] = []
+    found: list[TimedLinear] = []
     stacks: list[dict[str, Any]] = []
     with compilers() as pool:
-        bench = Bench(Pool())
+        bench = LinearBench(Pool())
         print(f"copy: {bench.pool.copy / 1e9:.0f} GB/s on {torch.cuda.get_device_name()}")
         steps = [int(tokens) for tokens in options.tokens.split(",")]
         for place, tokens in enumerate(steps):

@@ -26,7 +26,7 @@ from ingot.ir.text import print_program
 from ingot.passes.pipeline import OPTIONAL
 
 Read = Callable[[str], torch.Tensor]
-Params = list[dict[str, torch.Tensor]]
+_Params = list[dict[str, torch.Tensor]]
 
 # One token, past one page of 16, past two: 51 tokens in all. The longest first, for programs of small batches.
 _LENGTHS = (33, 17, 1)
@@ -216,14 +216,14 @@ def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
 
 
 class _SharedParams:
-    """Params of the programs on both sides of a pass; a recipe that both have is executed once."""
+    """_Params of the programs on both sides of a pass; a recipe that both have is executed once."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
         self._memo: dict[Recipe, Results] = {}
         self._used: tuple[frozenset[Recipe], ...] = ()
 
-    def of(self, program: Program) -> Params:
+    def of(self, program: Program) -> _Params:
         params = rank_params(program, self._read, self._memo)
         steps = frozenset(
             replace(spec.recipe.for_rank(rank), output="")

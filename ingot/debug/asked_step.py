@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ingot.debug.explained import Step
+from ingot.debug.explained import StepShape
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.program import Program
@@ -68,7 +68,7 @@ class AskedStep:
         most = 1 if self.sequences is None else math.ceil(self.tokens / self.sequences)
         return bucket.holds(self.tokens, most)
 
-    def step(self, bucket: BucketClass, limits: StepLimits, timed: tuple[int, ...] = ()) -> Step:
+    def step(self, bucket: BucketClass, limits: StepLimits, timed: tuple[int, ...] = ()) -> StepShape:
         """The step in a bucket class; `timed` are the tokens of steps that the golden run timed. Raises OptionError for
         one that the artifact cannot run."""
         each = math.ceil((self.tokens or 0) / (self.sequences or limits.max_batch))
@@ -89,16 +89,16 @@ class AskedStep:
                 where=_OPTION,
                 expected=f"{sequences} to {sequences * cached} tokens, or another context",
             )
-        return Step(fed, sequences, cached, timed)
+        return StepShape(fed, sequences, cached, timed)
 
 
-def serving(step: Step, classes: Sequence[BucketClass]) -> BucketClass | None:
+def serving(step: StepShape, classes: Sequence[BucketClass]) -> BucketClass | None:
     """Of an entry's bucket classes, in order, the one that runs a step: the first that has such steps."""
     most = math.ceil(step.tokens / step.sequences)
     return next((one for one in classes if one.holds(step.tokens, most)), None)
 
 
-def step_sizes(step: Step, program: Program, page_size: int) -> Mapping[str, int]:
+def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str, int]:
     """The dims of a step; every sequence is given a row of logits."""
     pages = step.pages(page_size)
     rows = program.dims["R"].hi if "R" in program.dims else 1

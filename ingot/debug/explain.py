@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import fx
 
 from ingot.debug.asked_step import AskedStep, limits_of, serving, step_sizes
-from ingot.debug.explained import BucketCosts, Call, Explained, Miss, PassMisses, Step
+from ingot.debug.explained import BucketCosts, Call, Explained, NearMisses, PassMisses, StepShape
 from ingot.debug.step_time.clock import StepClock
 from ingot.ir.artifact.manifest import TIMINGS
 from ingot.ir.artifact.provider_times import Decision
@@ -124,7 +124,7 @@ def _instruction_times(artifact: Artifact) -> Mapping[str, _Times]:
 
 
 def _calls(
-    program: Program, artifact: Artifact, step: Step, choice: _Choice, seconds: tuple[float, ...]
+    program: Program, artifact: Artifact, step: StepShape, choice: _Choice, seconds: tuple[float, ...]
 ) -> Iterator[Call]:
     sizes = step_sizes(step, program, limits_of(artifact).page_size)
     refused: dict[str, dict[str, str]] = {}
@@ -177,7 +177,7 @@ def _passes(artifact: Artifact) -> Iterator[PassMisses]:
             groups.setdefault(_alike(refusal.reason), []).append(refusal)
         misses = [
             # One place is named as it is, several as what they have in common.
-            Miss(len(group), group[0].reason if len(group) == 1 else reason, group[0].node)
+            NearMisses(len(group), group[0].reason if len(group) == 1 else reason, group[0].node)
             for reason, group in groups.items()
         ]
         ordered = tuple(sorted(misses, key=lambda miss: -miss.count))

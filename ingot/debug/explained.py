@@ -41,7 +41,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepShape:
     """What costs are given for: `tokens` fed, evenly of `sequences`, each with `context` cached positions at the end;
     `timed` are the tokens of the steps that were timed."""
 
@@ -61,7 +61,7 @@ class BucketCosts:
 
     entry: str
     bucket: str
-    step: Step
+    step: StepShape
     calls: tuple[Call, ...]
     time: StepTime | None = None
 
@@ -78,7 +78,7 @@ _COSTS = TypeAdapter(BucketCosts)
 
 
 @dataclass(frozen=True)
-class Miss:
+class NearMisses:
     """Places where a pass nearly applied, with one reason; `node` is the first."""
 
     count: int
@@ -94,7 +94,7 @@ class PassMisses:
     entry: str
     bucket: str | None
     matches: int
-    misses: tuple[Miss, ...]
+    misses: tuple[NearMisses, ...]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ class Promise(Enum):
 
 
 @dataclass(frozen=True)
-class Difference:
+class RowDifference:
     """A row that breaks the promise: in step `step`, for the token of `request` at `position`.
 
     `error` is the largest over the logits that were recorded; `token` is the one sampled now.
@@ -70,8 +70,8 @@ class Verification:
     changed: tuple[str, ...] = ()
     results: tuple[BucketResult, ...] = ()
     wrong: int = 0
-    first: Difference | None = None
-    first_token: Difference | None = None
+    first: RowDifference | None = None
+    first_token: RowDifference | None = None
     failure: IngotError | None = None
 
     @property

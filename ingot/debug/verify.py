@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from ingot.compile.golden import StepOutput, digest, providers, read_golden, replay, run_files, this_machine
-from ingot.debug.verification import BucketResult, Difference, Promise, Verification
+from ingot.debug.verification import BucketResult, Promise, RowDifference, Verification
 from ingot.ir.artifact.golden import GoldenRun, Row
 from ingot.ir.artifact.manifest import EXE_FOLDER, FileEntry, Manifest
 from ingot.ir.errors import ArtifactError, IngotError, TargetError
@@ -133,7 +133,7 @@ class _Rows:
 
     promise: Promise
     tolerance: Tolerance
-    wrong: list[Difference] = field(default_factory=list)
+    wrong: list[RowDifference] = field(default_factory=list)
     # By entry and bucket class, for each step its rows: same bits, same token, error, allowed.
     _seen: dict[tuple[str, str], list[list[tuple[bool, bool, float, float]]]] = field(default_factory=dict)
 
@@ -157,7 +157,7 @@ class _Rows:
                 right = token == row.token or (not same and _is_tie(logits, token, row.token, 2 * allowed))
             if not right:
                 place = (output.entry, output.bucket, output.number, request, position)
-                self.wrong.append(Difference(*place, error, allowed, token, row.token))
+                self.wrong.append(RowDifference(*place, error, allowed, token, row.token))
 
     def results(self) -> tuple[BucketResult, ...]:
         made = []

@@ -1,6 +1,6 @@
 """The trace of a compile: what every pass did, and the program before and after it. This file owns its format.
 
-trace/passes.json     a list of `Run`s in the order in which they ran; with no program texts at the level "summary"
+trace/passes.json     a list of `PassRun`s in the order in which they ran; with no program texts at the level "summary"
 trace/00-traced.ir    an entry's program as the frontend handed it over, as text; 00-traced@ENTRY.ir of the others
 trace/NN-PASS.ir      the program as the pass left it, or, where that is smaller,
 trace/NN-PASS.delta   how it differs from the program before it (`ingot.ir.artifact.delta`)
@@ -60,7 +60,7 @@ class _RefusalRow(_Schema):
     reason: str
 
 
-class Run(_Schema):
+class PassRun(_Schema):
     """One run of one pass in passes.json: `PassRecord.summary`, and the files of the program before and after the pass,
     absent at the level "summary"."""
 
@@ -83,7 +83,7 @@ class Run(_Schema):
         return run_name(self.name, self.entry, self.bucket)
 
 
-_RUNS = TypeAdapter(tuple[Run, ...])
+_RUNS = TypeAdapter(tuple[PassRun, ...])
 
 
 def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[PassRecord]) -> dict[str, str | list[Any]]:
@@ -130,7 +130,7 @@ class TraceEntry:
     artifact lost its timings or the system does not tell."""
 
     number: int
-    run: Run = field(repr=False)
+    run: PassRun = field(repr=False)
     seconds: float | None
     peak_bytes: int | None
     _text: Callable[[str], str] = field(repr=False, compare=False)
@@ -298,7 +298,7 @@ def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Tra
     )
 
 
-def _costs(timings: object, runs: Sequence[Run]) -> list[tuple[float | None, int | None]]:
+def _costs(timings: object, runs: Sequence[PassRun]) -> list[tuple[float | None, int | None]]:
     """Seconds and peak memory of each run."""
     if timings is None:
         return [(None, None)] * len(runs)

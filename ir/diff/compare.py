@@ -11,14 +11,14 @@ from typing import Any
 
 from ingot.ir.diff.align import Pairs
 from ingot.ir.diff.difference import ABSENT, Difference
-from ingot.ir.diff.flat import Flat, Item, Value, placement_text
+from ingot.ir.diff.flat import Flat, Item, ItemResult, placement_text
 from ingot.ir.diff.follows import placement_follows, type_follows
 from ingot.ir.program import Program
 from ingot.ir.recipe import Recipe
 from ingot.ir.text import print_call, print_placeholder, value_name
 
 Follows = Callable[[Item], bool] | None
-Differ = Callable[[Value | None, Value | None], bool]
+Differ = Callable[[ItemResult | None, ItemResult | None], bool]
 
 
 class Comparison:
@@ -101,7 +101,7 @@ class Comparison:
                 texts = item.reads.get(slot, ABSENT), twin.reads.get(slot, ABSENT)
                 yield _change(item, twin, slot, *_told_apart(texts, before, after))
 
-    def _is_other(self, before: Value | None, after: Value | None) -> bool:
+    def _is_other(self, before: ItemResult | None, after: ItemResult | None) -> bool:
         """Another value is read than before, whether or not that shows in what was added and removed."""
         if before is None or after is None:
             return before is not after
@@ -110,7 +110,7 @@ class Comparison:
         known = {source.full, *self._images.get(source.full, ())}
         return index != place or (image is not twin and twin.full not in known)
 
-    def _moved(self, before: Value | None, after: Value | None) -> bool:
+    def _moved(self, before: ItemResult | None, after: ItemResult | None) -> bool:
         """Another value is read than before, and that does not show in what was added and removed."""
         if before is None or after is None:
             return before is not after
@@ -149,7 +149,7 @@ def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
     return False
 
 
-def _told_apart(texts: tuple[str, str], before: Value | None, after: Value | None) -> tuple[str, str]:
+def _told_apart(texts: tuple[str, str], before: ItemResult | None, after: ItemResult | None) -> tuple[str, str]:
     """The names of two values; where they are one name, a result of a region, with what it is in there."""
     if texts[0] != texts[1] or before is None or after is None:
         return texts

@@ -39,7 +39,7 @@ class Item:
     node: fx.Node
     program: Program
     attrs: dict[str, str] = field(default_factory=dict)
-    args: dict[str, "Value"] = field(default_factory=dict)
+    args: dict[str, "ItemResult"] = field(default_factory=dict)
     reads: dict[str, str] = field(default_factory=dict)
     group: "Group | None" = None
     recipe: Recipe | None = None
@@ -102,7 +102,7 @@ class Item:
         return op is not None and op.effect is Effect.RANDOM
 
 
-Value = tuple[Item, int]
+ItemResult = tuple[Item, int]
 
 
 @dataclass(eq=False)
@@ -118,7 +118,7 @@ class Group:
     surplus: int = 0
     unfit: str = ""
     members: list[Item] = field(default_factory=list)
-    results: list[Value] = field(default_factory=list)
+    results: list[ItemResult] = field(default_factory=list)
     signature: int = -1
 
 
@@ -129,7 +129,7 @@ class Flat:
     program: Program
     items: list[Item] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    outputs: dict[str, Value] = field(default_factory=dict)
+    outputs: dict[str, ItemResult] = field(default_factory=dict)
 
 
 def placement_text(placement: tuple[Placement, ...]) -> str:
@@ -142,12 +142,12 @@ class _Scope:
     """A program that is being opened: the value of each node, and the items of a region that gives several."""
 
     program: Program
-    values: dict[fx.Node, Value] = field(default_factory=dict)
-    tuples: dict[fx.Node, tuple[Value, ...]] = field(default_factory=dict)
+    values: dict[fx.Node, ItemResult] = field(default_factory=dict)
+    tuples: dict[fx.Node, tuple[ItemResult, ...]] = field(default_factory=dict)
     group: Group | None = None
     shift: int = 0  # from the layer that a region's body names to that of its call
 
-    def value(self, node: fx.Node) -> Value:
+    def value(self, node: fx.Node) -> ItemResult:
         if node not in self.values:
             raise VerifyError(f"%{node.name} is a tuple", expected="one of its items")
         return self.values[node]

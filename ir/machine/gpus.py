@@ -28,7 +28,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Feature:
+class GpuFeature:
     """Something that kernels may use from the compute capability `first` up to `last`; and what is done `without`."""
 
     first: int
@@ -45,14 +45,14 @@ class Feature:
 
 # CUDA C++ Programming Guide, appendix "Compute Capabilities"; PTX ISA, "Target ISA notes" of wgmma (sm_90a alone: newer
 # ones have other instructions in its place), of mma with e4m3 (sm_89) and with e2m1 (sm_100 and sm_120).
-FEATURES: Mapping[str, Feature] = {
-    "cooperative_launch": Feature(60, "no kernel waits for all of its blocks"),
-    "bf16": Feature(80, "models run in float16 or float32: --dtype"),
-    "fp8": Feature(89, "values stay in wider types"),
-    "tma": Feature(90, "tiles are copied by the threads"),
-    "wgmma": Feature(90, "products run on mma instructions", last=90),
-    "dependent_launch": Feature(90, "a kernel starts when the one in front of it has ended"),
-    "fp4": Feature(100, "values stay in wider types"),
+FEATURES: Mapping[str, GpuFeature] = {
+    "cooperative_launch": GpuFeature(60, "no kernel waits for all of its blocks"),
+    "bf16": GpuFeature(80, "models run in float16 or float32: --dtype"),
+    "fp8": GpuFeature(89, "values stay in wider types"),
+    "tma": GpuFeature(90, "tiles are copied by the threads"),
+    "wgmma": GpuFeature(90, "products run on mma instructions", last=90),
+    "dependent_launch": GpuFeature(90, "a kernel starts when the one in front of it has ended"),
+    "fp4": GpuFeature(100, "values stay in wider types"),
 }
 # What is found on a machine and decides no code, so that it is in no identity.
 NVLINK = "nvlink"

@@ -13,7 +13,7 @@ from torch import fx
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.numerics.contracts import Breach, Measured, RankParams, breach, changed_meaning
 from ingot.ir.numerics.harness import MeshRun
-from ingot.ir.numerics.recording import Inputs, Recording, Value, layer_of
+from ingot.ir.numerics.recording import Inputs, RecordedValue, Recording, layer_of
 from ingot.ir.program import Program, RegionCall, target_name
 from ingot.ir.types import DTYPE_NAMES
 
@@ -146,14 +146,14 @@ class _Pairs:
         self.outputs = {node.name: olds[name] for name, node in self.after.output_nodes().items() if name in olds}
         self.found: set[str] = set()  # by name, so that they are the right ones
 
-    def of(self, value: Value) -> Value | None:
+    def of(self, value: RecordedValue) -> RecordedValue | None:
         if other := self._named(value):
             self.found.add(value.name)
             return other
         inner = self._in_body(value)
         return self._of_region(value, *inner) if inner else None
 
-    def _in_body(self, value: Value) -> tuple[fx.Node, fx.Node] | None:
+    def _in_body(self, value: RecordedValue) -> tuple[fx.Node, fx.Node] | None:
         """The node of a region's body that computes the value, and the call of the region."""
         if value.call is not None:
             return value.node, value.call
@@ -163,13 +163,13 @@ class _Pairs:
         assert isinstance(index, int)
         return list(self.after.regions[call.target.name].body.output_nodes().values())[index], call
 
-    def _named(self, value: Value) -> Value | None:
+    def _named(self, value: RecordedValue) -> RecordedValue | None:
         if value.name in self.outputs:
             return self.old.get(self.outputs[value.name])
         other = self.old.get(value.name)
         return other if other is not None and _is_same(other, value, value.node, value.origin) else None
 
-    def _of_region(self, value: Value, inner: fx.Node, call: fx.Node) -> Value | None:
+    def _of_region(self, value: RecordedValue, inner: fx.Node, call: fx.Node) -> RecordedValue | None:
         """What agrees with the value; where nothing does, what `inner`, the node of the body, was before there was a
         region. A body names its nodes after those of its first call; those of another are the same ops layers on."""
         first, layer = self.old.get(inner.name), layer_of(inner, call)
@@ -186,16 +186,16 @@ class _Pairs:
         here = [other for other in self._same_shape(value) if other.layer == layer and _alike(other.node, inner)]
         return min(here, key=lambda other: _apart(other, value), default=None)
 
-    def _agreeing(self, value: Value) -> Value | None:
+    def _agreeing(self, value: RecordedValue) -> RecordedValue | None:
         total = _sum(value)
         # Equal tensors have equal sums, but for the order of adding and for rounding: a few are worth comparing.
         near = heapq.nsmallest(_TRIED, self._same_shape(value), key=lambda other: abs(self.sums[other.name] - total))
         return next((other for other in near if self.differs(other.measured, value.measured) is None), None)
 
-    def _same_shape(self, value: Value) -> list[Value]:
+    def _same_shape(self, value: RecordedValue) -> list[RecordedValue]:
         return [other for other in self.old.values() if _shape(other) == _shape(value)]
 
-    def behind(self, value: Value, other: Value) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def behind(self, value: RecordedValue, other: RecordedValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """`Divergence.made` and `fed` of a value and its namesake, nearest first."""
         made: dict[str, None] = {}
         fed: dict[str, None] = {}
@@ -217,7 +217,7 @@ class _Pairs:
                     waiting += [(source, None) for source in _inputs(node, call)]
         return tuple(made), tuple(fed)
 
-    def _is_right(self, name: str, expected: Value | None) -> bool:
+    def _is_right(self, name: str, expected: RecordedValue | None) -> bool:
         """Whether a value is what is read in its place in `before`; where that is not known, whether it is anything."""
         value = self.new.get(name)
         if value is None:
@@ -244,11 +244,11 @@ def _name(node: fx.Node, call: fx.Node | None) -> str:
     return str(node.target) if node.op == "placeholder" else f"{call.name}/{node.name}" if call else node.name
 
 
-def _shape(value: Value) -> tuple[int, ...]:
+def _shape(value: RecordedValue) -> tuple[int, ...]:
     return tuple(value.measured.found.shape)
 
 
-def _is_same(other: Value, value: Value, node: fx.Node, origin: str) -> bool:
+def _is_same(other: RecordedValue, value: RecordedValue, node: fx.Node, origin: str) -> bool:
     """Whether `other`, which has the name of `node`, is the same call: a name that a pass freed may be given again by a
     later one, and then it came from elsewhere."""
     return other.origin == origin and _shape(other) == _shape(value) and _alike(other.node, node)
@@ -266,11 +266,11 @@ def _kind(node: fx.Node) -> tuple[object, ...]:
     return (node.target, *of, sum(argument is not None for argument in node.args))
 
 
-def _sum(value: Value) -> float:
+def _sum(value: RecordedValue) -> float:
     return float(value.measured.exact.double().nan_to_num().sum())
 
 
-def _apart(value: Value, other: Value) -> float:
+def _apart(value: RecordedValue, other: RecordedValue) -> float:
     left, right = value.measured.exact.double(), other.measured.exact.double()
     return float((left - right).abs().nan_to_num(nan=0.0).sum())
 

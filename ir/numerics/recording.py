@@ -18,7 +18,7 @@ Inputs = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Value:
+class RecordedValue:
     """A call's result as one device would have it, whatever the mesh.
 
     `name` is the node's; of a node in a region's body it is CALL/NODE, with the call that ran the body (on a mesh
@@ -48,7 +48,7 @@ class Recording:
     """What a program computed step by step: values by name, in the order of computing."""
 
     program: Program
-    steps: tuple[Mapping[str, Value], ...]
+    steps: tuple[Mapping[str, RecordedValue], ...]
 
 
 def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, only_exact: bool = False) -> Recording:
@@ -66,7 +66,7 @@ def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, on
         program,
         tuple(
             {
-                name: Value(name, node, call, Measured(value, exact[name][2]))
+                name: RecordedValue(name, node, call, Measured(value, exact[name][2]))
                 for name, (node, call, value) in found.items()
             }
             for found, exact in zip(runs[0], runs[-1], strict=True)

@@ -20,7 +20,7 @@ import torch
 from ingot.ir.artifact.digest import CHUNK_BYTES
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.machine.load_context import Allocator, LoadContext
-from ingot.runtime.artifact import Artifact, Chunk
+from ingot.runtime.artifact import Artifact, FileChunk
 from ingot.runtime.weights import Place, files_of, weight_places
 
 # Large enough that Python's share of a block (some 50 µs, one thread at a time) stays below that of digesting it (6 ms)
@@ -101,7 +101,7 @@ class _Layout:
 class _Job:
     """A chunk to be read, and where its bytes go."""
 
-    chunk: Chunk
+    chunk: FileChunk
     layout: _Layout
     memory: torch.Tensor
 
@@ -136,10 +136,10 @@ def _allocate(size: int, allocator: Allocator) -> torch.Tensor:
 
 def _copy_all(
     artifact: Artifact, jobs: Sequence[_Job], device: torch.device, verify: bool, threads: int
-) -> dict[Chunk, str]:
+) -> dict[FileChunk, str]:
     """Do all jobs on several threads; the digests that were found. Raises what the first that failed raised."""
     waiting = deque(jobs)
-    found: dict[Chunk, str] = {}
+    found: dict[FileChunk, str] = {}
 
     def work() -> None:
         with _lane(device) as lane:

@@ -197,7 +197,7 @@ def small_product(linear: Any, tokens: int, part: str) -> Any:
 @pytest.mark.parametrize(("tokens", "part"), [(1, "gate_up"), (8, "down"), (512, "qkv")])
 def test_products(on_cpu: Script, tokens: int, part: str) -> None:
     linear = on_cpu("linear")
-    times = linear.measure(MACHINE, linear.Bench(Pool()), small_product(linear, tokens, part))
+    times = linear.measure(MACHINE, linear.LinearBench(Pool()), small_product(linear, tokens, part))
     assert times == dict.fromkeys(["triton", "cublas"] if tokens <= 64 else ["cublas"], [1e-3 / 4] * 11)
 
 
@@ -205,7 +205,7 @@ def test_products(on_cpu: Script, tokens: int, part: str) -> None:
 def test_wrong_products_are_no_figure(on_cpu: Script, wrong: None) -> None:
     linear = on_cpu("linear")
     with pytest.raises(RuntimeError, match="the result is wrong by"):
-        linear.measure(MACHINE, linear.Bench(Pool()), small_product(linear, 1, "o"))
+        linear.measure(MACHINE, linear.LinearBench(Pool()), small_product(linear, 1, "o"))
 
 
 STEPS = (((300, 0), (1, 40), (20, 30)), ((7, 9),))
@@ -331,7 +331,7 @@ def test_kernels_of_a_gpu_take_what_they_can(script: Script) -> None:
     problem = attention.problem_of(config, len(contexts))
     call = figures.Call("a", "A", attention.cached_bytes(problem, contexts))
     found = figures.call_figures("part", call, attention.measure(machine, problem, contexts, pool, False), peak)
-    bench, decoder = linear.Bench(pool), linear.Decoder.of("1b")
+    bench, decoder = linear.LinearBench(pool), linear.Decoder.of("1b")
     for case in linear.cases(decoder):
         if (case.tokens, case.part) in ((1, "down"), (8, "head"), (2048, "gate_up")):
             found |= figures.call_figures("part", case.call, linear.measure(machine, bench, case), peak)

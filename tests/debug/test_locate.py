@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ingot.debug.bisect.programs.compare import differs
-from ingot.debug.bisect.programs.locate import Side, locate
+from ingot.debug.bisect.programs.locate import ObservedProgram, locate
 from ingot.debug.bisect.programs.schedule import Request, whole
 from ingot.ir.numerics.contracts import Measured
 from ingot.ir.parse import parse_program
@@ -64,8 +64,8 @@ def test_a_call_is_to_blame_for_what_it_gives_and_a_body_for_what_it_does(
     def by_meaning(old: Measured, new: Measured) -> str | None:
         return differs(new.exact, old.exact)
 
-    def run(program: Program, names: set[str]) -> Side:
-        return Side.run(program, params, steps, 1, names)
+    def run(program: Program, names: set[str]) -> ObservedProgram:
+        return ObservedProgram.run(program, params, steps, 1, names)
 
     site = locate(parse_program(_BEFORE), _program(eps, read, given), run, by_meaning, {})
     assert site is not None and site.node == node

@@ -18,7 +18,7 @@ import ingot.debug.step_time.device
 from ingot.cli.main import DONE, INGOT, run
 from ingot.debug.asked_step import AskedStep, StepLimits, serving, step_sizes
 from ingot.debug.explain import explain
-from ingot.debug.explained import Step
+from ingot.debug.explained import StepShape
 from ingot.debug.step_time.clock import StepClock
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.inputs import step_inputs
@@ -229,10 +229,10 @@ def test_classes_that_hold_equal_tokens() -> None:
     wide, prompts = BucketClass(name="wide", tokens=(65, 512), q_max=1), BucketClass(name="prompts", tokens=(65, 2048))
     limits = StepLimits(max_seq_len=4096, max_batch=512, page_size=16, max_tokens=2048)
     for asked, expected in (
-        (AskedStep(128), {wide: Step(128, 128, 1024), prompts: Step(128, 1, 1024)}),
-        (AskedStep(128, sequences=128), {wide: Step(128, 128, 1024)}),
-        (AskedStep(128, sequences=2, context=64), {prompts: Step(128, 2, 64)}),
-        (AskedStep(), {wide: Step(512, 512, 1024), prompts: Step(512, 1, 1024)}),
+        (AskedStep(128), {wide: StepShape(128, 128, 1024), prompts: StepShape(128, 1, 1024)}),
+        (AskedStep(128, sequences=128), {wide: StepShape(128, 128, 1024)}),
+        (AskedStep(128, sequences=2, context=64), {prompts: StepShape(128, 2, 64)}),
+        (AskedStep(), {wide: StepShape(512, 512, 1024), prompts: StepShape(512, 1, 1024)}),
     ):
         found = {one: asked.step(one, limits) for one in (wide, prompts) if asked.in_class(one)}
         assert {one: step for one, step in found.items() if serving(step, (wide, prompts)) == one} == expected
@@ -242,15 +242,15 @@ def test_prompts_are_filled_up_where_the_host_launches_them_too() -> None:
     """By what the executor fills them up to: few sizes of tokens, and 64 rows of logits."""
     plan = Plan.model_construct(dims={"T": (1, 4096), "B": (1, 200)})
 
-    def computed(step: Step, **bucket: Any) -> StepSizes:
+    def computed(step: StepShape, **bucket: Any) -> StepSizes:
         return computed_size(plan, BucketPlan.model_construct(bucket=BucketClass(name="b", **bucket)), step)
 
-    assert computed(Step(3000, 2, 4000), tokens=(65, 4096)) == StepSizes(3072, 64, 64, 1)
-    assert computed(Step(300, 150, 4000), tokens=(65, 4096)) == StepSizes(384, 200, 200, 1)
-    assert computed(Step(40, 3, 4000), tokens=(17, 64)) == StepSizes(40, 3, 3, 1), (
+    assert computed(StepShape(3000, 2, 4000), tokens=(65, 4096)) == StepSizes(3072, 64, 64, 1)
+    assert computed(StepShape(300, 150, 4000), tokens=(65, 4096)) == StepSizes(384, 200, 200, 1)
+    assert computed(StepShape(40, 3, 4000), tokens=(17, 64)) == StepSizes(40, 3, 3, 1), (
         "kernels for few tokens need no padding"
     )
-    assert computed(Step(70, 70, 4000), tokens=(65, 512), q_max=1) == StepSizes(70, 70, 70, 1)
+    assert computed(StepShape(70, 70, 4000), tokens=(65, 512), q_max=1) == StepSizes(70, 70, 70, 1)
 
 
 @pytest.mark.xdist_group("parity-llama-plain")
@@ -259,11 +259,11 @@ def test_a_step_is_as_it_is_asked_for(artifact: Callable[..., Path]) -> None:
     loaded = load_artifact(artifact("llama-plain", backend="reference"), num_pages=8)
     limits = loaded.limits
 
-    def logits(step: Step) -> torch.Tensor:
+    def logits(step: StepShape) -> torch.Tensor:
         handle = loaded.executor.launch(step_inputs(step, limits.page_size, limits.vocab_size, StepLayout.usual()))
         return handle.outputs["logits"].clone()
 
-    both, first = logits(Step(40, 2, 20)), logits(Step(20, 1, 20))
+    both, first = logits(StepShape(40, 2, 20)), logits(StepShape(20, 1, 20))
     assert both.shape[0] == 2 and not torch.allclose(both[1:], first, atol=0.01)
     assert compare(both[:1], first, torch.float32) is None
 
@@ -315,7 +315,7 @@ def test_rows_of_padding_are_computed_and_have_no_cache(for_gpu: Path) -> None:
     assert clock is not None
     program = list(parse_programs(artifact.read_text("program.ir")))[1]
     plan = clock.plans.plans["main"].buckets[1]
-    one, two = (step_sizes(Step(rows, rows, 40), program, clock.page_size) for rows in (1, 2))
+    one, two = (step_sizes(StepShape(rows, rows, 40), program, clock.page_size) for rows in (1, 2))
     found = works(program, plan, Shape(one, two, 40, SMALL), {}, clock.kernels)
     smaller, larger = (works(program, plan, Shape(sizes, sizes, 40, SMALL), {}, clock.kernels) for sizes in (one, two))
     assert [work.least for work in found] == [work.least for work in smaller]

@@ -103,7 +103,7 @@ def _costs(program: Program) -> BucketCosts:
     with times, as if a GPU ran two products and a norm."""
     from dataclasses import replace as changed
 
-    from ingot.debug.explained import BucketCosts, Call, Step
+    from ingot.debug.explained import BucketCosts, Call, StepShape
     from ingot.ir.program import RegionCall, target_name
     from ingot.report.lines import layer_of
 
@@ -123,7 +123,7 @@ def _costs(program: Program) -> BucketCosts:
     assert program.bucket is not None
     times, step = _times()
     calls[:3] = [changed(call, flops=900, bytes=90, time=time) for call, time in zip(calls, times, strict=False)]
-    return BucketCosts(program.name, program.bucket.name, Step(16, 16, 128, (5, 1, 5)), tuple(calls), step)
+    return BucketCosts(program.name, program.bucket.name, StepShape(16, 16, 128, (5, 1, 5)), tuple(calls), step)
 
 
 def _times() -> tuple[list[CallTime], StepTime]:

@@ -54,7 +54,7 @@ MIXES: Mapping[int, tuple[Mix, ...]] = {
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedAttention:
     """Microseconds of a call for each mix of its problem, in order."""
 
     problem: DecodeProblem
@@ -74,12 +74,12 @@ def mixes_of(problem: DecodeProblem) -> tuple[Mix, ...]:
     return tuple(dict.fromkeys(cut))
 
 
-def best(found: Sequence[Timed]) -> Timed:
+def best(found: Sequence[TimedAttention]) -> TimedAttention:
     """The least weighted mean, over the mixes of one problem, of time / least time."""
     weights = [mix.weight for mix in mixes_of(found[0].problem)]
     least = [min(times) for times in zip(*(one.times for one in found), strict=True)]
 
-    def cost(one: Timed) -> float:
+    def cost(one: TimedAttention) -> float:
         return sum(weight * time / low for weight, time, low in zip(weights, one.times, least, strict=True))
 
     return min(found, key=cost)
@@ -238,7 +238,7 @@ def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
     return device.graph_seconds(partial(call, given) for given in steps.inputs) / len(steps.inputs)
 
 
-class Bench:
+class AttentionBench:
     """Times attention over pages from a pool. It keeps the steps of the last problem."""
 
     def __init__(self, pool: Pool) -> None:
@@ -246,9 +246,9 @@ class Bench:
         self._problem: DecodeProblem | None = None
         self._steps: list[Steps] = []
 
-    def measure(self, machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> Timed:
+    def measure(self, machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> TimedAttention:
         """Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
         if problem != self._problem:
             self._problem = problem
             self._steps = [Steps(problem, mix, self.pool) for mix in mixes_of(problem)]
-        return Timed(problem, tiles, tuple(seconds_of(machine, tiles, steps) * 1e6 for steps in self._steps))
+        return TimedAttention(problem, tiles, tuple(seconds_of(machine, tiles, steps) * 1e6 for steps in self._steps))

@@ -28,7 +28,7 @@ _BUCKETS = {1: (1, 1), 16: (2, 16), 32: (17, 32), 64: (33, 64)}
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedLinear:
     """A measurement: microseconds of one call, and the share of a copy's bandwidth at which it read its weights."""
 
     problem: LinearProblem
@@ -67,7 +67,7 @@ def launcher(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Launc
     return Launcher(*make_schedule(machine, problem, tiles), {"T": STEPS[problem.tokens]})
 
 
-class Bench:
+class LinearBench:
     """Times products on weights from a pool, one stretch of it after the other."""
 
     def __init__(self, pool: Pool) -> None:
@@ -99,7 +99,7 @@ class Bench:
             self._vectors = self._vectors.to(dtype)
         return self._vectors
 
-    def measure(self, machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Timed:
+    def measure(self, machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> TimedLinear:
         """Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
         call = launcher(machine, problem, tiles)
         inputs = self.inputs(problem)
@@ -107,7 +107,7 @@ class Bench:
         device.require_close(call.output[:, :_CHECKED], expected(problem, inputs, _CHECKED))
         count = min(MOST_LAUNCHES, max(4, TRAFFIC // problem.bytes))
         seconds = device.graph_seconds(partial(call, self.inputs(problem)) for _ in range(count)) / count
-        return Timed(problem, tiles, seconds * 1e6, problem.bytes / seconds / self.pool.copy)
+        return TimedLinear(problem, tiles, seconds * 1e6, problem.bytes / seconds / self.pool.copy)
 
 
 def expected(problem: LinearProblem, inputs: Sequence[torch.Tensor], columns: int) -> torch.Tensor:

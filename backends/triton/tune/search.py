@@ -57,11 +57,11 @@ def fastest(found: Sequence[Timed]) -> Timed:
 # By the kernel that a choice is for.
 SUBJECTS = {
     LINEAR: Subject(
-        LinearProblem.of, linear.Bench, linear.compile_all,
+        LinearProblem.of, linear.LinearBench, linear.compile_all,
         linear_candidates.candidates, linear_candidates.more_candidates, fastest,
     ),
     DECODE_ATTENTION: Subject(
-        DecodeProblem.of, attention.Bench, attention.compile_all,
+        DecodeProblem.of, attention.AttentionBench, attention.compile_all,
         attention_candidates.candidates, attention_candidates.more_candidates, attention.best,
     ),
 }  # fmt: skip

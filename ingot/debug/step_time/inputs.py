@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from ingot.debug.explained import Step
+from ingot.debug.explained import StepShape
 from ingot.ir.features import FedSequence, fed_of
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
 
 
-def step_inputs(step: Step, page_size: int, vocab_size: int, layout: StepLayout) -> StepInputs:
+def step_inputs(step: StepShape, page_size: int, vocab_size: int, layout: StepLayout) -> StepInputs:
     """A step of `layout` that feeds the last tokens of each sequence and samples one more of each, greedily.
 
     Positions are given, so the same inputs may be launched again and again. The pages are the first

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ingot.debug.asked_step import limits_of
-from ingot.debug.explained import Step
+from ingot.debug.explained import StepShape
 from ingot.debug.step_time.inputs import step_inputs
 from ingot.debug.step_time.measurement import InstructionTime, StepMeasurement
 from ingot.debug.step_time.record import record_trace
@@ -35,14 +35,16 @@ _STEPS = 20  # of a whole step, in a row
 _VIEWS = frozenset(map(target_name, VIEWS))
 
 
-def measure_artifact(folder: Path, step: Step, served: StepSizes | None, trace: Path | None = None) -> StepMeasurement:
+def measure_artifact(
+    folder: Path, step: StepShape, served: StepSizes | None, trace: Path | None = None
+) -> StepMeasurement:
     """Load an artifact for one step alone, and time it. Raises IngotError where it does not run on this machine."""
     limits = limits_of(open_artifact(folder))
     return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step, served, trace)
 
 
 def measure_step(
-    loaded: Loaded, step: Step, served: StepSizes | None = None, trace: Path | None = None
+    loaded: Loaded, step: StepShape, served: StepSizes | None = None, trace: Path | None = None
 ) -> StepMeasurement:
     """Time a step of the entry main, its calls with the padding of a graph that it is `served` from; with a profiler's
     `trace` written where that is asked for. States hold anything afterwards: nothing else may be served."""

@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import torch
 
-from ingot.debug.explained import Step
+from ingot.debug.explained import StepShape
 from ingot.ir.artifact.plan import BucketPlan, Plan
 from ingot.ir.machine.gpus import Gpu
+from ingot.runtime.cuda.graphs.captured.sizes import decode_steps, filled_up, has_few_tokens, most_pages, prompt_steps
+from ingot.runtime.cuda.graphs.captured.staging import HostInputs
 from ingot.runtime.cuda.graphs.sizes import decode_steps, filled_up, has_few_tokens, most_pages, prompt_steps
 from ingot.runtime.cuda.graphs.staging import HostInputs
 from ingot.runtime.step import StepInputs, StepSizes
 
 
-def served_size(plan: Plan, bucket: BucketPlan, step: Step, gpu: Gpu) -> StepSizes | None:
+def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> StepSizes | None:
     """Those of the graph that a step of a bucket class is replayed from, once it is captured; None where the host
     launches its calls."""
     if step.tokens == step.sequences:
@@ -22,7 +24,7 @@ def served_size(plan: Plan, bucket: BucketPlan, step: Step, gpu: Gpu) -> StepSiz
     return size if prompt_steps(plan, gpu).get(size) is bucket else None
 
 
-def computed_size(plan: Plan, bucket: BucketPlan, step: Step) -> StepSizes:
+def computed_size(plan: Plan, bucket: BucketPlan, step: StepShape) -> StepSizes:
     """Those that a step is computed in which the host launches: steps that feed prompts are filled up all the same."""
     size = StepSizes(step.tokens, step.sequences, step.sequences, P=1)  # of any context
     whole = bucket.bucket

@@ -14,7 +14,7 @@ from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.tiles import check_tiles
 from ingot.backends.triton.tune import search
 from ingot.backends.triton.tune.device import Machine
-from ingot.backends.triton.tune.linear import Timed, make_schedule
+from ingot.backends.triton.tune.linear import TimedLinear, make_schedule
 from ingot.backends.triton.tune.linear_candidates import AnyTiles, candidates, more_candidates
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
@@ -70,13 +70,13 @@ class FakeBench:
     broken: tuple[int, ...] = ()
     timed: list[AnyTiles] = field(default_factory=list)
 
-    def measure(self, machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Timed:
+    def measure(self, machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> TimedLinear:
         assert machine == H200 and problem == PROBLEM
         assert isinstance(tiles, Tiles)
         self.timed.append(tiles)
         if tiles.block_n in self.broken:
             raise RuntimeError("the result is wrong by 0.5")
-        return Timed(
+        return TimedLinear(
             problem, tiles, float(tiles.block_n + tiles.stages - tiles.lines / 100 + abs(tiles.warps - 8)), 0.5
         )
 

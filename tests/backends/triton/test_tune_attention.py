@@ -14,7 +14,7 @@ from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.backends.triton.tiles import check_tiles
 from ingot.backends.triton.tune import attention, device
-from ingot.backends.triton.tune.attention import Bench, Mix, Timed, best, make_schedule, mixes_of
+from ingot.backends.triton.tune.attention import AttentionBench, Mix, TimedAttention, best, make_schedule, mixes_of
 from ingot.backends.triton.tune.attention_candidates import candidates, more_candidates
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
 from ingot.ir.artifact.plan import BucketClass
@@ -38,7 +38,7 @@ interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's int
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(monkeypatch: pytest.MonkeyPatch) -> AttentionBench:
     """On the CPU, over a small pool and short contexts, by a clock that says a millisecond for whatever runs."""
 
     def graph_seconds(launches: Iterable[Callable[[], None]]) -> float:
@@ -50,20 +50,22 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(device, "graph_seconds", graph_seconds)
     monkeypatch.setattr(attention, "LAUNCHES", (2, 2))
     monkeypatch.setattr(attention, "MIXES", {1: (Mix((70,)), Mix((1,))), 16: (Mix((20, 90, 1)),)})
-    return Bench(Pool())
+    return AttentionBench(Pool())
 
 
 @interpreted
 @pytest.mark.parametrize("problem", [ONE, SEVERAL, APART, *OTHERS], ids=str)
-def test_what_runs_is_the_attention(bench: Bench, problem: DecodeProblem) -> None:
+def test_what_runs_is_the_attention(bench: AttentionBench, problem: DecodeProblem) -> None:
     tiles = DecodeTiles(32, 3, 2, early=int(problem is ONE))
     found = bench.measure(MACHINE, problem, tiles)
-    assert found == Timed(problem, tiles, (pytest.approx(1e3),) * len(mixes_of(problem)))
+    assert found == TimedAttention(problem, tiles, (pytest.approx(1e3),) * len(mixes_of(problem)))
 
 
 @interpreted
 @pytest.mark.parametrize("problem", [ONE, APART], ids=str)
-def test_wrong_results_are_found(bench: Bench, problem: DecodeProblem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_results_are_found(
+    bench: AttentionBench, problem: DecodeProblem, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = Launcher.__call__
 
     def wrong(self: Launcher, inputs: list[torch.Tensor]) -> None:
@@ -75,7 +77,7 @@ def test_wrong_results_are_found(bench: Bench, problem: DecodeProblem, monkeypat
         bench.measure(MACHINE, problem, DecodeTiles(32, 3, 2))
 
 
-def test_steps_own_different_pages(bench: Bench) -> None:
+def test_steps_own_different_pages(bench: AttentionBench) -> None:
     steps = attention.Steps(SEVERAL, Mix((20, 90, 1)), bench.pool)
     first, second = (inputs[7] for inputs in steps.inputs)
     owned = [{int(page) for row, count in zip(table, steps.needed, strict=True) for page in row[:count]}
@@ -87,12 +89,12 @@ def test_the_best_loses_least_over_all_mixes() -> None:
     """Not the fastest at the longest mix, though that takes most of the time."""
     problem = PROBLEMS[4]
     count = len(mixes_of(problem))
-    short = Timed(problem, DecodeTiles(32, 3, 1), (10.0,) * (count - 1) + (300.0,))
-    long = Timed(problem, DecodeTiles(64, 3, 1), (20.0,) * (count - 1) + (200.0,))
-    good = Timed(problem, DecodeTiles(128, 3, 1), (10.5,) * (count - 1) + (210.0,))
+    short = TimedAttention(problem, DecodeTiles(32, 3, 1), (10.0,) * (count - 1) + (300.0,))
+    long = TimedAttention(problem, DecodeTiles(64, 3, 1), (20.0,) * (count - 1) + (200.0,))
+    good = TimedAttention(problem, DecodeTiles(128, 3, 1), (10.5,) * (count - 1) + (210.0,))
     assert best([long, short, good]) is good and best([long, short]) is short
-    heavy = Timed(problem, DecodeTiles(16, 3, 1), (10.0,) + (13.0,) * (count - 1))
-    light = Timed(problem, DecodeTiles(16, 5, 1), (13.0,) + (10.0,) + (13.0,) * (count - 2))
+    heavy = TimedAttention(problem, DecodeTiles(16, 3, 1), (10.0,) + (13.0,) * (count - 1))
+    light = TimedAttention(problem, DecodeTiles(16, 5, 1), (13.0,) + (10.0,) + (13.0,) * (count - 2))
     assert [mix.weight for mix in mixes_of(problem)][:2] == [2, 2] and best([heavy, light]) is heavy
 
 

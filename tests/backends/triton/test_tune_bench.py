@@ -9,7 +9,7 @@ from ingot.backends.triton.lower.linear_problem import LinearProblem
 from ingot.backends.triton.lower.linear_tiles import MatvecTiles, Tiles
 from ingot.backends.triton.tune import device, linear
 from ingot.backends.triton.tune.device import Launcher, Machine, Pool
-from ingot.backends.triton.tune.linear import Bench
+from ingot.backends.triton.tune.linear import LinearBench
 from ingot.backends.triton.tune.linear_candidates import AnyTiles
 
 MACHINE = Machine(sm=90, cores=4, dependent=False)  # the interpreter knows no dependent launch
@@ -24,7 +24,7 @@ CASES = [
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+def bench(monkeypatch: pytest.MonkeyPatch) -> LinearBench:
     """A bench on the CPU, with a small pool, whose clock says a millisecond for whatever runs."""
 
     def seconds(work: Callable[[], object], rounds: int = 7) -> float:
@@ -39,12 +39,12 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(linear, "MOST_LAUNCHES", 4)
     monkeypatch.setattr(device, "median_seconds", seconds)
     monkeypatch.setattr(device, "graph_seconds", graph_seconds)
-    return Bench(Pool())
+    return LinearBench(Pool())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
 @pytest.mark.parametrize(("problem", "tiles"), CASES, ids=str)
-def test_what_runs_is_the_product(bench: Bench, problem: LinearProblem, tiles: AnyTiles) -> None:
+def test_what_runs_is_the_product(bench: LinearBench, problem: LinearProblem, tiles: AnyTiles) -> None:
     found = bench.measure(MACHINE, problem, tiles)
     assert (found.problem, found.tiles, found.microseconds) == (problem, tiles, pytest.approx(1000 / 4))
     assert bench.pool.copy == pytest.approx((1 << 18) / 1e-3)
@@ -54,7 +54,7 @@ def test_what_runs_is_the_product(bench: Bench, problem: LinearProblem, tiles: A
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
 @pytest.mark.parametrize(("problem", "tiles"), CASES[2:4], ids=str)
 def test_wrong_results_are_found(
-    bench: Bench, problem: LinearProblem, tiles: AnyTiles, monkeypatch: pytest.MonkeyPatch
+    bench: LinearBench, problem: LinearProblem, tiles: AnyTiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = Launcher.__call__
 
@@ -67,7 +67,7 @@ def test_wrong_results_are_found(
         bench.measure(MACHINE, problem, tiles)
 
 
-def test_weights_go_round_in_the_pool(bench: Bench) -> None:
+def test_weights_go_round_in_the_pool(bench: LinearBench) -> None:
     problem = LinearProblem(100, 96, 16, "f32", "f32")
     places = [bench.weight(problem).data_ptr() for _ in range(20)]
     assert len(set(places)) == (1 << 18) // problem.bytes == 6 and places[:6] == places[6:12]

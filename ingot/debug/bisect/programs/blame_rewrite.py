@@ -9,7 +9,7 @@ from ingot.debug.bisect.programs.blame_pass import Culprit, Judge, breaks_rules
 from ingot.debug.bisect.programs.chain import Link
 from ingot.debug.bisect.programs.compare import differs
 from ingot.debug.bisect.programs.expectation import Expectation
-from ingot.debug.bisect.programs.locate import Side, Site, locate
+from ingot.debug.bisect.programs.locate import ObservedProgram, Site, locate
 from ingot.debug.bisect.programs.observe import observe
 from ingot.debug.bisect.programs.quantized import rounded, wrong_weight
 from ingot.debug.bisect.programs.schedule import in_chunks, is_cached, whole
@@ -122,11 +122,11 @@ def _site_of_quantization(
         return Site(wrong[0], "param", "", wrong[0], "", wrong[1])
     like, params = rounded(judge.case.params, before, after)
 
-    def watch(program: Program, names: set[str]) -> Side:
+    def watch(program: Program, names: set[str]) -> ObservedProgram:
         given = params if program is like else judge.case.params(program)
         steps = whole(expected.requests, expected.pool)
         seen = list(observe(program, given, steps, expected.pages, exact=True, watch=names))
-        return Side(program, given, seen, seen)
+        return ObservedProgram(program, given, seen, seen)
 
     return locate(like, after, watch, _differs(judge, culprit), {})
 
@@ -165,7 +165,7 @@ class _Watch:
     count: int | None
     in_steps: bool
 
-    def __call__(self, program: Program, names: set[str]) -> Side:
+    def __call__(self, program: Program, names: set[str]) -> ObservedProgram:
         self.judge.case.runs += 2
         steps = self.expected.steps(program, forced=self.forced, at_once=self.at_once)
         rows = None
@@ -174,7 +174,7 @@ class _Watch:
             rows = torch.cat([step.places for step in taken]).sort().values
         elif self.count is not None:
             steps = steps[: self.count]
-        return Side.run(program, self.judge.case.params(program), steps, self.expected.pages, names, rows)
+        return ObservedProgram.run(program, self.judge.case.params(program), steps, self.expected.pages, names, rows)
 
 
 def _differs(judge: Judge, culprit: Culprit) -> Callable[[Measured, Measured], str | None]:

@@ -37,7 +37,7 @@ _KeysAndValues = tuple[torch.Tensor, torch.Tensor | None]
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """Where a program first gives what it must not: the step, the output, and both values in words. `node` is a call
     that fails, in place of an output."""
 
@@ -77,7 +77,7 @@ class Expectation:
 
     def difference(
         self, program: Program, params: Sequence[Tensors], *, forced: bool = False, at_once: bool = False
-    ) -> Difference | None:
+    ) -> FirstDifference | None:
         """How a program's meaning differs from what it must be: all outputs, step by step, in float64."""
         steps = self.steps(program, forced=forced, at_once=at_once)
         number = 0
@@ -85,10 +85,10 @@ class Expectation:
             for number, seen in enumerate(observe(program, params, steps, self.pages, exact=True)):
                 for name, expected in self.told(program, number, seen.step, at_once=at_once).items():
                     if name in seen.outputs and (text := differs(seen.outputs[name], expected)):
-                        return Difference(number, name, text)
+                        return FirstDifference(number, name, text)
         except VerifyError as error:
             failed = re.match(r"%(\S+),", error.where)
-            return Difference(number, "", error.what, failed[1] if failed else "")
+            return FirstDifference(number, "", error.what, failed[1] if failed else "")
         return None
 
     def told(self, program: Program, number: int, step: Step, *, at_once: bool = False) -> dict[str, torch.Tensor]:

@@ -34,7 +34,7 @@ class Site:
 
 
 @dataclass
-class Side:
+class ObservedProgram:
     """A program with the values of its nodes over some steps, in its own dtypes and in float64.
 
     `rows` are the tokens of which values are wanted, where the steps have more.
@@ -54,12 +54,12 @@ class Side:
         pages: int,
         names: set[str],
         rows: torch.Tensor | None = None,
-    ) -> "Side":
+    ) -> "ObservedProgram":
         """Watches the nodes of `names`."""
         found, exact = (
             list(observe(program, params, steps, pages, exact=exact, watch=names)) for exact in (False, True)
         )
-        return Side(program, params, found, exact, rows)
+        return ObservedProgram(program, params, found, exact, rows)
 
     def value(self, node: fx.Node) -> Measured | None:
         """The value of a node, in the order of the requests; on a mesh that of all ranks together."""
@@ -86,7 +86,7 @@ class Side:
 def locate(
     before: Program,
     after: Program,
-    run: Callable[[Program, set[str]], Side],
+    run: Callable[[Program, set[str]], ObservedProgram],
     differs: Differs,
     known: Mapping[str, torch.Tensor],
 ) -> Site | None:
@@ -187,8 +187,8 @@ class _Search:
         self,
         before: Program,
         after: Program,
-        old: Side,
-        new: Side,
+        old: ObservedProgram,
+        new: ObservedProgram,
         pairs: list[Pair],
         differs: Differs,
         known: Mapping[str, torch.Tensor],
