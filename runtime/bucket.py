@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from ingot.backends.cublas.load import OPS as CUBLAS_OPS
-from ingot.backends.reference.load import load_op
 from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.errors import BackendError, InternalError
 from ingot.ir.parse import parse_type
 from ingot.ir.types import DTYPES, TensorType
+from ingot.runtime.loaders import find_op
 
 Executables = Mapping[str, Callable[..., Sequence[torch.Tensor]]]
 Libraries = Mapping[str, Mapping[str, Callable[..., Any]]]
@@ -75,7 +74,7 @@ class Bucket:
             self._table[slot[name]] = tensor
         self._inputs = [(name, slot[name]) for name in inputs]
         self._outputs = [(name, slot[name]) for name in outputs]
-        self._libraries = {"cublas": CUBLAS_OPS, **libraries}
+        self._libraries = libraries
         self._types: dict[int, TensorType] = {slot[name]: parse_type(v.type) for name, v in plan.values.items()}
         self._steps = [self._bind(instruction, slot, executables) for instruction in plan.instructions]
         # Types of what is passed on are the plan's promise; the first step of a bucket checks that all keep it.
@@ -94,10 +93,8 @@ class Bucket:
             run, single = executables[instruction.calls], False
             args, kwargs = tuple(arg for arg in args if isinstance(arg, Ref)), {}  # the rest is compiled in
         else:
-            library = self._libraries.get(instruction.provider, {})
-            run = library.get(instruction.target) or load_op(
-                instruction.target, rowwise=instruction.provider == "rowwise"
-            )
+            library = self._libraries.get(instruction.provider)
+            run = find_op(instruction.target, instruction.provider, library)
             single = len(instruction.results) == 1
         return _Step(
             run=run,

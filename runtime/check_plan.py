@@ -7,6 +7,7 @@ with the types that the plan promises; the executor compares those with the tens
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 
+from ingot.backends.table import BACKENDS
 from ingot.ir.artifact.plan import PLAN_FILE, Argument, BucketPlan, DType, Instruction, Plan, PlanFile, Plans, Ref
 from ingot.ir.cache.memory import planned_states, state_memory
 from ingot.ir.errors import ArtifactError, IngotError, ParseError, VerifyError
@@ -18,7 +19,6 @@ from ingot.ir.parse import parse_ending, parse_type
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.types import DTYPES, LOADED_DIMS
 
-OP_PROVIDERS = ("reference", "rowwise", "cublas")
 # Sizes that are known when an artifact is loaded; the other dims come with each step.
 LOAD_DIMS = frozenset({"R", *LOADED_DIMS})
 _MAIN = "main"
@@ -224,7 +224,7 @@ def _check_compiled(
 
 
 def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
-    providers = (*OP_PROVIDERS, *plan.libraries)
+    providers = (*(name for name, entry in BACKENDS.items() if entry.find_op), *plan.libraries)
     if instruction.executable is None and instruction.provider not in providers:
         raise _error(f"the provider is '{instruction.provider}'", place, " or ".join(providers))
     for name, argument in instruction.kwargs.items():

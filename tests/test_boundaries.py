@@ -38,6 +38,7 @@ def write_package(folder: Path, imports: list[tuple[str, str]]) -> None:
     modules += [f"ingot.{folder}.{name}" for folder in folders for name in ("__init__", "part")]
     modules += [f"ingot.{room}.{name}" for room in ROOMS for name in ("__init__", "part")]
     modules += [f"ingot.backends.{b}.{name}" for b in ("one", "two") for name in ("__init__", "emit", "load", "shared")]
+    modules += ["ingot.backends.table"]
     files = {name: folder / (name.replace(".", "/") + ".py") for name in modules}
     for path in files.values():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,7 @@ ALLOWED = [
     ("ingot.runtime.part", "ingot.ir.part"),
     ("ingot.runtime.part", "ingot.backends.one.load"),
     ("ingot.runtime.__init__", "ingot.backends.two.load"),
+    ("ingot.runtime.part", "ingot.backends.table"),
     *(("ingot.cli.main", f"ingot.{room}.part") for room in ROOMS),
     ("ingot.cli.main", "ingot.cli.commands.part"),
     *(("ingot.cli.commands.part", f"ingot.{folder}.part") for folder in (*FRONT, "cli.views")),

@@ -15,7 +15,7 @@ import ingot.compile.driver
 from ingot import CompileReport, compile_model
 from ingot.cli.main import INGOT, run
 from ingot.compile.emitter import Emitter
-from ingot.compile.providers import BACKENDS
+from ingot.compile.providers import backend_named
 from ingot.compile.request import Request
 from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.call_timer import CallTimer
@@ -222,7 +222,7 @@ def test_a_worker_process_times(ingot_cache: Path, monkeypatch: pytest.MonkeyPat
     program = Program("main", Stage.LOWERED, {"T": Dim("T", 1, 64)}, bucket=BucketClass(name="any", tokens=(1, 64)))
     gate, up = (program.add_input(name, TensorType(torch.float32, ("T", 64))) for name in ("gate", "up"))
     body = call_body(program, build.call(program, silu_mul.overload, (gate, up), {}), "call")
-    cpu, alone = BACKENDS["cpu"](), CPU.model_copy(update={"cores": 1})
+    cpu, alone = backend_named("cpu", "cpu"), CPU.model_copy(update={"cores": 1})
     with Emitter({"cpu": cpu}, alone, 1) as emitter:
         built = emitter.emit_library(cpu)
         own = Candidate(provider="cpu", executable=built, folder=str(emitter.folders[built.id]))

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from ingot.backends.cpu.workspace import costliest
+from ingot.backends.table import claim_cost
 from ingot.backends.toolchain import compiler_path, compiler_version
 from ingot.ir import ops
 from ingot.ir.artifact.plan import BucketClass, Executable
@@ -37,8 +38,6 @@ FLAGS = (
     "-shared",
     "-fPIC",
 )
-# Ranks: what stands outside regions has kernels here alone; of the others, regions beat those for many tokens.
-_BEST, _BEHIND_REGIONS = 0.5, 2.0
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -61,7 +60,9 @@ class Cpu:
                 return No(f"no kernel for {target_name(node.target)}")
             if reason := _CLAIMS[op.name](node):
                 return No(reason)
-            cost += _BEST if bucket.few_tokens or not op.fusible else _BEHIND_REGIONS
+            # What stands outside regions has kernels here alone.
+            few = bucket.few_tokens or not op.fusible
+            cost += claim_cost(self.name, "few tokens" if few else "many tokens")
             # Attention takes another way for many tokens of a sequence than for few, or is torch's, whose bits may show
             # where a sequence lies in its step.
             batch_invariant &= op not in (ops.paged_attention, ops.step_attention)

@@ -6,15 +6,13 @@ from typing import Any
 from torch import fx
 
 from ingot.backends.emits_nothing import EmitsNothing
+from ingot.backends.table import claim_cost
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import linear, op_of
 from ingot.ir.program import target_name, tensor_type
 from ingot.ir.types import DTYPE_NAMES
-
-# Behind kernels that fuse what stands around a product, in front of the reference.
-_COST = 1.0
 
 
 class Cublas(EmitsNothing):
@@ -31,7 +29,7 @@ class Cublas(EmitsNothing):
             dtypes = {tensor_type(source).dtype for source in node.all_input_nodes}
             if len(dtypes) > 1:
                 return No("no product of " + " and ".join(sorted(DTYPE_NAMES[dtype] for dtype in dtypes)))
-        return Yes(_COST * len(nodes))
+        return Yes(claim_cost(self.name) * len(nodes))
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         return linear.costliest

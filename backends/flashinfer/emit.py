@@ -10,6 +10,7 @@ from torch import fx
 from ingot.backends.flashinfer.build import KERNELS, LIBRARY, build
 from ingot.backends.flashinfer.library import Library
 from ingot.backends.flashinfer.packages import Missing, find_packages
+from ingot.backends.table import claim_cost
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.cache.dtype import is_narrow
@@ -21,9 +22,6 @@ from ingot.ir.ops import op_of, paged_attention
 from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
-# In front of our own kernel, which costs 0.5, and behind it: on an H200 FlashAttention-3 takes 0.5 to 0.7 of its time
-# for prompts of 4000 tokens and more, FlashAttention-2 1.0 to 1.4 of it (benchmarks/kernels/prefill.py).
-_COSTS = {"fa3": 0.4, "fa2": 0.6}
 _DTYPES = {torch.bfloat16: "INGOT_BF16", torch.float16: "INGOT_F16"}
 _DIMS = (64, 128, 256)
 _VECTOR = 8  # elements of 16 bytes: what the kernels load at once
@@ -51,7 +49,7 @@ class FlashInfer:
         packages = find_packages()
         if isinstance(packages, Missing):
             return No(packages.reason)
-        return Yes(sum(_COSTS[self._kernel_for(node, target.sm)] for node in nodes))
+        return Yes(sum(claim_cost(self.name, self._kernel_for(node, target.sm)) for node in nodes))
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         return None

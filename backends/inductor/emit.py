@@ -9,6 +9,7 @@ from torch import fx
 
 from ingot.backends.inductor.compile import compile_region, example_of
 from ingot.backends.inductor.workspace import measure
+from ingot.backends.table import claim_cost
 from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compiler_version
 from ingot.ir import ops
 from ingot.ir.artifact.plan import BucketClass, Executable
@@ -37,7 +38,7 @@ class Inductor:
             return No(f"not for device '{target.device}'")
         if bucket.few_tokens:
             return No("for few tokens calling a region costs more than what it computes")
-        return unfusible(nodes) or Yes(1.0, timed=False)  # a region is more than its calls
+        return unfusible(nodes) or Yes(claim_cost(self.name, "cpu"), timed=False)  # a region is more than its calls
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         return None

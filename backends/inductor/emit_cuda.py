@@ -12,6 +12,7 @@ from torch import fx
 from ingot.backends.inductor.compile import compile_region, example_of
 from ingot.backends.inductor.emit import Inductor, unfusible
 from ingot.backends.inductor.workspace import measure_cuda
+from ingot.backends.table import claim_cost
 from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compiler_version, cuda_headers
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
@@ -19,8 +20,6 @@ from ingot.ir.errors import TargetError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program
 
-# Behind kernels and libraries of products, in front of the reference; or in front of all of them.
-_COST, _COST_AHEAD = 100.0, 0.1
 OPTIONS = {
     # A library alone: what lies beside it would be opened by the path that it had where it was built.
     "aot_inductor.embed_kernel_binary": True,
@@ -40,7 +39,7 @@ class InductorCuda(Inductor):
     """
 
     def __init__(self, *, ahead: bool = False, missing: Callable[[str], str] | None = None) -> None:
-        self._cost = _COST_AHEAD if ahead else _COST
+        self._cost = claim_cost(self.name, "cuda, ahead" if ahead else "cuda")
         self._missing = cache(missing or missing_here)  # every call of a program asks
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:

@@ -7,6 +7,7 @@ import torch
 from torch import fx
 
 from ingot.backends.emits_nothing import EmitsNothing
+from ingot.backends.table import claim_cost
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
 from ingot.ir.machine.target import Target
@@ -22,7 +23,7 @@ class Reference(EmitsNothing):
     """
 
     name = "reference"
-    cost = 1e6  # ranks behind every provider that does anything clever
+    cost = claim_cost("reference")
     _asked = True
 
     def __init__(self, *, asked: bool = True) -> None:
@@ -47,7 +48,7 @@ class Rowwise(Reference):
     """Runs an op's reference one row at a time, so that a row's bits never depend on its batch. Slow."""
 
     name = "rowwise"
-    cost = 1e9  # only where nothing faster is batch-invariant
+    cost = claim_cost("rowwise")
 
     def _taking(self, nodes: Sequence[fx.Node]) -> Yes:
         # aten's views, add and mul among them: one correctly rounded operation an element is the same in every batch.

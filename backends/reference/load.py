@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import BackendError
-from ingot.ir.ops import OPS
+from ingot.ir.ops import OPS, Op
 
 # By name and not through ingot.ir.program, which needs torch.fx.
 _ATEN: dict[str, Callable[..., Any]] = {
@@ -18,11 +18,20 @@ _ATEN: dict[str, Callable[..., Any]] = {
 }
 
 
-def load_op(target: str, *, rowwise: bool = False) -> Callable[..., Any]:
+def load_op(target: str) -> Callable[..., Any]:
     """The function that computes `target` ("ingot.linear", "aten.add.Tensor").
 
-    An op with states gets its in-place form. `rowwise` computes each row by itself.
+    An op with states gets its in-place form.
     """
+    return _find(target, lambda op: op.reference)
+
+
+def load_rowwise(target: str) -> Callable[..., Any]:
+    """The same, with each row computed by itself."""
+    return _find(target, lambda op: op.rowwise)
+
+
+def _find(target: str, form: Callable[[Op], Callable[..., Any]]) -> Callable[..., Any]:
     if target in _ATEN:
         return _ATEN[target]
     op = OPS.get(target.removeprefix("ingot."))
@@ -31,4 +40,4 @@ def load_op(target: str, *, rowwise: bool = False) -> Callable[..., Any]:
     if op.states:
         assert op.in_place is not None
         return op.in_place
-    return op.rowwise if rowwise else op.reference
+    return form(op)

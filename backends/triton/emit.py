@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from ingot.backends.table import claim_cost
 from ingot.backends.triton.compile import Cubin, compile_kernel, file_of, is_aligned, launch_key
 from ingot.backends.triton.launches import LAUNCHES, Buffer, Launch, Launches, Number, Pointer, evaluate
 from ingot.backends.triton.lower.attention_problem import DECODE_ATTENTION
@@ -27,8 +28,6 @@ from ingot.ir.machine.target import Target
 from ingot.ir.ops import add_rms_norm, linear, op_of
 from ingot.ir.program import Program, held_type, target_name
 from ingot.ir.types import DTYPES, TensorType
-
-_COST = 0.5
 
 
 class Triton:
@@ -64,7 +63,7 @@ class Triton:
                 return No(str(refusal))
             if op_of(node.target) is linear:
                 layouts["weight"] = Layout.ROW_MAJOR
-        return Yes(_COST * len(nodes), layouts, bucket.batch_invariant)
+        return Yes(claim_cost(self.name) * len(nodes), layouts, bucket.batch_invariant)
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         from ingot.backends.triton.lower.regions import groups

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
+from ingot.backends.table import BACKENDS
 from ingot.compile.emitter import Emitter
 from ingot.compile.golden import InstructionSeconds, record
 from ingot.compile.merged_plans import resident_params
@@ -206,8 +207,9 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
 
 
 def linked_with(plans: Plans) -> tuple[str, ...]:
-    """What compiled code links with, as a target's versions name it: torch, where a region of inductor's is."""
-    return ("torch",) if any(one.backend == "inductor" for one in plans.all_executables()) else ()
+    """What compiled code links with, as a target's versions name it."""
+    backends = {one.backend for one in plans.all_executables()}
+    return tuple(sorted({package for name in backends for package in BACKENDS[name].links}))
 
 
 def _page_size(plans: Plans) -> int:

@@ -1,85 +1,32 @@
-"""The backends that compute, and which of them compete for a target."""
+"""Which backends compete for a target."""
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from ingot.backends.cpu.emit import Cpu
-from ingot.backends.inductor.emit import Inductor
-from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.backends.table import BACKENDS, choices
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, Tunable
 from ingot.ir.errors import OptionError, TargetError
-from ingot.ir.machine.extras import require
 from ingot.ir.machine.target import Target
-
-
-def _triton() -> Backend:
-    require("triton", "triton", "compiling for a GPU")
-    return _imported("ingot.backends.triton.emit", "Triton")
-
-
-def _cublas() -> Backend:
-    return _imported("ingot.backends.cublas.emit", "Cublas")
-
-
-def _flashinfer() -> Backend:
-    return _imported("ingot.backends.flashinfer.emit", "FlashInfer")
-
-
-def _imported(module: str, name: str) -> Backend:
-    """A backend for GPUs, which nobody imports who compiles for a CPU."""
-    try:
-        made: Backend = getattr(importlib.import_module(module), name)()
-    except ImportError as error:
-        raise TargetError(f"the backend '{name.lower()}' cannot be imported: {error}") from error
-    return made
-
-
-def _inductor_cuda(*, ahead: bool = False) -> Backend:
-    from ingot.backends.inductor.emit_cuda import InductorCuda
-
-    return InductorCuda(ahead=ahead)
-
-
-BACKENDS: Mapping[str, Callable[..., Backend]] = {
-    "cpu": Cpu,
-    "inductor": Inductor,
-    "triton": _triton,
-    "cublas": _cublas,
-    "flashinfer": _flashinfer,
-    "reference": Reference,
-    "rowwise": Rowwise,
-}
-# What each choice of --backend lets compete, by the target's device; every op has a provider in each.
-BACKEND_CHOICES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "cpu": {
-        "auto": ("inductor", "cpu", "reference", "rowwise"),
-        "inductor": ("inductor", "cpu", "reference", "rowwise"),
-        "reference": ("reference", "rowwise"),
-    },
-    "cuda": {
-        "auto": ("flashinfer", "triton", "cublas", "inductor", "reference", "rowwise"),
-        "inductor": ("inductor", "triton", "reference", "rowwise"),
-        "triton": ("triton", "reference", "rowwise"),
-        "reference": ("reference", "rowwise"),
-    },
-}
 
 
 def competing(choice: str, target: Target) -> tuple[Backend, ...]:
     """The backends that a choice of --backend lets compete for a target. Raises OptionError for one that it has not."""
-    choices = BACKEND_CHOICES[target.device]
-    if choice not in choices:
-        known = any(choice in others for others in BACKEND_CHOICES.values())
-        what = f"the backend '{choice}' is not for the target {target.name}" if known else f"unknown backend '{choice}'"
-        raise OptionError(what, expected=f"{', '.join(choices)}, for the target {target.name}")
+    known = choices(target.device)
+    if choice not in known:
+        elsewhere = choice in BACKENDS and BACKENDS[choice].beside
+        what = (
+            f"the backend '{choice}' is not for the target {target.name}"
+            if elsewhere
+            else f"unknown backend '{choice}'"
+        )
+        raise OptionError(what, expected=f"{', '.join(known)}, for the target {target.name}")
     if choice == "inductor" and target.device == "cuda":
         _check_inductor_compiles(target)
-    return backends_named(choices[choice], target.device)
+    return backends_named(known[choice], target.device)
 
 
 def _check_inductor_compiles(target: Target) -> None:
-    """Who asks for it by name is told why it takes nothing, where under "auto" others take over."""
+    """Asked for by name, it says why it compiles nothing; under "auto" others take over."""
     from ingot.backends.inductor.emit_cuda import missing_here
 
     if reason := missing_here(target.name):
@@ -90,21 +37,20 @@ def _check_inductor_compiles(target: Target) -> None:
 
 
 def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:
-    """Backends by name, as they compete for a device. On a GPU inductor takes what it can where it is named first, and
-    references stand in for every kernel where they are."""
-    asked = list(names[:1]) == ["reference"]
-    return tuple(_competitor(name, device, first=place == 0, asked=asked) for place, name in enumerate(names))
-
-
-def _competitor(name: str, device: str, *, first: bool, asked: bool) -> Backend:
-    if (name, device) == ("inductor", "cuda"):
-        return _inductor_cuda(ahead=first)
-    return BACKENDS[name](asked=asked) if name in ("reference", "rowwise") else BACKENDS[name]()
+    """Backends by name, as they compete for a device. The first one leads."""
+    return tuple(_made(name, device, names[0]) for name in names)
 
 
 def backend_named(name: str, device: str) -> Backend:
     """One of them, to emit with."""
-    return _inductor_cuda() if (name, device) == ("inductor", "cuda") else BACKENDS[name]()
+    return _made(name, device, leader="")
+
+
+def _made(name: str, device: str, leader: str) -> Backend:
+    try:
+        return BACKENDS[name].emit[device](leader)
+    except ImportError as error:
+        raise TargetError(f"the backend '{name}' cannot be imported: {error}") from error
 
 
 def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
@@ -118,9 +64,9 @@ def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
     others the reasons."""
     made: list[Backend] = []
     unavailable: dict[str, str] = {}
-    for name in BACKEND_CHOICES[target.device]["auto"]:
+    for name in choices(target.device)["auto"]:
         try:
-            backend = _competitor(name, target.device, first=False, asked=False)
+            backend = _made(name, target.device, leader="")
             backend.toolchain()
         except TargetError as error:
             unavailable[name] = error.what

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from ingot.backends.table import choices
+from ingot.cli.main.progress import OnProgress, no_progress
 from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.buckets import bucket_classes
 from ingot.compile.identity import Document, request_document
-from ingot.compile.providers import BACKEND_CHOICES, competing, with_choices
+from ingot.compile.providers import competing, with_choices
 from ingot.compile.timing.tuning_log import artifact_log, read_log
 from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
 from ingot.frontend.checkpoint import Checkpoint, read_config
@@ -141,7 +143,7 @@ class Request:
             origin=source.origin,
             options={
                 "target": machine.name,
-                "backend": _first_name(backend, BACKEND_CHOICES[machine.device]),
+                "backend": _first_name(backend, choices(machine.device)),
                 "dtype": next(name for name in MODEL_DTYPES if getattr(torch, name) is spec.dtype),
                 "kv_cache_dtype": kv_cache_dtype,
                 "max_seq_len": limits.max_seq_len,

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import patch_entry, without_inductor
 
 from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cpu.load import load_library
+from ingot.backends.table import choices
 from ingot.backends.toolchain import compiler_path
 from ingot.compile import driver as compiler
 from ingot.compile.emitter import Emitter
-from ingot.compile.providers import BACKEND_CHOICES
 from ingot.ir.artifact.plan import FEW_TOKENS, Executable
 from ingot.ir.errors import BackendError, TargetError
 from ingot.ir.machine.load_context import LoadContext
@@ -373,10 +374,8 @@ def test_a_model_is_served_by_the_kernels(
     from ingot.models.architectures import read_spec
     from ingot.runtime.loader import load_artifact
 
-    choices = BACKEND_CHOICES["cpu"]
-    assert "cpu" in choices["auto"] and "cpu" not in choices["reference"]
-    # Without inductor, which takes minutes.
-    monkeypatch.setitem(BACKEND_CHOICES["cpu"], "auto", ("cpu", "reference", "rowwise"))
+    assert "cpu" in choices("cpu")["auto"] and "cpu" not in choices("cpu")["reference"]
+    without_inductor(monkeypatch)
     name = "mistral-window"
     limits = {"max_seq_len": TINY[name].max_seq_len, "max_batch": 8, "max_tokens": 1024}
     report = compiler.compile_model(checkpoint(name), tmp_path / "out.ingot", backend="auto", jobs=1, **limits)
@@ -411,7 +410,6 @@ def test_a_step_of_few_tokens_keeps_torch_to_one_thread(
     from tiny import TINY
 
     from ingot.runtime.loader import load_artifact
-    from ingot.runtime.loaders import LOADERS, Loader
 
     seen: list[tuple[int, int]] = []
 
@@ -427,11 +425,11 @@ def test_a_step_of_few_tokens_keeps_torch_to_one_thread(
 
         return {**library, "ingot.linear": counted}
 
-    monkeypatch.setitem(BACKEND_CHOICES["cpu"], "auto", ("cpu", "reference", "rowwise"))
+    without_inductor(monkeypatch)
     name = "mistral-window"
     limits = {"max_seq_len": TINY[name].max_seq_len, "max_batch": 8, "max_tokens": 64}
     compiler.compile_model(checkpoint(name), tmp_path / "out.ingot", jobs=1, **limits)
-    monkeypatch.setitem(LOADERS, "cpu", Loader(library=counting))
+    patch_entry(monkeypatch, "cpu", library=counting)
     executor = load_artifact(tmp_path / "out.ingot", num_pages=64).executor
     before = torch.get_num_threads()
     torch.set_num_threads(2)

@@ -22,7 +22,7 @@ from ingot.backends.inductor.load import load
 from ingot.compile.emitter import Emitter
 from ingot.compile.executable_cache import build_executable, executable_folder, find_executable
 from ingot.compile.identity import exe_key
-from ingot.compile.providers import BACKENDS
+from ingot.compile.providers import backend_named
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import No, Yes
@@ -273,7 +273,7 @@ def test_workers_end_with_the_emitter(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_only_region_compilers_have_workers() -> None:
-    with Emitter({name: BACKENDS[name]() for name in ("reference", "rowwise")}, TARGET, 4) as emitter:
+    with Emitter({name: backend_named(name, "cpu") for name in ("reference", "rowwise")}, TARGET, 4) as emitter:
         emitter.warm_up()
         assert emitter._workers == [] and emitter.emit([]) == {}
 

@@ -12,7 +12,7 @@ from tiny import TINY
 from torch import fx
 
 from ingot.backends.reference.emit import Reference, Rowwise
-from ingot.backends.reference.load import load_op
+from ingot.backends.reference.load import load_op, load_rowwise
 from ingot.ir.backend import Yes
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
@@ -30,7 +30,7 @@ def _copied(sample: Sample) -> tuple[list[Any], dict[str, Any]]:
 def _results(op: Op, rowwise: bool, sample: Sample) -> tuple[torch.Tensor, ...]:
     """What the provider computes; of an op with states what it returns, then the states that it moved in place."""
     args, kwargs = _copied(sample)
-    found = load_op(f"ingot.{op.name}", rowwise=rowwise)(*args, **kwargs)
+    found = (load_rowwise if rowwise else load_op)(f"ingot.{op.name}")(*args, **kwargs)
     returned = () if found is None else found if isinstance(found, tuple) else (found,)
     named = op.bind(args, kwargs)
     return (*returned, *(named[name] for name in op.states))
@@ -58,7 +58,7 @@ def test_nothing_given_is_changed(name: str) -> None:
     for rowwise in (False, True):
         for sample in OPS[name].samples(torch.Generator().manual_seed(5), torch.float32):
             args, kwargs = _copied(sample)
-            load_op(f"ingot.{name}", rowwise=rowwise)(*args, **kwargs)
+            (load_rowwise if rowwise else load_op)(f"ingot.{name}")(*args, **kwargs)
             for before, after in zip(sample.args, args, strict=True):
                 assert not isinstance(before, torch.Tensor) or torch.equal(before, after)
 
@@ -144,7 +144,7 @@ def test_rowwise_gives_a_row_the_same_bits_in_every_batch(name: str) -> None:
         ),
     }
     args, counted, kwargs = arguments[name]
-    run = load_op(f"ingot.{name}", rowwise=True)
+    run = load_rowwise(f"ingot.{name}")
 
     def taken(rows: slice) -> tuple[torch.Tensor, ...]:
         cut = [arg[rows] if index < counted and len(arg) == len(x) else arg for index, arg in enumerate(args)]

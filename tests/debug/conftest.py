@@ -13,10 +13,10 @@ Blame = Callable[..., Any]
 @pytest.fixture(scope="module")
 def kernels(artifact: Compiled) -> Iterator[Compiled]:
     """Artifacts of the cpu kernels alone, `kernels(name, dtype=...)`: nothing waits for the region compiler."""
-    from ingot.compile.providers import BACKEND_CHOICES
+    from backend_table import without_inductor
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BACKEND_CHOICES["cpu"], "auto", ("cpu", "reference", "rowwise"))
+        without_inductor(patch)
         yield lambda name, **options: artifact(name, **{"max_batch": 4, "max_tokens": 256, **options})
 
 

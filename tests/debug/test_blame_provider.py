@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import patch_entry
 from safetensors.torch import load_file, save_file
 from tiny import CHECKPOINTS, TINY
 
 from ingot import compile_model
+from ingot.backends.table import BACKENDS
 from ingot.debug.bisect.execution import one_call
 from ingot.debug.bisect.execution.rerun import rerun
 from ingot.debug.bisect.verdict import Kind
 from ingot.ir.program import Program
 from ingot.reproduce import reproduce
 from ingot.runtime.loader import load_artifact
-from ingot.runtime.loaders import LOADERS, Loader
 
 pytestmark = pytest.mark.xdist_group("blame-execution")
 
@@ -29,14 +30,14 @@ SMALL = "mistral-cut"  # one layer, of the ops that most models have
 
 def plant(patch: pytest.MonkeyPatch, op: str, wrap: Callable[[Kernel], Kernel]) -> None:
     """Let every library that is loaded from now on compute `op` by `wrap` of its kernel."""
-    load = LOADERS["cpu"].library
+    load = BACKENDS["cpu"].library
     assert load is not None
 
     def faulty(executable: Any, folder: Path, context: Any) -> dict[str, Kernel]:
         library = load(executable, folder, context)
         return {**library, f"ingot.{op}": wrap(library[f"ingot.{op}"])}
 
-    patch.setitem(LOADERS, "cpu", Loader(library=faulty))
+    patch_entry(patch, "cpu", library=faulty)
 
 
 def argument(place: int, change: Callable[[Any], Any]) -> Callable[[Kernel], Kernel]:

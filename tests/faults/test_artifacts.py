@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_table import patch_entry
 from damaged import inductor, put, reference, refusal, run
 from resign import Edit, edit_json
 
@@ -17,7 +18,6 @@ from ingot.ir.artifact.manifest_file import MANIFEST
 from ingot.ir.errors import ArtifactError, ConfigError, OptionError, TargetError
 from ingot.runtime.artifact import open_artifact
 from ingot.runtime.loader import load_artifact
-from ingot.runtime.loaders import LOADERS, Loader
 
 
 def files_of(artifact: Path) -> list[Path]:
@@ -189,7 +189,7 @@ def test_an_artifact_for_another_target(
 
     edit, message = FOREIGN[field]
     edit_json(compiled, MANIFEST, edit)
-    monkeypatch.setitem(LOADERS, "inductor", Loader(executable=must_not))
+    patch_entry(monkeypatch, "inductor", executable=must_not)
     times = []
     opened.clear()
     for _ in range(5):

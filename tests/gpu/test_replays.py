@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import patch_entry
 from gpu_model import LIMITS, MODEL
 
 from ingot import compile_model
 from ingot.backends.triton import load as triton
 from ingot.ir.numerics.harness import scheduled
 from ingot.runtime.loader import Loaded, load_artifact
-from ingot.runtime.loaders import LOADERS, Loader
 
 pytestmark = pytest.mark.gpu
 REPLAYS = 10_000
@@ -56,7 +56,7 @@ def _digest(step: Mapping[str, torch.Tensor]) -> bytes:
 @pytest.mark.parametrize("count", BATCHES)
 def test_replays_give_the_same_bits_as_single_launches(count: int, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = load_artifact(made)
-    monkeypatch.setitem(LOADERS, "triton", Loader(executable=partial(triton.load, dependent=False)))
+    patch_entry(monkeypatch, "triton", executable=partial(triton.load, dependent=False))
     plain = load_artifact(made, capture="none")
     expected = [_digest(step) for step in _steps(plain, count, delay=False)]
     replays = REPLAYS // len(BATCHES)

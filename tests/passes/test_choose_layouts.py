@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import patch_backends
 from staged import LIMITS, emit_nothing, pass_context, traced
 from tiny import TINY
 from torch import fx
@@ -176,8 +177,8 @@ def test_both_copies_are_resident_and_listed_and_serve_the_same_tokens(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ingot.compile.request.Request, "buckets", lambda self, entry: BUCKETS)
-    backends = {"reference": lambda asked: Wanting(APART), "rowwise": Rowwise}
-    monkeypatch.setattr(ingot.compile.providers, "BACKENDS", backends)
+    backends = {"reference": lambda: Wanting(APART), "rowwise": Rowwise}
+    patch_backends(monkeypatch, backends)
     options: dict[str, Any] = {"backend": "reference", "max_batch": 8, "max_tokens": 256, "max_seq_len": 160}
     one = compile_model(checkpoint(NAME), tmp_path / "one.ingot", **options)
     two = compile_model(checkpoint(NAME), tmp_path / "two.ingot", weight_budget=2.0, **options)

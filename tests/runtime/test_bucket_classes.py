@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_table import patch_backends
 from tiny import TINY
 from torch import fx
 
@@ -62,8 +63,7 @@ def compiled(
     monkeypatch: pytest.MonkeyPatch, checkpoint: Path, output: Path, backends: dict[str, Callable[[], Any]]
 ) -> Path:
     monkeypatch.setattr(ingot.compile.request.Request, "buckets", lambda self, entry: BUCKETS)
-    monkeypatch.setattr(ingot.compile.providers, "BACKENDS", backends)
-    monkeypatch.setitem(ingot.compile.providers.BACKEND_CHOICES["cpu"], "auto", tuple(backends))
+    patch_backends(monkeypatch, backends)
     compile_model(checkpoint, output, **OPTIONS)
     return output
 

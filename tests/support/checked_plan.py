@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ingot.backends.reference.load import load_op
 from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Instruction, Plan, Ref
 from ingot.ir.interpret import interpret
 from ingot.ir.program import Program
 from ingot.ir.types import DTYPES
+from ingot.runtime.loaders import find_op
 
 
 class PlanError(AssertionError):
@@ -81,7 +81,7 @@ class CheckedPlanRun:
 
     def _call(self, plan: Plan, instruction: Instruction, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if not instruction.target.startswith("exe."):
-            result = load_op(instruction.target, rowwise=instruction.provider == "rowwise")(*args, **kwargs)
+            result = find_op(instruction.target, instruction.provider)(*args, **kwargs)
             return result if isinstance(result, tuple) else (result,)
         wanted = plan.executables[instruction.target.removeprefix("exe.")]
         (region,) = (

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from backend_table import patch_entry
 from torch import fx
 
-import ingot.compile.providers
 from ingot.backends.emits_nothing import EmitsNothing
+from ingot.backends.table import BACKENDS, BackendEntry
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of, silu_mul
-from ingot.runtime.loaders import LOADERS, Loader
 
 OP = "ingot.silu_mul"
 SLOW_SECONDS = 2e-3  # that a call of the slow one takes more
@@ -65,13 +65,12 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {"slow": _slowly, "swift": silu_m
 @contextmanager
 def lying_providers() -> Iterator[None]:
     """They compete in this process where `backend="reference"` is asked for on a CPU."""
-    cpu = ingot.compile.providers.BACKEND_CHOICES["cpu"]
-    choices = {**cpu, "reference": ("slow", "swift", *cpu["reference"])}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            ingot.compile.providers, "BACKENDS", {**ingot.compile.providers.BACKENDS, "slow": Slow, "swift": Swift}
-        )
-        patch.setitem(ingot.compile.providers.BACKEND_CHOICES, "cpu", choices)  # type: ignore[arg-type]
-        for name, function in _FUNCTIONS.items():
-            patch.setitem(LOADERS, name, Loader(library=lambda *_, function=function: {OP: function}))
+        for made in (Slow, Swift):
+            entry = BackendEntry(
+                emit={"cpu": lambda _, made=made: made()},
+                library=lambda *_, function=_FUNCTIONS[made.name]: {OP: function},
+            )
+            patch.setitem(BACKENDS, made.name, entry)
+        patch_entry(patch, "reference", beside={"cpu": ("slow", "swift", "rowwise")})
         yield

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.backends.cublas.load import OPS as CUBLAS_OPS
-from ingot.backends.reference.load import load_op
+from ingot.backends.table import BACKENDS
 from ingot.compile.timing.call_inputs import TimedStep, call_of, inputs_for, timed_steps
 from ingot.ir.artifact.provider_times import Candidate, ProviderTime
 from ingot.ir.machine.device_clock import row_seconds
@@ -20,7 +19,7 @@ from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, target_name
 from ingot.runtime.load_context import on_one_device
-from ingot.runtime.loaders import LOADERS, load_executable, load_library
+from ingot.runtime.loaders import find_op, load_executable, load_library
 
 ROUNDS = 7  # whose median counts
 _ROW = (8, 64)  # calls of a round, at least and at most
@@ -104,16 +103,12 @@ def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
     """The candidate's code for the call, as a function of the body's inputs in order."""
     node, provider = call_of(body), candidate.provider
     built = None if candidate.executable is None else (candidate.executable, Path(str(candidate.folder)))
-    if built is not None and LOADERS[provider].executable is not None:
+    if built is not None and BACKENDS[provider].executable is not None:
         run = load_executable(*built, context)
         return lambda inputs: run(*inputs)
     name = target_name(node.target)
-    functions: Mapping[str, Callable[..., Any]]
-    if built is not None:
-        functions = load_library(*built, context)
-    else:
-        functions = CUBLAS_OPS if provider == "cublas" else {}
-    return _bound(functions.get(name) or load_op(name, rowwise=provider == "rowwise"), body, node)
+    library = None if built is None else load_library(*built, context)
+    return _bound(find_op(name, provider, library), body, node)
 
 
 def _bound(function: Callable[..., Any], body: Program, node: fx.Node) -> Call:

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from ingot.backends.reference.load import load_op
 from ingot.debug.bisect.execution.one_call import wrong_results
 from ingot.debug.bisect.execution.provider_reproducer import CALL, EXECUTABLE, INPUTS, INSTRUCTION
 from ingot.debug.bisect.execution.tensor_check import copied
@@ -16,7 +15,7 @@ from ingot.ir.errors import ArtifactError
 from ingot.ir.parse import parse_program
 from ingot.ir.types import DTYPES
 from ingot.runtime.load_context import on_one_device
-from ingot.runtime.loaders import load_executable, load_library
+from ingot.runtime.loaders import find_op, load_executable, load_library
 
 
 def rerun(folder: Path) -> str | None:
@@ -40,12 +39,12 @@ def rerun(folder: Path) -> str | None:
 
 def _callable(instruction: Instruction, folder: Path) -> Callable[..., Any]:
     if not (folder / EXECUTABLE).exists():
-        return load_op(instruction.target, rowwise=instruction.provider == "rowwise")
+        return find_op(instruction.target, instruction.provider)
     context = on_one_device("cpu")  # of a GPU no instruction is compared yet
     executable = Executable.model_validate_json((folder / EXECUTABLE).read_text(encoding="utf-8"))
     if instruction.target.startswith("exe."):
         return load_executable(executable, folder, context)
-    return load_library(executable, folder, context).get(instruction.target) or load_op(instruction.target)
+    return find_op(instruction.target, instruction.provider, load_library(executable, folder, context))
 
 
 def _strided(tensor: torch.Tensor, value_type: Any) -> torch.Tensor:

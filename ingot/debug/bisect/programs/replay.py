@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from ingot.compile.providers import BACKEND_CHOICES, backends_named
+from ingot.backends.table import choices
+from ingot.compile.providers import backends_named
 from ingot.debug.bisect.programs.chain import build_nothing, emit_nothing, rewritten
 from ingot.debug.bisect.programs.compare import differs
 from ingot.debug.bisect.programs.observe import Observed, observe
@@ -95,7 +96,7 @@ def _pass(about: Mapping[str, Any], folder: Path) -> Pass:
 def _context(about: Mapping[str, Any]) -> PassContext:
     given = about["context"]
     target = Target.named(given["target"])
-    known = BACKEND_CHOICES[target.device]["auto"]
+    known = choices(target.device)["auto"]
     backends = backends_named([name for name in given["backends"] if name in known], target.device)
     buckets = tuple(BucketClass.model_validate_json(json.dumps(one)) for one in given["buckets"])
     return PassContext(

@@ -1,0 +1,69 @@
+"""The table of backends: whole, in step with what the command line offers, and light to import."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal, get_args, get_type_hints
+
+import pytest
+
+from ingot import backends
+from ingot.backends.table import BACKENDS, choices
+from ingot.cli.commands.compile import compile_checkpoint
+from ingot.ir.errors import TargetError
+from ingot.compile.providers import backend_named
+
+FOLDER = Path(backends.__file__).parent
+DEVICES = ("cpu", "cuda")
+
+
+@pytest.mark.parametrize(("name", "device"), [(name, one) for name, entry in BACKENDS.items() for one in entry.emit])
+def test_an_entry_makes_the_backend_of_its_name(name: str, device: str) -> None:
+    try:
+        assert backend_named(name, device).name == name
+    except TargetError as error:
+        assert "not installed" in error.what
+
+
+def test_every_folder_is_in_the_table() -> None:
+    folders = {path.parent.name for path in FOLDER.glob("*/emit.py")}
+    assert folders == BACKENDS.keys() - {"rowwise"}, "rowwise stands in the folder of the reference"
+
+
+def test_what_an_entry_loads_stands_in_its_load_module() -> None:
+    for path in FOLDER.glob("*/load.py"):
+        entry = BACKENDS[path.parent.name]
+        assert any((entry.executable, entry.library, entry.find_op)), path
+
+
+def test_every_cost_says_why() -> None:
+    assert all(one.cost > 0 and one.why for entry in BACKENDS.values() for one in entry.costs.values())
+    assert all(entry.costs for entry in BACKENDS.values())
+
+
+def test_the_command_offers_the_choices_of_the_table() -> None:
+    offered = get_type_hints(compile_checkpoint)["backend"]
+    assert offered.__class__ is Literal["a"].__class__
+    assert set(get_args(offered)) == {choice for device in DEVICES for choice in choices(device)}
+
+
+def test_choices() -> None:
+    assert choices("cpu") == {
+        "auto": ("inductor", "cpu", "reference", "rowwise"),
+        "inductor": ("inductor", "cpu", "reference", "rowwise"),
+        "reference": ("reference", "rowwise"),
+    }
+    assert choices("cuda") == {
+        "auto": ("flashinfer", "triton", "cublas", "inductor", "reference", "rowwise"),
+        "triton": ("triton", "reference", "rowwise"),
+        "inductor": ("inductor", "triton", "reference", "rowwise"),
+        "reference": ("reference", "rowwise"),
+    }
+
+
+def test_the_table_imports_no_backend() -> None:
+    code = "import sys, ingot.backends.table; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    found = done.stdout.split()
+    assert [name for name in found if name.startswith("ingot.backends.")] == ["ingot.backends.table"]
+    assert "torch" not in found
