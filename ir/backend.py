@@ -1,6 +1,7 @@
-"""The protocols that backends keep. Passes see backends as objects of these types and import none."""
+"""The protocols that backends keep: each keeps those of what it can do. Passes see backends as objects of these types,
+and import none."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -51,67 +52,92 @@ def alternatives(claim: Claim) -> tuple[Yes, ...]:
 
 
 class Backend(Protocol):
-    """The compile side of a backend.
-
-    `compiles_regions`: it emits executables for subgraphs. `compiles_calls`: it emits an executable for each single
-    call that it takes, for just the types of that call. `emits_library`: it has kernels, which are built once for a
-    target. One with none of these brings functions that are there already.
-    """
+    """What computes calls. Every backend claims; what else it can do is said by the protocols below that it keeps, and
+    asked with `isinstance`."""
 
     name: str
-    compiles_regions: bool
-    compiles_calls: bool
-    emits_library: bool
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Claim:
         """Whether the backend would compute these nodes, taken together, and how it wants their weights. Reads only."""
         ...
 
-    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
-        """For a region compiler: the regions that the fusible calls `nodes`, which it was given, make, views around
-        them included. None: whatever hangs together is one."""
-        ...
 
-    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
-        """Whether the backend would rather have the parts of this fused call, for the regions at both its ends."""
-        ...
-
-    def warm_up(self) -> None:
-        """Import what `emit` needs, in a process that will soon be asked to emit."""
-        ...
+@runtime_checkable
+class FunctionBackend(Backend, Protocol):
+    """Computes single calls by functions: those of its library, or ones that are there already."""
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
-        """For a call that the backend computes by itself: a function of tensors without data that allocates as the
-        call does when it needs most."""
+        """A function of tensors without data that allocates as the call does when it needs most."""
         ...
 
-    def workspace(
-        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
-    ) -> int:
-        """For a region that the backend compiled into `directory`: bytes that one call allocates at its peak, its
-        results among them, with dims of these sizes."""
-        ...
+
+@runtime_checkable
+class Builder(Backend, Protocol):
+    """Builds executables from sources, with compilers."""
 
     def sources(self) -> Sequence[Path]:
         """Files whose text decides what is emitted; part of an executable's key."""
         ...
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of the compilers that `emit` uses; part of an executable's key."""
-        ...
-
-    def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Compile a region's body into `directory`, an empty folder; `key` becomes the executable's id."""
-        ...
-
-    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
-        """Build the kernels of an op provider into `directory`, an empty folder."""
+        """Versions of the compilers that it uses; part of an executable's key."""
         ...
 
 
 @runtime_checkable
-class Tunable(Backend, Protocol):
-    """A backend whose kernels have tile sizes: which ones a body gets can be asked, told, and timed."""
+class LibraryBuilder(Builder, Protocol):
+    """Has a library of kernels, which is built once for a target."""
+
+    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
+        """Build the kernels into `directory`, an empty folder; `key` becomes the executable's id."""
+        ...
+
+
+@runtime_checkable
+class Compiler(Builder, Protocol):
+    """Emits executables for programs. `compiles_calls`: for each single call that it takes, too, for just the types of
+    that call."""
+
+    compiles_calls: bool
+
+    def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
+        """Compile a body into `directory`, an empty folder; `key` becomes the executable's id."""
+        ...
+
+    def workspace(
+        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
+    ) -> int:
+        """Of a body that it compiled into `directory`: bytes that one call allocates at its peak, its results among
+        them, with dims of these sizes."""
+        ...
+
+
+@runtime_checkable
+class RegionCompiler(Compiler, Protocol):
+    """Emits executables for regions: several calls in one."""
+
+    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
+        """The regions that the fusible calls `nodes`, which it was given, make, views around them included. None:
+        whatever hangs together is one."""
+        ...
+
+    def warm_up(self) -> None:
+        """Import what `emit` needs, in a process that will soon be asked to emit."""
+        ...
+
+
+@runtime_checkable
+class Splitter(Backend, Protocol):
+    """Computes the parts of some fused calls better than the whole."""
+
+    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
+        """Whether it would rather have the parts of this call, for the regions at both its ends."""
+        ...
+
+
+@runtime_checkable
+class Tunable(Compiler, Protocol):
+    """Has kernels with tile sizes: which ones a body gets can be asked, given, and timed."""
 
     def choices(self, body: Program, target: Target) -> tuple[Choice, ...]:
         """The tile sizes that `emit` would compile `body` with."""
@@ -130,6 +156,26 @@ class Tunable(Backend, Protocol):
         """The fastest sizes that were found on this machine's GPU in about so many seconds, `choice` among them.
         Raises BackendError where not even that runs."""
         ...
+
+
+def call_compilers(backends: Iterable[Backend]) -> list[Compiler]:
+    """Those that compile single calls."""
+    return [one for one in backends if isinstance(one, Compiler) and one.compiles_calls]
+
+
+def has_call_kernels(backend: Backend) -> bool:
+    """Whether it has kernels for single calls, in a library or compiled for their types."""
+    return isinstance(backend, LibraryBuilder) or bool(call_compilers([backend]))
+
+
+def sources_of(backend: Backend) -> Sequence[Path]:
+    """Its sources; none for one that builds nothing."""
+    return backend.sources() if isinstance(backend, Builder) else ()
+
+
+def toolchain_of(backend: Backend) -> dict[str, str]:
+    """The versions of its compilers; none for one that builds nothing."""
+    return backend.toolchain() if isinstance(backend, Builder) else {}
 
 
 def signature_of(region: Region) -> tuple[tuple[str, ...], tuple[str, ...]]:

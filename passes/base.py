@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ingot.ir.artifact.plan import BucketClass, Executable, owed_features
 from ingot.ir.artifact.provider_times import ProviderTimes, call_key
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.backend import Backend, Yes
+from ingot.ir.backend import Backend, LibraryBuilder, Yes
 from ingot.ir.errors import OptionError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region, Stage
@@ -23,7 +23,7 @@ from ingot.passes.rewrite import Rewriter
 
 # What compiles, given by the driver: an executable for each region by the region's name; a provider's kernels.
 Emit = Callable[[Sequence[Region]], Mapping[str, Executable]]
-EmitLibrary = Callable[[Backend], Executable]
+EmitLibrary = Callable[[LibraryBuilder], Executable]
 # Bytes that calls of regions allocate at their peak, by the region's name, with dims of the given sizes.
 Measure = Callable[[Sequence[Region], Mapping[str, int]], Mapping[str, int]]
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from ingot.ir.artifact.provider_times import ProviderTimes
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.backend import Claim, No, Yes, alternatives
+from ingot.ir.backend import Claim, No, RegionCompiler, Yes, alternatives, call_compilers
 from ingot.ir.errors import PassError
 from ingot.ir.layout import Layout, layouts_of
 from ingot.ir.program import Program, Region, target_name
@@ -117,7 +117,7 @@ def _in_regions(asked: Collection[str], chosen: Mapping[fx.Node, str], context: 
     """The calls that the backends `asked`, by name, compute in regions with others: their own times say little."""
     inside: set[fx.Node] = set()
     for backend in context.backends:
-        if backend.compiles_regions and backend.name in asked:
+        if isinstance(backend, RegionCompiler) and backend.name in asked:
             members = [node for node, name in chosen.items() if name == backend.name]
             cover = backend.cover(members)
             inside.update(members if cover is None else (node for group in cover for node in group))
@@ -128,7 +128,7 @@ def _compiled_anyway(
     program: Program, contests: Collection[fx.Node], chosen: Mapping[fx.Node, str], context: PassContext
 ) -> list[Region]:
     """The other calls that are compiled by themselves, equal ones once."""
-    compilers = {backend.name for backend in context.backends if backend.compiles_calls}
+    compilers = {backend.name for backend in call_compilers(context.backends)}
     inside = _in_regions(compilers, chosen, context)
     found: dict[str, Region] = {}
     for node, provider in chosen.items():

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ingot.ir.artifact.record import Numerics
+from ingot.ir.backend import LibraryBuilder, call_compilers
 from ingot.ir.program import Region, RegionCall
 from ingot.ir.text import print_region_body
 from ingot.passes.base import Pass, PassContext
@@ -38,7 +39,7 @@ class EmitExecutables(Pass):
         program = rewriter.program
         used = {node.meta.get("provider") for node in program.calls()}
         for backend in context.backends:
-            if not backend.emits_library or backend.name not in used or backend.name in program.libraries:
+            if backend.name not in used or backend.name in program.libraries or not isinstance(backend, LibraryBuilder):
                 continue
             assert context.emit_library is not None, "building kernels needs an emitter in the context"
             first = next(node for node in program.calls() if node.meta.get("provider") == backend.name)
@@ -49,7 +50,7 @@ class EmitExecutables(Pass):
 def _compile_calls(rewriter: Rewriter, context: PassContext) -> None:
     """Give each call of a provider that compiles calls what it is compiled as; equal ones share it."""
     program = rewriter.program
-    compilers = {backend.name for backend in context.backends if backend.compiles_calls}
+    compilers = {backend.name for backend in call_compilers(context.backends)}
     known = {print_region_body(call.body): call.name for call in program.compiled.values()}
     for node in program.calls():
         provider = node.meta.get("provider")

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import fx
 
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.backend import Backend
+from ingot.ir.backend import RegionCompiler
 from ingot.ir.program import VIEWS, Program, Region, RegionCall
 from ingot.ir.text import print_region_body
 from ingot.passes.base import Pass, PassContext
@@ -51,11 +51,11 @@ class FormRegions(Pass):
         _sort(program)
 
 
-def _regions(program: Program, context: PassContext) -> list[tuple[Backend, list[fx.Node]]]:
+def _regions(program: Program, context: PassContext) -> list[tuple[RegionCompiler, list[fx.Node]]]:
     """The calls that each region takes, and whose it is, by what their backends make of them."""
-    found: list[tuple[Backend, list[fx.Node]]] = []
+    found: list[tuple[RegionCompiler, list[fx.Node]]] = []
     for backend in context.backends:
-        if not backend.compiles_regions:
+        if not isinstance(backend, RegionCompiler):
             continue
         members = [node for node in program.calls() if node.meta.get("provider") == backend.name]
         cover = backend.cover(members)

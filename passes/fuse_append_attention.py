@@ -8,6 +8,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
+from ingot.ir.backend import call_compilers
 from ingot.ir.ops.attention import stated_options
 from ingot.ir.program import is_call
 from ingot.passes.base import Pass, PassContext
@@ -35,7 +36,7 @@ class FuseAppendAttention(Pass):
                 rewriter.refuse(write, found)
                 continue
             fused = _fuse(rewriter, found)
-            makers = [backend for backend in context.backends if backend.compiles_calls]
+            makers = call_compilers(context.backends)
             no_kernel = "" if self.force else why_no_kernel(fused, makers, context)
             if no_kernel:
                 rewriter.refuse(write, f"no provider has a kernel for append_attention: {no_kernel}")

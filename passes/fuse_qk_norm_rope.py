@@ -9,7 +9,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.backend import Backend, No, alternatives
+from ingot.ir.backend import Backend, No, alternatives, has_call_kernels
 from ingot.ir.cache.dtype import CacheScales
 from ingot.ir.program import is_call, tensor_type
 from ingot.passes.base import Pass, PassContext
@@ -35,7 +35,7 @@ class FuseQKNormRope(Pass):
                 rewriter.refuse(append, found)
                 continue
             fused = _fuse(rewriter, append, attentions[0], found)
-            kernels = [backend for backend in context.backends if backend.emits_library or backend.compiles_calls]
+            kernels = [one for one in context.backends if has_call_kernels(one)]
             no_kernel = "" if self.force else why_no_kernel(fused, kernels, context)
             if no_kernel:
                 rewriter.program.graph.erase_node(fused)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.record import PassRecord, Snapshot
+from ingot.ir.backend import RegionCompiler
 from ingot.ir.errors import NumericsError, PassError, VerifyError
 from ingot.ir.mesh import mesh_text
 from ingot.ir.program import Model, ParamSpec, Program, Stage, op_counts
@@ -162,7 +163,8 @@ def run_pipeline(
         raise PassError("the pipeline shards nothing", where=mesh_text(context.mesh), expected="pipeline_for(mesh)")
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
         # Nothing makes regions, so a backend of regions only has nothing to compute.
-        context = replace(context, backends=tuple(item for item in context.backends if not item.compiles_regions))
+        others = tuple(item for item in context.backends if not isinstance(item, RegionCompiler))
+        context = replace(context, backends=others)
     verify(model.entries[entry])
     result = Lowered(model.entries[entry])
     for phase in pipeline:

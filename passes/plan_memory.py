@@ -7,6 +7,7 @@ from typing import Any
 from torch import fx
 
 from ingot.ir.artifact.plan import BucketMemory, Instruction, ResidentMemory, Value
+from ingot.ir.backend import FunctionBackend
 from ingot.ir.cache.memory import PlannedState, state_memory
 from ingot.ir.errors import PassError
 from ingot.ir.features import find_ending
@@ -156,11 +157,11 @@ def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], conte
 
     args, kwargs = fx.node.map_arg(node.args, tensor), fx.node.map_arg(node.kwargs, tensor)
     for backend in context.backends:
-        if backend.name == node.meta["provider"]:
+        if backend.name == node.meta["provider"] and isinstance(backend, FunctionBackend):
             form = backend.dry_run(node)
             break
     else:
-        raise PassError(f"no backend '{node.meta['provider']}' is known", where=f"%{node.name}")
+        raise PassError(f"no backend '{node.meta['provider']}' with functions is known", where=f"%{node.name}")
     op = op_of(node.target)
     try:
         return peak_bytes(form, args, kwargs)

@@ -8,6 +8,7 @@ import torch
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
+from ingot.ir.backend import Splitter
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
@@ -25,8 +26,9 @@ class SplitAddRMSNorm(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         assert context.bucket is not None
+        splitters = [one for one in context.backends if isinstance(one, Splitter)]
         for node in list(rewriter.program.calls(ops.add_rms_norm.overload)):
-            if not any(one.takes_apart(node, context.target, context.bucket) for one in context.backends):
+            if not any(one.takes_apart(node, context.target, context.bucket) for one in splitters):
                 continue
             if not rewriter.take(node):
                 continue

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from backend_kinds import CompilesCalls
 
 from ingot.backends.reference.emit import Reference
 from ingot.compile.timing.tuner import Tuner
@@ -18,7 +19,7 @@ from ingot.ir.program import Program, Region, Stage
 SM_90 = Target.named("sm_90")
 
 
-class Sized(Reference):
+class Sized(CompilesCalls, Reference):
     """Has a kernel of some size for each region, by the region's name; kernels of `fixed` regions cannot be tried."""
 
     name = "sized"

@@ -19,7 +19,7 @@ from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
-from ingot.ir.program import Program, target_name, tensor_type
+from ingot.ir.program import target_name, tensor_type
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
 LIBRARY = "kernels.so"
@@ -46,9 +46,6 @@ class Cpu:
     decoder layer."""
 
     name = "cpu"
-    compiles_regions = False
-    compiles_calls = False
-    emits_library = True
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cpu":
@@ -69,31 +66,14 @@ class Cpu:
         rows = {"weight": Layout.ROW_MAJOR} if any(op_of(node.target) is ops.linear for node in nodes) else {}
         return Yes(cost, rows, batch_invariant)
 
-    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
-        return None
-
-    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
-        return False
-
-    def warm_up(self) -> None:
-        pass  # it starts a compiler
-
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         return costliest(node.target, len(os.sched_getaffinity(0)))
-
-    def workspace(
-        self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
-    ) -> int:
-        raise BackendError(f"backend '{self.name}' compiles no regions", where=body.name)
 
     def sources(self) -> Sequence[Path]:
         return (Path(__file__), *sorted(KERNELS.iterdir()))
 
     def toolchain(self) -> dict[str, str]:
         return {"c++": compiler_version()}
-
-    def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        raise BackendError(f"backend '{self.name}' computes single calls and compiles no regions", where=body.name)
 
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
         """Build the kernels for this machine into `directory`."""

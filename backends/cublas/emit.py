@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import fx
 
-from ingot.backends.emits_nothing import EmitsNothing
 from ingot.backends.table import claim_cost
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
@@ -15,7 +14,7 @@ from ingot.ir.program import target_name, tensor_type
 from ingot.ir.types import DTYPE_NAMES
 
 
-class Cublas(EmitsNothing):
+class Cublas:
     """Products of many tokens."""
 
     name = "cublas"

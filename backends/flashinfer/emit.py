@@ -1,6 +1,6 @@
 """The flashinfer provider, compile side: claims attention of steps of many tokens, and builds it for its types."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,7 @@ class FlashInfer:
     """Attention of prompts over the paged cache. `kernel` is "fa2" or "fa3", None for what suits the GPU."""
 
     name = "flashinfer"
-    compiles_regions = False
     compiles_calls = True
-    emits_library = False
 
     def __init__(self, kernel: str | None = None) -> None:
         self._kernel = kernel
@@ -50,18 +48,6 @@ class FlashInfer:
         if isinstance(packages, Missing):
             return No(packages.reason)
         return Yes(sum(claim_cost(self.name, self._kernel_for(node, target.sm)) for node in nodes))
-
-    def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
-        return None
-
-    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
-        return False
-
-    def warm_up(self) -> None:
-        pass  # it starts a compiler
-
-    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
-        raise BackendError(f"backend '{self.name}' compiles each call, and says its workspace", where=f"%{node.name}")
 
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
@@ -95,9 +81,6 @@ class FlashInfer:
             outputs=(str(node.meta["type"]),),
             files=(LIBRARY,),
         )
-
-    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
-        raise BackendError(f"backend '{self.name}' builds calls for their types and has no library")
 
     def _kernel_for(self, node: fx.Node, sm: int) -> str:
         page = held_type(_arguments(node)["kv"]).shape[2]

@@ -1,8 +1,7 @@
 """The inductor region compiler for CPUs, compile side: a region's body becomes a shared object by AOTInductor."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
@@ -14,7 +13,6 @@ from ingot.backends.toolchain import check_links_libstdcxx, compiler_path, compi
 from ingot.ir import ops
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.backend import No, Yes
-from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
 from ingot.ir.program import Program, target_name
@@ -29,9 +27,7 @@ class Inductor:
     """Takes every fusible op; embedding, attention, cache writes, row selection and sampling stay outside."""
 
     name = "inductor"
-    compiles_regions = True
     compiles_calls = False
-    emits_library = False
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cpu":
@@ -43,14 +39,8 @@ class Inductor:
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         return None
 
-    def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
-        return False
-
     def warm_up(self) -> None:
         import torch._inductor.compile_fx  # noqa: F401
-
-    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
-        raise BackendError(f"backend '{self.name}' computes no single calls", where=f"%{node.name}")
 
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
@@ -78,9 +68,6 @@ class Inductor:
             options=OPTIONS,
             hint="compile with --backend reference, and report this",
         )
-
-    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
-        raise BackendError(f"backend '{self.name}' compiles regions and has no library")
 
 
 def unfusible(nodes: Sequence[fx.Node]) -> No | None:

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from ingot.backends.emits_nothing import EmitsNothing
 from ingot.backends.table import claim_cost
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
@@ -15,7 +14,7 @@ from ingot.ir.ops import op_of
 from ingot.ir.program import VIEWS
 
 
-class Reference(EmitsNothing):
+class Reference:
     """Runs an op's own reference on the step's whole batch.
 
     `asked`: the user wants references. Else one only stands in for what other backends refuse, and on a GPU it refuses

@@ -2,7 +2,7 @@
 
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,7 @@ class Triton:
     """
 
     name = "triton"
-    compiles_regions = True
     compiles_calls = True
-    emits_library = False
 
     def __init__(self, choices: Sequence[Choice] = ()) -> None:
         check_tiles(choices)
@@ -82,9 +80,6 @@ class Triton:
         import triton.compiler  # noqa: F401
 
         import ingot.backends.triton.lower.table  # noqa: F401
-
-    def dry_run(self, node: fx.Node) -> Callable[..., Any]:
-        raise BackendError(f"backend '{self.name}' compiles each call, and says its workspace", where=f"%{node.name}")
 
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
@@ -157,9 +152,6 @@ class Triton:
         from ingot.backends.triton.lower.regions import lower_region
 
         return schedule, lower_region(body, schedule)
-
-    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
-        raise BackendError(f"backend '{self.name}' compiles calls for their types and has no library")
 
 
 def _lowering_of(node: fx.Node) -> Lowering | None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ingot.ir.artifact.plan import FEW_TOKENS, GPU_FEW_TOKENS, BucketClass, owed_features
-from ingot.ir.backend import Backend
+from ingot.ir.backend import Backend, LibraryBuilder, RegionCompiler
 from ingot.ir.machine.target import Target
 
 # By the first number of tokens. On a GPU the kernels for few tokens differ in the rows of a product that they hold:
@@ -34,7 +34,7 @@ def bucket_classes(
     In deterministic mode the classes ask their lowerings for the same bits in all of them.
     """
     features = owed_features(deterministic=deterministic)
-    if not any(backend.emits_library or backend.compiles_regions for backend in backends):
+    if not any(isinstance(backend, LibraryBuilder | RegionCompiler) for backend in backends):
         return (BucketClass(name="any", tokens=(1, max_tokens), features=features),)
     classes = (_INVARIANT_CLASSES if deterministic else _CLASSES)[target.device]
     ends = [first - 1 for _, first in classes[1:]] + [max_tokens]

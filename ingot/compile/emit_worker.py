@@ -14,8 +14,8 @@ from ingot.compile.executable_cache import build_executable, explained, measure_
 from ingot.error_text import described
 from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.artifact.tuning import Choice, read_choices
-from ingot.ir.backend import Backend, Tunable
-from ingot.ir.errors import BackendError, IngotError
+from ingot.ir.backend import Backend, Compiler, RegionCompiler, Tunable
+from ingot.ir.errors import BackendError, IngotError, InternalError
 from ingot.ir.machine.target import Target
 from ingot.ir.parse import parse_program
 from ingot.ir.plugins import load_user_ops
@@ -36,7 +36,8 @@ def main() -> None:
             device = request.get("target", {}).get("device", "cpu")  # none is named to warm up
             backend = with_choices(backend_named(request["backend"], device), read_choices(request.get("choices", [])))
             if request.get("warm"):
-                backend.warm_up()
+                if isinstance(backend, RegionCompiler):
+                    backend.warm_up()
                 answer = {"ready": True}
             elif request.get("measure"):
                 answer = {"choice": _measured(backend, request).model_dump(mode="json")}
@@ -46,14 +47,22 @@ def main() -> None:
                 if (candidates := request.get("candidates")) is not None:
                     answer = {"times": _timed(body, candidates, target)}
                 elif (sizes := request.get("sizes")) is not None:
-                    answer = {"workspace": measure_workspace(backend, body, request["key"], sizes, target.cores)}
+                    answer = {
+                        "workspace": measure_workspace(_compiler(backend), body, request["key"], sizes, target.cores)
+                    }
                 else:
-                    executable = build_executable(backend, body, request["key"], target)
+                    executable = build_executable(_compiler(backend), body, request["key"], target)
                     answer = {"executable": executable.model_dump(mode="json")}
         except (IngotError, OSError) as error:
             answer = {"error": described(explained(error))}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _compiler(backend: Backend) -> Compiler:
+    if not isinstance(backend, Compiler):
+        raise InternalError(f"the backend '{backend.name}' compiles no programs", where="a worker process")
+    return backend
 
 
 def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Target) -> dict[str, Any]:

@@ -9,13 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingot.compile.executable_cache import (
-    build_executable,
-    executable_folder,
-    explained,
-    find_executable,
-    find_workspace,
-)
+from ingot.compile.executable_cache import build_library, executable_folder, explained, find_executable, find_workspace
 from ingot.compile.identity import Document, choices_of, exe_document
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.worker import Worker
@@ -23,7 +17,7 @@ from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.backend import Backend
+from ingot.ir.backend import Backend, LibraryBuilder, RegionCompiler
 from ingot.ir.errors import IngotError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
@@ -61,19 +55,19 @@ class Emitter:
 
     def warm_up(self) -> None:
         """Start the workers now, so that they import their compilers while the caller traces."""
-        compilers = [backend.name for backend in self.backends.values() if backend.compiles_regions]
+        compilers = [backend.name for backend in self.backends.values() if isinstance(backend, RegionCompiler)]
         # Half of them: tracing needs its share of the machine, and perhaps the cache has everything.
         while compilers and len(self._workers) < max(1, self.jobs // 2):
             self._workers.append(Worker(compilers[0]))
 
-    def emit_library(self, backend: Backend) -> Executable:
+    def emit_library(self, backend: LibraryBuilder) -> Executable:
         """The kernels of an op provider. Built here: they take a second, and the workers are busy importing."""
         key = self._key(None, backend)
         executable = find_executable(key)
         if executable is None:
             begin = time.perf_counter()
             try:
-                executable = build_executable(backend, None, key, self.target)
+                executable = build_library(backend, key, self.target)
             except (IngotError, OSError) as error:
                 raise explained(error) from error
             self.seconds[key] = time.perf_counter() - begin
@@ -125,7 +119,7 @@ class Emitter:
         """The `exe_key` of what computes a single call: of its executable or its backend's library; of a backend that
         builds nothing, of the call by that backend."""
         backend = self.backends[region.backend]
-        return digest_json(exe_document(None if backend.emits_library else region, backend, self.target))
+        return digest_json(exe_document(None if isinstance(backend, LibraryBuilder) else region, backend, self.target))
 
     def time(self, body: Program, candidates: Sequence[Candidate]) -> dict[str, Any]:
         """The times of the one call of `body` by provider. Raises BackendError where one does not run."""

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from ingot.compile.publish import is_disk_full
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.artifact.provider_times import ProviderTime
-from ingot.ir.backend import Backend
+from ingot.ir.backend import Compiler, LibraryBuilder
 from ingot.ir.errors import BackendError, IngotError, OutputError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program
@@ -43,9 +43,18 @@ def find_executable(key: str) -> Executable | None:
     return executable if whole else None
 
 
-def build_executable(backend: Backend, body: Program | None, key: str, target: Target) -> Executable:
-    """The cache's entry, emitted first when there is none; without a body it is the backend's library. Raises what
-    emitting raises.
+def build_executable(backend: Compiler, body: Program, key: str, target: Target) -> Executable:
+    """The cache's entry of a program, emitted first when there is none. Raises what emitting raises."""
+    return _built(key, lambda directory: backend.emit(body, key, target, directory))
+
+
+def build_library(backend: LibraryBuilder, key: str, target: Target) -> Executable:
+    """The same for a backend's library of kernels."""
+    return _built(key, lambda directory: backend.emit_library(key, target, directory))
+
+
+def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
+    """The cache's entry. `emit` makes it in an empty folder.
 
     It is built under one fixed path, since libraries hold it, and published by a rename. The lock is held by the
     process that compiles: when its parent dies, nobody else starts in the same folder.
@@ -58,10 +67,7 @@ def build_executable(backend: Backend, body: Program | None, key: str, target: T
         shutil.rmtree(directory, ignore_errors=True)  # what a killed process left
         directory.mkdir(mode=0o700)
         try:
-            if body is None:
-                executable = backend.emit_library(key, target, directory)
-            else:
-                executable = backend.emit(body, key, target, directory)
+            executable = emit(directory)
             record: Mapping[str, Any] = {
                 "executable": executable.model_dump(mode="json"),
                 "digests": {name: _digest(directory / name) for name in executable.files},
@@ -85,7 +91,7 @@ def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | No
     return found if isinstance(found, int) else None
 
 
-def measure_workspace(backend: Backend, body: Program, key: str, sizes: Mapping[str, int], threads: int) -> int:
+def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping[str, int], threads: int) -> int:
     """The same, measured, and kept beside the executable, which is in the cache."""
     executable = find_executable(key)
     if executable is None:

@@ -17,7 +17,7 @@ from ingot.ir import ops
 from ingot.ir.artifact.digest import digest_files, digest_json
 from ingot.ir.artifact.manifest import SCHEMA_VERSION
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.backend import Backend, Tunable
+from ingot.ir.backend import Backend, Tunable, sources_of, toolchain_of
 from ingot.ir.formats import PACKINGS
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS, Op, op_of
@@ -56,11 +56,11 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
         "body": None if region is None else print_region_body(region.body).splitlines(),
         "backend": backend.name,
         "sources": {
-            **_digests(backend.sources()),
+            **_digests(sources_of(backend)),
             **_op_sources(op for op in called if op is not None),
             **(_format_sources() if ops.quant_linear in called else {}),
         },
-        "toolchain": backend.toolchain(),
+        "toolchain": toolchain_of(backend),
         "target": target.code_identity(),
         "tiles": [choice.decides() for choice in choices_of(region, backend, target)],
     }
@@ -109,7 +109,7 @@ def request_document(
             **_format_sources(),
             **_pass_sources(one for phase in pipeline for one in phase.passes),
         },
-        "toolchain": {backend.name: backend.toolchain() for backend in backends},
+        "toolchain": {backend.name: toolchain_of(backend) for backend in backends},
         "target": target.code_identity(),
     }
     return _plain(document)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ingot.backends.table import BACKENDS, choices
 from ingot.ir.artifact.tuning import Choice
-from ingot.ir.backend import Backend, Tunable
+from ingot.ir.backend import Backend, Tunable, toolchain_of
 from ingot.ir.errors import OptionError, TargetError
 from ingot.ir.machine.target import Target
 
@@ -67,7 +67,7 @@ def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
     for name in choices(target.device)["auto"]:
         try:
             backend = _made(name, target.device, leader="")
-            backend.toolchain()
+            toolchain_of(backend)
         except TargetError as error:
             unavailable[name] = error.what
         else:

@@ -28,7 +28,7 @@ from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.provider_times import ProviderTimes
 from ingot.ir.artifact.trace import LEVELS, Level
 from ingot.ir.artifact.tuning import TuningLog
-from ingot.ir.backend import Backend, Tunable
+from ingot.ir.backend import Backend, Tunable, toolchain_of
 from ingot.ir.cache.dtype import CACHE_DTYPES
 from ingot.ir.errors import ArtifactError, CheckpointError, OptionError, TargetError, UnknownPassError
 from ingot.ir.json_text import parse_json
@@ -113,7 +113,7 @@ class Request:
         _check_cache_dtype(kv_cache_dtype, machine)
         backends = competing(backend, machine)
         for one in backends:
-            one.toolchain()  # a missing compiler is said now, and not after tracing
+            toolchain_of(one)  # a missing compiler is said now, and not after tracing
         log = None if tuning_log is None else read_log(tuning_log, machine)
         if log is not None:
             backends = tuple(with_choices(one, log.given()) for one in backends)

@@ -1,7 +1,6 @@
 """The reference provider: every op by its name, whole or row by row, in place where it moves a state."""
 
 import operator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,12 +12,12 @@ from torch import fx
 
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.reference.load import load_op, load_rowwise
-from ingot.ir.backend import Yes
+from ingot.ir.backend import Builder, FunctionBackend, Yes, sources_of, toolchain_of
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS, Op, Sample
-from ingot.ir.program import ATEN, VIEWS, Program, Stage
+from ingot.ir.program import ATEN, VIEWS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -108,10 +107,9 @@ def test_claims() -> None:
 
 
 @pytest.mark.parametrize("backend", [Reference(), Rowwise()], ids=lambda backend: backend.name)
-def test_it_compiles_no_regions(backend: Reference, tmp_path: Path) -> None:
-    assert not backend.compiles_regions and not backend.sources() and backend.toolchain() == {}
-    with pytest.raises(BackendError, match=f"backend '{backend.name}' computes single calls"):
-        backend.emit(Program("r0", Stage.FUSED, {}), "key", Target.detect("cpu"), tmp_path)
+def test_it_builds_nothing(backend: Reference) -> None:
+    assert isinstance(backend, FunctionBackend) and not isinstance(backend, Builder)
+    assert not sources_of(backend) and toolchain_of(backend) == {}
 
 
 @pytest.mark.parametrize("name", ["linear", "rms_norm", "add_rms_norm", "rope", "silu_mul", "embedding", "sample"])

@@ -10,8 +10,10 @@ import pytest
 from ingot import backends
 from ingot.backends.table import BACKENDS, choices
 from ingot.cli.commands.compile import compile_checkpoint
-from ingot.ir.errors import TargetError
+from ingot.cli.main.commands.compile import compile_checkpoint
 from ingot.compile.providers import backend_named
+from ingot.ir.backend import Compiler, FunctionBackend, LibraryBuilder, RegionCompiler, Splitter, Tunable
+from ingot.ir.errors import TargetError
 
 FOLDER = Path(backends.__file__).parent
 DEVICES = ("cpu", "cuda")
@@ -67,3 +69,24 @@ def test_the_table_imports_no_backend() -> None:
     found = done.stdout.split()
     assert [name for name in found if name.startswith("ingot.backends.")] == ["ingot.backends.table"]
     assert "torch" not in found
+
+
+def test_what_each_backend_can_do() -> None:
+    kinds = (FunctionBackend, LibraryBuilder, Compiler, RegionCompiler, Splitter, Tunable)
+    able: dict[str, set[str]] = {}
+    for name, entry in BACKENDS.items():
+        for device in entry.emit:
+            backend = backend_named(name, device)
+            able[f"{name} {device}"] = {one.__name__ for one in kinds if isinstance(backend, one)}
+    assert able == {
+        "flashinfer cuda": {"Compiler"},
+        "triton cuda": {"Compiler", "RegionCompiler", "Splitter", "Tunable"},
+        "cublas cuda": {"FunctionBackend"},
+        "inductor cpu": {"Compiler", "RegionCompiler"},
+        "inductor cuda": {"Compiler", "RegionCompiler"},
+        "cpu cpu": {"FunctionBackend", "LibraryBuilder"},
+        "reference cpu": {"FunctionBackend"},
+        "reference cuda": {"FunctionBackend"},
+        "rowwise cpu": {"FunctionBackend"},
+        "rowwise cuda": {"FunctionBackend"},
+    }

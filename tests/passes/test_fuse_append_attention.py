@@ -20,6 +20,7 @@ from attention_layer import (
     read,
     with_shared_cache,
 )
+from backend_kinds import CompilesCalls
 from torch import fx
 
 from ingot.backends.cpu.emit import Cpu
@@ -133,11 +134,10 @@ def test_attentions_that_share_the_cache_read_it_after_the_fused_one(half: bool)
     assert torch.equal(logits(fused), logits(program))
 
 
-class Kernel(Reference):
+class Kernel(CompilesCalls, Reference):
     """A provider that makes kernels for calls in some bucket classes."""
 
     name = "kernel"
-    compiles_calls = True
 
     def __init__(self, most: int) -> None:
         self.most = most

@@ -18,6 +18,7 @@ from attention_layer import (
     read,
     with_shared_cache,
 )
+from backend_kinds import HasLibrary
 from torch import fx
 
 from ingot.backends.cpu.emit import Cpu
@@ -127,11 +128,10 @@ def test_caches_of_other_forms_are_left_alone() -> None:
         assert "keys and values are not of one width: the fused op" in refusal.reason
 
 
-class Kernel(Reference):
+class Kernel(HasLibrary, Reference):
     """A provider with a library that claims the fused op, or refuses it."""
 
     name = "kernel"
-    emits_library = True
     cost = 2.0
 
     def __init__(self, claims: bool) -> None:

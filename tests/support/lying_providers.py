@@ -3,17 +3,16 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from backend_kinds import HasLibrary
 from backend_table import patch_entry
 from torch import fx
 
-from ingot.backends.emits_nothing import EmitsNothing
 from ingot.backends.table import BACKENDS, BackendEntry
-from ingot.ir.artifact.plan import BucketClass, Executable
+from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.backend import No, Yes
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of, silu_mul
@@ -22,10 +21,9 @@ OP = "ingot.silu_mul"
 SLOW_SECONDS = 2e-3  # that a call of the slow one takes more
 
 
-class _Claims(EmitsNothing):
+class _Claims(HasLibrary):
     """Takes every `silu_mul`, by a library without a function in it: the loader has it."""
 
-    emits_library = True
     cost = 0.0
     batch_invariant = True
 
@@ -36,10 +34,6 @@ class _Claims(EmitsNothing):
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         return silu_mul.costliest
-
-    def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
-        (directory / "library").touch()
-        return Executable(id=key, backend=self.name, inputs=(), outputs=(), files=("library",))
 
     def toolchain(self) -> dict[str, str]:
         return {"compiler": self.name}

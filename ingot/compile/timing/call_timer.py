@@ -10,6 +10,7 @@ from ingot.compile.emitter import Emitter
 from ingot.compile.executable_cache import explained, find_times, keep_times
 from ingot.compile.timing.call_inputs import timed_steps
 from ingot.ir.artifact.provider_times import Candidate, ProviderTime, ProviderTimes, fastest
+from ingot.ir.backend import LibraryBuilder, call_compilers
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
@@ -91,15 +92,14 @@ class CallTimer:
         regions = {
             f"{number}.{one.backend}": one for number, contest in enumerate(contests) for one in _regions(contest)
         }
+        compilers = {one.name for one in call_compilers(self.emitter.backends.values())}
         compiled = {
-            name: Region(name, one.body, one.backend)
-            for name, one in regions.items()
-            if self.emitter.backends[one.backend].compiles_calls
+            name: Region(name, one.body, one.backend) for name, one in regions.items() if one.backend in compilers
         }
         executables = self.emitter.emit([*compiled.values(), *anyway]) if compiled else {}
         for name, one in regions.items():
             backend = self.emitter.backends[one.backend]
-            if backend.emits_library:
+            if isinstance(backend, LibraryBuilder):
                 executables[name] = self.emitter.emit_library(backend)
         return {
             contest.key: [

@@ -8,7 +8,7 @@ from functools import cached_property
 from ingot.compile.request import Request
 from ingot.ir.artifact.plan import BucketClass, Executable
 from ingot.ir.artifact.record import Rewrite
-from ingot.ir.backend import Backend, signature_of
+from ingot.ir.backend import LibraryBuilder, RegionCompiler, signature_of
 from ingot.ir.errors import ArtifactError, VerifyError
 from ingot.ir.parse import parse_program
 from ingot.ir.program import Model, Program, Region, Stage
@@ -183,7 +183,7 @@ def context_of(
     """What the passes of a compile were told of an entry, with nothing that compiles."""
     backends = request.backends
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
-        backends = tuple(item for item in backends if not item.compiles_regions)
+        backends = tuple(item for item in backends if not isinstance(item, RegionCompiler))
     return PassContext(
         target=request.target,
         max_seq_len=request.limits.max_seq_len,
@@ -212,5 +212,5 @@ def emit_nothing(regions: Sequence[Region]) -> Mapping[str, Executable]:
     return found
 
 
-def build_nothing(backend: Backend) -> Executable:
+def build_nothing(backend: LibraryBuilder) -> Executable:
     return Executable(id=backend.name, backend=backend.name, inputs=(), outputs=(), files=())
