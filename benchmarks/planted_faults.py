@@ -32,7 +32,7 @@ def figures(tries: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
 
     found = {
         "faults": Figure(value=len(faults), unit="", what="faults planted, equivalent ones drawn again"),
-        "blamed": Figure(value=share("blamed"), unit="", what="share named to the pass, provider or recipe's step"),
+        "blamed": Figure(value=share("blamed"), unit="", what="share named to the pass, backend or recipe's step"),
         "exact": Figure(value=share("exact"), unit="", what="share named to the rewrite and node as well"),
         "seconds_median": Figure(value=statistics.median(seconds), unit="s", what="a verdict, the median"),
         "seconds_most": Figure(value=max(seconds), unit="s", what="a verdict, the longest"),

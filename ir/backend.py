@@ -17,10 +17,10 @@ from ingot.ir.program import Program, Region
 
 @dataclass(frozen=True)
 class Yes:
-    """A claim. `cost` ranks providers, and the lower one wins where they are not timed. It holds when the weights, by
+    """A claim. `cost` ranks backends, and the lower one wins where they are not timed. It holds when the weights, by
     the op's parameters, lie in `layouts`; one that is not named may lie in any. `batch_invariant`: a row's bits do not
     depend on the other rows of the step, nor on which of the bucket classes that ask for it serves the step. `timed`:
-    the call by itself may be timed against other providers; not where it is computed in a region with others, or where
+    the call by itself may be timed against other backends; not where it is computed in a region with others, or where
     the claim only stands in for missing ones."""
 
     cost: float

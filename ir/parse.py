@@ -110,7 +110,7 @@ def _call(line: Line, program: Program, values: dict[str, fx.Node]) -> None:
     if placement := read_placements(line):
         node.meta["placement"] = placement
     if line.skip("@"):
-        node.meta["provider"] = line.name("a provider")
+        node.meta["backend"] = line.name("a backend")
     if line.comment:
         node.meta["origin"] = line.comment
     line.end()

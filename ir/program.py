@@ -116,8 +116,8 @@ class Program:
 
     `mesh` holds the sizes of its axes by name; empty for one device. On a mesh the types are those of one rank, and
     every tensor has a placement (`ingot.ir.infer_placement`).
-    `libraries` holds the built kernels of the op providers that have any, by provider; `compiled` single calls that a
-    provider compiles for their types, by the name in the call's meta "compiled": calls that differ in nothing but
+    `libraries` holds the built kernels of the op backends that have any, by backend; `compiled` single calls that a
+    backend compiles for their types, by the name in the call's meta "compiled": calls that differ in nothing but
     values share one. `history` holds the records of
     the passes that made it, in order.
     """

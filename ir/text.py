@@ -44,8 +44,8 @@ def print_call(node: fx.Node) -> str:
     arguments += [f"{name}={print_argument(value)}" for name, value in node.kwargs.items()]
     line = f"{value_name(node)} = {target_name(node.target)}({', '.join(arguments)}) : {node.meta['type']}"
     line += _placements(node.meta.get("placement", ()))
-    if provider := node.meta.get("provider"):
-        line += f" @{provider}"
+    if backend := node.meta.get("backend"):
+        line += f" @{backend}"
     if origin := node.meta.get("origin"):
         line += f"  # {origin}"
     return line

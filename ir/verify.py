@@ -22,7 +22,7 @@ class StageRules:
 
     `cached`: ops over states, in place of pure ones. `fused`: ops that decompose into others. `pruned`: no call without
     a use. `mesh`: on a mesh, with a placement of every value. `open`: collectives may be owed. `regions`: calls of
-    regions. `providers`: every call names its provider. `planned`: the program has a plan.
+    regions. `backends`: every call names its backend. `planned`: the program has a plan.
     """
 
     mesh: bool = False
@@ -31,7 +31,7 @@ class StageRules:
     fused: bool = False
     pruned: bool = True
     regions: bool = False
-    providers: bool = False
+    backends: bool = False
     planned: bool = False
 
     def ops(self) -> frozenset[str]:
@@ -49,8 +49,8 @@ RULES: Mapping[Stage, StageRules] = {
     Stage.SHARDED: StageRules(mesh=True),
     Stage.CACHED: StageRules(mesh=True, cached=True),
     Stage.FUSED: StageRules(mesh=True, cached=True, fused=True),
-    Stage.LOWERED: StageRules(mesh=True, cached=True, fused=True, regions=True, providers=True),
-    Stage.PLANNED: StageRules(mesh=True, cached=True, fused=True, regions=True, providers=True, planned=True),
+    Stage.LOWERED: StageRules(mesh=True, cached=True, fused=True, regions=True, backends=True),
+    Stage.PLANNED: StageRules(mesh=True, cached=True, fused=True, regions=True, backends=True, planned=True),
 }
 
 
@@ -135,8 +135,8 @@ def _check_node(node: fx.Node, program: Program, rules: StageRules, legal: froze
     if rules.pruned and not node.users:
         hint = "remove the call, or return the new version of the state that it writes"
         raise VerifyError("nothing uses the result", hint=hint)
-    if rules.providers and node.target is not operator.getitem and "provider" not in node.meta:
-        raise VerifyError("no provider was chosen")
+    if rules.backends and node.target is not operator.getitem and "backend" not in node.meta:
+        raise VerifyError("no backend was chosen")
     if node.target in VIEWS and any(isinstance(source.meta["type"], StateType) for source in node.all_input_nodes):
         raise VerifyError("a view of a state", hint="the next write would change it; read a state through an op")
     _check_effect(node)

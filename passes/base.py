@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ingot.ir.artifact.manifest.provider_times import BackendTimes, call_key
 from ingot.ir.artifact.plan import BucketClass, Executable, owed_features
-from ingot.ir.artifact.provider_times import ProviderTimes, call_key
+from ingot.ir.artifact.provider_times import call_key
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, LibraryBuilder, Yes
 from ingot.ir.errors import OptionError
@@ -21,7 +22,7 @@ from ingot.ir.program import Program, Region, Stage
 from ingot.ir.text import bucket_text, print_region_body
 from ingot.passes.rewrite import Rewriter
 
-# What compiles, given by the driver: an executable for each region by the region's name; a provider's kernels.
+# What compiles, given by the driver: an executable for each region by the region's name; a backend's kernels.
 Emit = Callable[[Sequence[Region]], Mapping[str, Executable]]
 EmitLibrary = Callable[[LibraryBuilder], Executable]
 # Bytes that calls of regions allocate at their peak, by the region's name, with dims of the given sizes.
@@ -30,11 +31,11 @@ Measure = Callable[[Sequence[Region], Mapping[str, int]], Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Contest:
-    """A call that several providers would compute by itself: a program of its own, and their names, the cheapest claim
+    """A call that several backends would compute by itself: a program of its own, and their names, the cheapest claim
     first."""
 
     body: Program
-    providers: tuple[str, ...]
+    backends: tuple[str, ...]
 
     @property
     def call(self) -> tuple[str, ...]:
@@ -47,13 +48,13 @@ class Contest:
 
     @cached_property
     def key(self) -> str:
-        """That of its `ProviderTimes`."""
+        """That of its `BackendTimes`."""
         return call_key(self.call, self.bucket)
 
 
-# The times of each contest, all different, or why the providers are not timed. The function gives calls that will be
+# The times of each contest, all different, or why the backends are not timed. The function gives calls that will be
 # compiled in any case: where something has to be built to be timed, they are built beside it.
-TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequence[ProviderTimes | str]]
+TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequence[BackendTimes | str]]
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ class PassContext:
     preferred ones first. `buckets` are all bucket classes, `bucket` the one that is lowered. `weight_budget` bounds the
     resident weights, in multiples of their size in one copy. `emit` and `emit_library` compile regions and kernels,
     `measure` runs what was compiled; they are absent where nothing is to be compiled, and a region's memory is then
-    that of its references. `decided` says which provider computes calls, by the keys of contests, and `time_calls`
-    times providers for the others; where it is absent, the cheapest claim wins. `mesh` holds the sizes of axes above
+    that of its references. `decided` says which backend computes calls, by the keys of contests, and `time_calls`
+    times backends for the others; where it is absent, the cheapest claim wins. `mesh` holds the sizes of axes above
     one.
     """
 
@@ -81,7 +82,7 @@ class PassContext:
     emit: Emit | None = None
     emit_library: EmitLibrary | None = None
     measure: Measure | None = None
-    decided: Mapping[str, ProviderTimes] = field(default_factory=dict)
+    decided: Mapping[str, BackendTimes] = field(default_factory=dict)
     time_calls: TimeCalls | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Bodies for providers that compile for types: a single call as a program of its own, and the sizes it is made for."""
+"""Bodies for backends that compile for types: a single call as a program of its own, and the sizes it is made for."""
 
 import operator
 from typing import Any

@@ -1,4 +1,4 @@
-"""emit-executables: every region is compiled by its backend, distinct ones once; providers build their kernels."""
+"""emit-executables: every region is compiled by its backend, distinct ones once; backends build their kernels."""
 
 import operator
 from dataclasses import dataclass, replace
@@ -37,24 +37,24 @@ class EmitExecutables(Pass):
 
     def _build_libraries(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
-        used = {node.meta.get("provider") for node in program.calls()}
+        used = {node.meta.get("backend") for node in program.calls()}
         for backend in context.backends:
             if backend.name not in used or backend.name in program.libraries or not isinstance(backend, LibraryBuilder):
                 continue
             assert context.emit_library is not None, "building kernels needs an emitter in the context"
-            first = next(node for node in program.calls() if node.meta.get("provider") == backend.name)
+            first = next(node for node in program.calls() if node.meta.get("backend") == backend.name)
             if rewriter.take(first):
                 program.libraries[backend.name] = context.emit_library(backend)
 
 
 def _compile_calls(rewriter: Rewriter, context: PassContext) -> None:
-    """Give each call of a provider that compiles calls what it is compiled as; equal ones share it."""
+    """Give each call of a backend that compiles calls what it is compiled as; equal ones share it."""
     program = rewriter.program
     compilers = {backend.name for backend in call_compilers(context.backends)}
     known = {print_region_body(call.body): call.name for call in program.compiled.values()}
     for node in program.calls():
-        provider = node.meta.get("provider")
-        if provider not in compilers or isinstance(node.target, RegionCall) or node.target is operator.getitem:
+        backend = node.meta.get("backend")
+        if backend not in compilers or isinstance(node.target, RegionCall) or node.target is operator.getitem:
             continue
         body = call_body(program, node, f"c{len(program.compiled)}")
         text = print_region_body(body)
@@ -62,5 +62,5 @@ def _compile_calls(rewriter: Rewriter, context: PassContext) -> None:
             if not rewriter.take(node):
                 continue
             known[text] = body.name
-            program.compiled[body.name] = Region(body.name, body, provider)
+            program.compiled[body.name] = Region(body.name, body, backend)
         node.meta["compiled"] = known[text]

@@ -35,7 +35,7 @@ class FormRegions(Pass):
         for backend, members in _regions(program, context):
             if all(node.target in VIEWS for node in members):
                 for node in members:  # nothing to compute: a view costs the executor nothing
-                    node.meta["provider"] = "reference"
+                    node.meta["backend"] = "reference"
                 continue
             if not rewriter.take(members[-1]):
                 continue
@@ -57,7 +57,7 @@ def _regions(program: Program, context: PassContext) -> list[tuple[RegionCompile
     for backend in context.backends:
         if not isinstance(backend, RegionCompiler):
             continue
-        members = [node for node in program.calls() if node.meta.get("provider") == backend.name]
+        members = [node for node in program.calls() if node.meta.get("backend") == backend.name]
         cover = backend.cover(members)
         found += [(backend, one) for one in (_groups(program, {backend.name}) if cover is None else cover)]
     return found
@@ -69,7 +69,7 @@ def _is_member(node: fx.Node, compilers: set[str]) -> bool:
     if node.target is operator.getitem:
         source = node.args[0]
         return isinstance(source, fx.Node) and _is_member(source, compilers)
-    return node.meta.get("provider") in compilers
+    return node.meta.get("backend") in compilers
 
 
 def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
@@ -118,7 +118,7 @@ def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program,
         values[node] = body.add_input(f"in{index}", node.meta["type"])
     for node in members:
         values[node] = body.graph.node_copy(node, values.__getitem__)
-        for key in ("provider", "placement"):  # of the call, not of what is computed
+        for key in ("backend", "placement"):  # of the call, not of what is computed
             values[node].meta.pop(key, None)
     body.set_outputs({f"out{index}": values[node] for index, node in enumerate(outputs)})
     used = body.symbols()
@@ -131,7 +131,7 @@ def _call_region(
 ) -> None:
     last = members[-1]
     call = rewriter.call(RegionCall(region.name), *inputs, before=last, origin=_origin(members))
-    call.meta["provider"] = region.backend
+    call.meta["backend"] = region.backend
     for index, node in enumerate(outputs):
         if len(outputs) == 1:
             value = call

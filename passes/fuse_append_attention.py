@@ -1,4 +1,4 @@
-"""fuse-append-attention: q/k norm, rope, cache write and attention become one op, where a provider has its kernel."""
+"""fuse-append-attention: q/k norm, rope, cache write and attention become one op, where a backend has its kernel."""
 
 import operator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from ingot.passes.rewrite import Rewriter, described, trimmed
 @dataclass(frozen=True)
 class FuseAppendAttention(Pass):
     """Whether one kernel for all of it is right depends on how many tokens a step feeds: it is asked for by bucket
-    class, of providers that make kernels for a call. `force` fuses all the same.
+    class, of backends that make kernels for a call. `force` fuses all the same.
     """
 
     name: ClassVar[str] = "fuse-append-attention"
@@ -39,7 +39,7 @@ class FuseAppendAttention(Pass):
             makers = call_compilers(context.backends)
             no_kernel = "" if self.force else why_no_kernel(fused, makers, context)
             if no_kernel:
-                rewriter.refuse(write, f"no provider has a kernel for append_attention: {no_kernel}")
+                rewriter.refuse(write, f"no backend has a kernel for append_attention: {no_kernel}")
             if no_kernel or not rewriter.take(write, fused):
                 rewriter.program.graph.erase_node(fused)
                 continue

@@ -1,4 +1,4 @@
-"""fuse-qk-norm-rope: q/k norm, rotary embedding and cache write become one op, where a provider has a kernel for it."""
+"""fuse-qk-norm-rope: q/k norm, rotary embedding and cache write become one op, where a backend has a kernel for it."""
 
 import operator
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from ingot.passes.rewrite import Rewriter, described
 class FuseQKNormRope(Pass):
     """Fusing takes the three out of the region around them, which pays only with a kernel that beats the region.
 
-    So it waits for a provider other than the references that claims the fused op; `force` fuses all the same.
+    So it waits for a backend other than the references that claims the fused op; `force` fuses all the same.
     """
 
     name: ClassVar[str] = "fuse-qk-norm-rope"
@@ -39,7 +39,7 @@ class FuseQKNormRope(Pass):
             no_kernel = "" if self.force else why_no_kernel(fused, kernels, context)
             if no_kernel:
                 rewriter.program.graph.erase_node(fused)
-                rewriter.refuse(append, f"no provider has a kernel for qk_norm_rope_append: {no_kernel}")
+                rewriter.refuse(append, f"no backend has a kernel for qk_norm_rope_append: {no_kernel}")
                 continue
             if not rewriter.take(append, fused):
                 rewriter.program.graph.erase_node(fused)

@@ -189,7 +189,7 @@ def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -
 
 
 def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -> fx.Node | None:
-    """The table of shared prefixes, where a provider may read them once: on a GPU, by kernels that need not round a row
+    """The table of shared prefixes, where a backend may read them once: on a GPU, by kernels that need not round a row
     alike in each step, of caches that keep every token."""
     if context.target.device != "cuda" or context.deterministic or FULL not in groups or context.max_batch < 2:
         return None

@@ -106,7 +106,7 @@ def _instructions(program: Program, nodes: Sequence[fx.Node]) -> tuple[tuple[Ins
         instructions.append(
             Instruction(
                 target=target,
-                provider=node.meta["provider"],
+                backend=node.meta["backend"],
                 args=tuple(_argument(value, named) for value in node.args),
                 kwargs={name: _argument(value, named) for name, value in node.kwargs.items()},
                 results=results,

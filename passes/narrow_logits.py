@@ -59,11 +59,11 @@ def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | Non
 
 
 def _refusal(rewriter: Rewriter, reader: fx.Node, cast: fx.Node, source: fx.Node, context: PassContext) -> str | None:
-    """Why the provider of a call that reads the cast does not take what the cast reads; None when it does."""
+    """Why the backend of a call that reads the cast does not take what the cast reads; None when it does."""
     if not any(is_call(reader, op.overload) for op in _READERS):
         return f"%{reader.name} reads it too"
-    provider = reader.meta["provider"]
-    (backend,) = (one for one in context.backends if one.name == provider)
+    name = reader.meta["backend"]
+    (backend,) = (one for one in context.backends if one.name == name)
     args = [source if argument is cast else argument for argument in reader.args]
     attributes: dict[str, Any] = dict(reader.kwargs)
     tried = rewriter.call(reader.target, *args, before=reader, **attributes)
@@ -71,4 +71,4 @@ def _refusal(rewriter: Rewriter, reader: fx.Node, cast: fx.Node, source: fx.Node
     rewriter.program.graph.erase_node(tried)
     if any(context.counts(yes) for yes in alternatives(answer)):
         return None
-    return f"%{reader.name}: {provider}: {answer.reason if isinstance(answer, No) else 'not batch-invariant'}"
+    return f"%{reader.name}: {name}: {answer.reason if isinstance(answer, No) else 'not batch-invariant'}"

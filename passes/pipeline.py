@@ -11,8 +11,8 @@ from ingot.ir.errors import OptionError, UnknownPassError
 from ingot.ir.plugins import load_user_pass, user_pass_names
 from ingot.ir.program import Stage
 from ingot.passes.base import Pass, check_pass_class
+from ingot.passes.choose_backends import ChooseBackends
 from ingot.passes.choose_layouts import ChooseLayouts
-from ingot.passes.choose_providers import ChooseProviders
 from ingot.passes.cse import EliminateCommonSubexpressions
 from ingot.passes.emit_executables import EmitExecutables
 from ingot.passes.form_regions import FormRegions
@@ -56,7 +56,7 @@ PIPELINE = (
         (SplitAddRMSNorm(), ChooseLayouts(), SelectRowsEarly(), FuseAppendAttention()),
         by_bucket=True,
     ),
-    Phase(Stage.LOWERED, (ChooseProviders(), FormRegions(), NarrowLogits(), EmitExecutables())),
+    Phase(Stage.LOWERED, (ChooseBackends(), FormRegions(), NarrowLogits(), EmitExecutables())),
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
 

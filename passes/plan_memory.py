@@ -139,7 +139,7 @@ def _text(node: fx.Node, program: Program) -> str:
         return str(program.states[value_type.name].type if isinstance(value_type, StateType) else value_type)
 
     args, kwargs = fx.node.map_arg(node.args, typed), fx.node.map_arg(node.kwargs, typed)
-    return f"{node.meta['provider']} {target_name(node.target)} {args} {kwargs}"
+    return f"{node.meta['backend']} {target_name(node.target)} {args} {kwargs}"
 
 
 def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], context: PassContext) -> int:
@@ -157,11 +157,11 @@ def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], conte
 
     args, kwargs = fx.node.map_arg(node.args, tensor), fx.node.map_arg(node.kwargs, tensor)
     for backend in context.backends:
-        if backend.name == node.meta["provider"] and isinstance(backend, FunctionBackend):
+        if backend.name == node.meta["backend"] and isinstance(backend, FunctionBackend):
             form = backend.dry_run(node)
             break
     else:
-        raise PassError(f"no backend '{node.meta['provider']}' with functions is known", where=f"%{node.name}")
+        raise PassError(f"no backend '{node.meta['backend']}' with functions is known", where=f"%{node.name}")
     op = op_of(node.target)
     try:
         return peak_bytes(form, args, kwargs)

@@ -93,8 +93,8 @@ class Bucket:
             run, single = executables[instruction.calls], False
             args, kwargs = tuple(arg for arg in args if isinstance(arg, Ref)), {}  # the rest is compiled in
         else:
-            library = self._libraries.get(instruction.provider)
-            run = find_op(instruction.target, instruction.provider, library)
+            library = self._libraries.get(instruction.backend)
+            run = find_op(instruction.target, instruction.backend, library)
             single = len(instruction.results) == 1
         return _Step(
             run=run,

@@ -98,7 +98,7 @@ def check_plan(plan: Plan) -> None:
             raise _error("an executable has no files", f"executables, {key}", "at least one")
     for name, library in plan.libraries.items():
         if library.backend != name or not library.files:
-            raise _error(f"a library is of '{library.backend}'", f"libraries, {name}", "its provider, with its files")
+            raise _error(f"a library is of '{library.backend}'", f"libraries, {name}", "its backend, with its files")
     if not plan.buckets:
         raise _error("the plan has no bucket class", "buckets", "at least one")
     for bucket in plan.buckets:
@@ -188,8 +188,8 @@ def _check_executable(
     executable = plan.executables.get(instruction.target.removeprefix("exe."))
     if executable is None:
         raise _error("the executable is unknown", place, ", ".join(plan.executables) or "there is none")
-    if instruction.provider != executable.backend:
-        raise _error(f"the provider is '{instruction.provider}'", place, executable.backend)
+    if instruction.backend != executable.backend:
+        raise _error(f"the backend is '{instruction.backend}'", place, executable.backend)
     given = tuple(live[arg.ref] if isinstance(arg, Ref) else repr(arg) for arg in instruction.args)
     if given != executable.inputs or instruction.kwargs or instruction.updates:
         raise _error(
@@ -209,9 +209,9 @@ def _check_compiled(
 ) -> None:
     """A call that was compiled for its types is a call with these types."""
     executable = plan.executables.get(str(instruction.executable))
-    if executable is None or executable.backend != instruction.provider:
+    if executable is None or executable.backend != instruction.backend:
         found = "unknown" if executable is None else f"of '{executable.backend}'"
-        raise _error(f"its executable is {found}", place, f"one of the provider '{instruction.provider}'")
+        raise _error(f"its executable is {found}", place, f"one of the backend '{instruction.backend}'")
     held = {**live, **{name: state.type for name, state in plan.states.items()}}
     given = tuple(held[arg.ref] for arg in instruction.args if isinstance(arg, Ref))
     if given != executable.inputs:
@@ -224,9 +224,9 @@ def _check_compiled(
 
 
 def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
-    providers = (*(name for name, entry in BACKENDS.items() if entry.find_op), *plan.libraries)
-    if instruction.executable is None and instruction.provider not in providers:
-        raise _error(f"the provider is '{instruction.provider}'", place, " or ".join(providers))
+    backends = (*(name for name, entry in BACKENDS.items() if entry.find_op), *plan.libraries)
+    if instruction.executable is None and instruction.backend not in backends:
+        raise _error(f"the backend is '{instruction.backend}'", place, " or ".join(backends))
     for name, argument in instruction.kwargs.items():
         if isinstance(argument, Ref):
             raise _error(f"the argument '{name}' refers to '{argument.ref}'", place, "a constant")

@@ -9,8 +9,9 @@ import torch
 import ingot.compile.timing.call_clock as call_clock
 from ingot.compile.timing.call_clock import ROUNDS, time_call
 from ingot.ir import build
+from ingot.ir.artifact.manifest.provider_times import BackendTime, BackendTimes, Candidate, fastest
 from ingot.ir.artifact.plan import BucketClass
-from ingot.ir.artifact.provider_times import Candidate, ProviderTime, ProviderTimes, fastest
+from ingot.ir.artifact.provider_times import Candidate, fastest
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, Stage
@@ -29,7 +30,7 @@ def product(rows: int = 64, depth: int = 32, tokens: tuple[int, int] = (1, 16), 
 
 
 class FakeDevice:
-    """In place of torch.cuda: `journal` has what was asked of it; a call of provider x takes `seconds[x]`."""
+    """In place of torch.cuda: `journal` has what was asked of it; a call of backend x takes `seconds[x]`."""
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self.seconds, self.journal, self.now = seconds, list[str](), 0.0
@@ -42,11 +43,11 @@ class FakeDevice:
         assert enable_timing
         return FakeEvent(self)
 
-    def call(self, provider: str) -> Callable[..., None]:
+    def call(self, backend: str) -> Callable[..., None]:
         def run(inputs: Any) -> None:
-            self.journal.append(provider)
-            self.inputs.append((provider, inputs[1].data_ptr()))
-            self.now += self.seconds[provider]
+            self.journal.append(backend)
+            self.inputs.append((backend, inputs[1].data_ptr()))
+            self.now += self.seconds[backend]
 
         return run
 
@@ -72,7 +73,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     monkeypatch.setattr(torch.cuda, "_sleep", found.sleep)
     monkeypatch.setattr(torch.cuda, "Event", found.event)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.journal.append("empty cache"))
-    monkeypatch.setattr(call_clock, "_loaded", lambda candidate, *_: found.call(candidate.provider))
+    monkeypatch.setattr(call_clock, "_loaded", lambda candidate, *_: found.call(candidate.backend))
     monkeypatch.setattr(call_clock, "on_one_device", lambda device: None)
     real = call_clock.inputs_for  # the fake device's memory is the host's
     monkeypatch.setattr(call_clock, "inputs_for", lambda body, step, _, generator: real(body, step, "cpu", generator))
@@ -83,9 +84,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 def test_a_gpu_has_all_launches_before_it_begins(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_clock, "_TRAFFIC", {"cuda": 5 * 4 * (64 * 32 + 9 * 32)})  # five sets of inputs
     gpu = CPU.model_copy(update={"device": "cuda"})
-    times = time_call(product(tokens=(2, 16)), [Candidate(provider="slow"), Candidate(provider="swift")], gpu)
-    assert times["slow"] == (ProviderTime(tokens=9, sequences=9, microseconds=30.0),)
-    assert times["swift"] == (ProviderTime(tokens=9, sequences=9, microseconds=10.0),)
+    times = time_call(product(tokens=(2, 16)), [Candidate(backend="slow"), Candidate(backend="swift")], gpu)
+    assert times["slow"] == (BackendTime(tokens=9, sequences=9, microseconds=30.0),)
+    assert times["swift"] == (BackendTime(tokens=9, sequences=9, microseconds=10.0),)
     rounds = " ".join(device.journal).split("sleep")[1:]
     warm, timed = rounds[:4], rounds[4:]
     assert warm[0] == " record slow record synchronize " and warm[1] == " record swift record synchronize "
@@ -99,26 +100,26 @@ def test_a_gpu_has_all_launches_before_it_begins(device: FakeDevice, monkeypatch
     assert len(set(last)) == 5 and last[:3] == last[5:], "weights are read from five places in turn"
 
 
-def test_on_a_cpu_each_provider_runs_on_as_many_threads_as_the_target_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_each_backend_runs_on_as_many_threads_as_the_target_has(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
     before = torch.get_num_threads()
     monkeypatch.setattr(call_clock, "_loaded", lambda *_: lambda inputs: threads.append(torch.get_num_threads()))
-    times = time_call(product(), [Candidate(provider="any")], CPU.model_copy(update={"cores": before + 1}))
+    times = time_call(product(), [Candidate(backend="any")], CPU.model_copy(update={"cores": before + 1}))
     assert set(threads) == {before + 1} and torch.get_num_threads() == before and times["any"][0].microseconds > 0
 
 
 def test_the_real_clock_tells_fast_from_slow() -> None:
     alone = CPU.model_copy(update={"cores": 1})  # threads that wait for each other on a busy machine are slow, too
-    times = time_call(product(512, 512), [Candidate(provider="rowwise"), Candidate(provider="reference")], alone)
+    times = time_call(product(512, 512), [Candidate(backend="rowwise"), Candidate(backend="reference")], alone)
     assert 0 < times["reference"][0].microseconds < times["rowwise"][0].microseconds
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
 
 
-def timed(**microseconds: tuple[float, ...]) -> dict[str, tuple[ProviderTime, ...]]:
+def timed(**microseconds: tuple[float, ...]) -> dict[str, tuple[BackendTime, ...]]:
     return {
-        name: tuple(ProviderTime(tokens=place + 1, sequences=1, microseconds=one) for place, one in enumerate(some))
+        name: tuple(BackendTime(tokens=place + 1, sequences=1, microseconds=one) for place, one in enumerate(some))
         for name, some in microseconds.items()
     }
 
@@ -132,10 +133,10 @@ def test_the_fastest_provider() -> None:
 
 def test_times_that_do_not_go_together_are_refused() -> None:
     about: dict[str, Any] = {"call": ("%0 = f()",), "bucket": "any", "source": "measured"}
-    assert ProviderTimes(**about, provider="a", times=timed(a=(1.0,))).key
-    with pytest.raises(ValueError, match="no times of the provider b"):
-        ProviderTimes(**about, provider="b", times=timed(a=(1.0,)))
+    assert BackendTimes(**about, backend="a", times=timed(a=(1.0,))).key
+    with pytest.raises(ValueError, match="no times of the backend b"):
+        BackendTimes(**about, backend="b", times=timed(a=(1.0,)))
     with pytest.raises(ValueError, match="timed in different steps"):
-        ProviderTimes(**about, provider="a", times=timed(a=(1.0,), b=(1.0, 2.0)))
+        BackendTimes(**about, backend="a", times=timed(a=(1.0,), b=(1.0, 2.0)))
     with pytest.raises(ValueError, match="timed in different steps"):
-        ProviderTimes(**about, provider="a", times={"a": ()})
+        BackendTimes(**about, backend="a", times={"a": ()})

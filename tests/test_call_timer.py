@@ -1,4 +1,4 @@
-"""Providers timed against each other: the faster one wins whatever its claim says, once for each machine and code."""
+"""Backends timed against each other: the faster one wins whatever its claim says, once for each machine and code."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +22,9 @@ from ingot.compile.timing.call_timer import CallTimer
 from ingot.compile.timing.tuning_log import read_log
 from ingot.ir import build
 from ingot.ir.artifact.manifest import TUNING
+from ingot.ir.artifact.manifest.provider_times import BackendTime, Candidate
 from ingot.ir.artifact.plan import BucketClass
-from ingot.ir.artifact.provider_times import Candidate, ProviderTime
+from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
@@ -38,7 +39,7 @@ NAME = "llama-plain"
 OPTIONS: dict[str, Any] = {"target": "cpu", "backend": "reference", "max_batch": 2, "max_tokens": 32, "jobs": 1}
 CPU = Target.detect("cpu")
 DISTINCT = 3  # calls of three layers in two bucket classes: where prompts are fed, the last layer takes the last rows
-Times = Mapping[str, tuple[ProviderTime, ...]]
+Times = Mapping[str, tuple[BackendTime, ...]]
 
 
 class Clock:
@@ -54,7 +55,7 @@ class Clock:
         if self.told is None:
             return time_call(body, candidates, target)
         step = {"tokens": 1, "sequences": 1}
-        return {one.provider: (ProviderTime(**step, microseconds=self.told[one.provider]),) for one in candidates}
+        return {one.backend: (BackendTime(**step, microseconds=self.told[one.backend]),) for one in candidates}
 
 
 @pytest.fixture(autouse=True)
@@ -83,10 +84,10 @@ def _choices(report: CompileReport) -> dict[str, Any]:
     return found
 
 
-def _providers(report: CompileReport) -> set[str]:
+def _backends(report: CompileReport) -> set[str]:
     """Of the calls that are contested, in all bucket classes."""
     programs = _choices(report).values()
-    return {program["providers"][node] for program in programs for node in program["contests"]}
+    return {program["backends"][node] for program in programs for node in program["contests"]}
 
 
 def _decisions(report: CompileReport) -> set[tuple[str, str]]:
@@ -105,10 +106,10 @@ def test_the_faster_one_wins_and_a_second_compile_times_nothing(
     clock = Clock()
     first = compile_it(clock)
     assert len(clock.asked) == DISTINCT, "layers repeat"
-    assert _providers(first) == {"swift"} and _decisions(first) == {("timed", "")}
+    assert _backends(first) == {"swift"} and _decisions(first) == {("timed", "")}
     assert Slow.cost < Swift.cost
     for one in _log(first).calls:
-        assert one.provider == "swift" and list(one.times) == ["slow", "swift"] and one.source == "measured"
+        assert one.backend == "swift" and list(one.times) == ["slow", "swift"] and one.source == "measured"
         for slow, swift in zip(one.times["slow"], one.times["swift"], strict=True):
             assert slow.microseconds > 2000 > swift.microseconds and slow.tokens == swift.tokens
 
@@ -152,7 +153,7 @@ def test_the_request_key_knows_no_times_and_a_log_reproduces_the_choice(
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "other cache"))
     other = compile_it(Clock({"slow": 1.0, "swift": 9.0}))
     assert one.request_key == other.request_key
-    assert (_providers(one), _providers(other)) == ({"swift"}, {"slow"})
+    assert (_backends(one), _backends(other)) == ({"swift"}, {"slow"})
 
     for made in (one, other):
         clock = Clock(error="it was asked")
@@ -162,31 +163,31 @@ def test_the_request_key_knows_no_times_and_a_log_reproduces_the_choice(
         assert [log.times for log in _log(again).calls] == [log.times for log in _log(made).calls]
         # What compiles an artifact again, to find a fault in it, takes its choices.
         request = Request.of_artifact(open_artifact(made.output))
-        assert {one.provider for one in request.decided} == _providers(made)
+        assert {one.backend for one in request.decided} == _backends(made)
 
 
 def test_what_a_given_log_lacks_is_ranked(compile_it: Callable[..., CompileReport]) -> None:
     clock = Clock()
     empty = TuningLog(target="cpu", cores=CPU.cores, choices=()).model_dump(mode="json")
     report = compile_it(clock, tuning_log=empty)
-    assert not clock.asked and _providers(report) == {"slow"}
+    assert not clock.asked and _backends(report) == {"slow"}
     assert _decisions(report) == {("ranked", "the given log has none")}
     assert not (report.output / TUNING).exists()
 
 
-def test_a_log_of_a_provider_that_is_not_here(compile_it: Callable[..., CompileReport]) -> None:
+def test_a_log_of_a_backend_that_is_not_here(compile_it: Callable[..., CompileReport]) -> None:
     log = json.loads((compile_it(Clock({"slow": 9.0, "swift": 1.0})).output / TUNING).read_text())
     for call in log["calls"]:
-        call["provider"] = "away"
+        call["backend"] = "away"
         call["times"]["away"] = call["times"].pop("swift")
     report = compile_it(Clock(), tuning_log=log)
-    assert _providers(report) == {"slow"}
+    assert _backends(report) == {"slow"}
     assert _decisions(report) == {("ranked", "the given log has away, which does not compute the call here")}
 
 
 def test_a_call_that_does_not_run_is_ranked(compile_it: Callable[..., CompileReport]) -> None:
     report = compile_it(Clock(error="no memory"))
-    assert _providers(report) == {"slow"}
+    assert _backends(report) == {"slow"}
     assert _decisions(report) == {("ranked", "no time could be taken: no memory")}
 
 
@@ -203,8 +204,8 @@ def test_deterministic_mode_counts_batch_invariant_claims_alone(compile_it: Call
     report = compile_it(clock, deterministic=True)
     programs = list(_choices(report).values())
     assert not clock.asked and all(not program["contests"] for program in programs)
-    calls = [name for program in programs for name in program["providers"] if name.startswith("silu_mul")]
-    assert calls and {program["providers"][name] for program in programs for name in calls} == {"swift"}
+    calls = [name for program in programs for name in program["backends"] if name.startswith("silu_mul")]
+    assert calls and {program["backends"][name] for program in programs for name in calls} == {"swift"}
 
 
 def test_nothing_is_timed_for_a_machine_that_is_not_here(compile_it: Callable[..., CompileReport]) -> None:
@@ -217,7 +218,7 @@ def test_nothing_is_timed_for_a_machine_that_is_not_here(compile_it: Callable[..
 
 
 def test_a_worker_process_times(ingot_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By providers that it knows, and code that a provider built. One that does not run ends in an error."""
+    """By backends that it knows, and code that a backend built. One that does not run ends in an error."""
     monkeypatch.setenv("INGOT_CACHE", str(ingot_cache))  # which has the library from other tests
     program = Program("main", Stage.LOWERED, {"T": Dim("T", 1, 64)}, bucket=BucketClass(name="any", tokens=(1, 64)))
     gate, up = (program.add_input(name, TensorType(torch.float32, ("T", 64))) for name in ("gate", "up"))
@@ -225,8 +226,8 @@ def test_a_worker_process_times(ingot_cache: Path, monkeypatch: pytest.MonkeyPat
     cpu, alone = backend_named("cpu", "cpu"), CPU.model_copy(update={"cores": 1})
     with Emitter({"cpu": cpu}, alone, 1) as emitter:
         built = emitter.emit_library(cpu)
-        own = Candidate(provider="cpu", executable=built, folder=str(emitter.folders[built.id]))
-        times = emitter.time(body, [own, Candidate(provider="rowwise")])
+        own = Candidate(backend="cpu", executable=built, folder=str(emitter.folders[built.id]))
+        times = emitter.time(body, [own, Candidate(backend="rowwise")])
         with pytest.raises(BackendError, match="the library does not load"):
             emitter.time(body, [own.model_copy(update={"folder": "/nowhere"})])
     least = {name: min(one["microseconds"] for one in some) for name, some in times.items()}
@@ -254,11 +255,11 @@ def test_products_by_themselves_are_timed_and_those_in_regions_are_not(
     monkeypatch.setattr(ingot.compile.driver, "CallTimer", partial(Anywhere, measure=clock))
     options: dict[str, Any] = {"target": "sm_90", "dtype": "bfloat16", "max_batch": 1, "max_tokens": 1, "jobs": 1}
     report = compile_model(checkpoint("olmo2-cut"), tmp_path / "a.ingot", **options)
-    assert len(clock.asked) == 3 and _providers(report) == {"cublas"} and not report.cached_executables
+    assert len(clock.asked) == 3 and _backends(report) == {"cublas"} and not report.cached_executables
     products = [
         instruction
         for instruction in report.plans.plans["main"].buckets[0].instructions
-        if instruction.provider == "cublas"
+        if instruction.backend == "cublas"
     ]
     assert {instruction.target for instruction in products} == {"ingot.linear"} and len(products) == 3
     again = compile_model(checkpoint("olmo2-cut"), tmp_path / "b.ingot", **options)

@@ -311,7 +311,7 @@ def test_without_regions_everything_runs_by_the_reference(checkpoint: Callable[[
     report = compile_model(
         checkpoint(NAME), tmp_path / "a.ingot", **OPTIONS, backend="inductor", passes="default,-form-regions"
     )
-    assert report.nodes_per_provider.keys() == {"cpu", "reference"} and report.distinct_regions == 0
+    assert report.nodes_per_backend.keys() == {"cpu", "reference"} and report.distinct_regions == 0
     load_artifact(report.output)
 
 
@@ -322,7 +322,7 @@ def test_the_report_is_what_the_artifact_holds(copied: Path, tmp_path: Path) -> 
     assert manifest["request_key"] == report.request_key and manifest["exe_keys"] == []
     assert (report.regions, report.distinct_regions, report.cached_executables) == (0, 0, 0)
     bucket = plan["positions"]["all"]["plans"]["main"]["buckets"][0]
-    assert report.nodes_per_provider == {"reference": len(bucket["instructions"])}
+    assert report.nodes_per_backend == {"reference": len(bucket["instructions"])}
     assert report.artifact_bytes == sum(len(data) for data in _files(report.output).values())
     # The tied head and the embedding are one tensor.
     weights = json.loads((report.output / "weights.json").read_text())

@@ -139,7 +139,7 @@ def test_kernels_are_compiled_without_a_gpu(artifact: Callable[..., Path], monke
     (plan,) = read_plans(open_artifact(made)).plans.values()
     assert [bucket.bucket.name for bucket in plan.buckets] == ["decode-1", "decode-16"]
     for bucket in plan.buckets:
-        left = [one for one in bucket.instructions if one.provider not in ("triton", "cublas")]
+        left = [one for one in bucket.instructions if one.backend not in ("triton", "cublas")]
         assert {one.target for one in left} <= {target_name(view) for view in VIEWS}
     cubins = list((made / "exe" / "sm_90").rglob("*.cubin"))
     assert {path.parent.name for path in cubins} == set(plan.executables)
@@ -305,7 +305,7 @@ def test_the_command_shows_another_target(capsys: pytest.CaptureFixture[str]) ->
     assert features["bf16"]["there"] and not features["dependent_launch"]["there"]
     assert features["dependent_launch"]["needs"] == "sm_90 or newer"
     assert set(answer["tools"]) == {"c++", "nvcc", "triton", "flashinfer-python", "cuda-bindings"}
-    assert {"1", "512"} == set(answer["ops"][0]["providers"])
+    assert {"1", "512"} == set(answer["ops"][0]["backends"])
     show_target(target="sm_80")
     text = capsys.readouterr().out
     assert "NVIDIA A100" in text and "2.0 TB/s" in text and f"no: {NO_GPU}" in text

@@ -1,1 +1,1 @@
-"""The cpu provider: our own C++ kernels for what torch has no fast op for, the paged KV cache above all."""
+"""The cpu backend: our own C++ kernels for what torch has no fast op for, the paged KV cache above all."""

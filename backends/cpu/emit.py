@@ -1,4 +1,4 @@
-"""The cpu provider, compile side: claims calls that its C++ kernels compute, and builds these once for a target."""
+"""The cpu backend, compile side: claims calls that its C++ kernels compute, and builds these once for a target."""
 
 import os
 import subprocess

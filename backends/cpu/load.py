@@ -1,4 +1,4 @@
-"""The cpu provider, run side: a built library as the ops that it computes."""
+"""The cpu backend, run side: a built library as the ops that it computes."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

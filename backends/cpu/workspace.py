@@ -1,4 +1,4 @@
-"""What the cpu provider's calls allocate, in a form for tensors without data.
+"""What the cpu backend's calls allocate, in a form for tensors without data.
 
 The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in
 `calls/attention.py` and `calls/step_attention.py`. A step that draws tokens or penalizes them goes through the

@@ -1,4 +1,4 @@
-"""The cublas provider, compile side: claims matrix products. There is nothing to compile."""
+"""The cublas backend, compile side: claims matrix products. There is nothing to compile."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""The cublas provider, run side."""
+"""The cublas backend, run side."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

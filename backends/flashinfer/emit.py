@@ -1,4 +1,4 @@
-"""The flashinfer provider, compile side: claims attention of steps of many tokens, and builds it for its types."""
+"""The flashinfer backend, compile side: claims attention of steps of many tokens, and builds it for its types."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The flashinfer provider, run side: calls what was built. Neither FlashInfer nor a compiler is needed."""
+"""The flashinfer backend, run side: calls what was built. Neither FlashInfer nor a compiler is needed."""
 
 from collections.abc import Callable
 from pathlib import Path

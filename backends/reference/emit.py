@@ -1,4 +1,4 @@
-"""The reference provider, compile side: claims every op, at a cost that any other provider beats."""
+"""The reference backend, compile side: claims every op, at a cost that any other backend beats."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -57,7 +57,7 @@ class Rowwise(Reference):
         whole = super().dry_run(node)
         op = op_of(node.target)
         if op is None or op.states:
-            return whole  # in place, whatever the provider
+            return whole  # in place, whatever the backend
 
         def one_row_beside_all_results(*args: Any, **kwargs: Any) -> None:
             results = op.fake(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""The reference provider, run side: the callable of an op, by its printed name."""
+"""The reference backend, run side: the callable of an op, by its printed name."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""The triton provider, compile side: claims calls and regions that have kernels, and compiles these for their types."""
+"""The triton backend, compile side: claims calls and regions that have kernels, and compiles these for their types."""
 
 import json
 import operator

@@ -1,4 +1,4 @@
-"""What an executable of the triton provider is: buffers, and launches of compiled kernels over them.
+"""What an executable of the triton backend is: buffers, and launches of compiled kernels over them.
 
 These types are the schema of launches.json. The compile side writes it, the run side follows it and decides nothing.
 """

@@ -1,4 +1,4 @@
-"""The triton provider, run side: launches compiled kernels through the CUDA driver. Triton is not needed."""
+"""The triton backend, run side: launches compiled kernels through the CUDA driver. Triton is not needed."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

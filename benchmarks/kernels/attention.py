@@ -79,7 +79,7 @@ def flashinfers(steps: Steps) -> Recorded:
 def measure(
     machine: Machine, problem: DecodeProblem, contexts: tuple[int, ...], pool: Pool, peer: bool
 ) -> dict[str, list[float]]:
-    """Seconds of a step in each round, by provider. Raises RuntimeError for wrong results."""
+    """Seconds of a step in each round, by contender. Raises RuntimeError for wrong results."""
     steps = Steps(problem, Mix(contexts), pool)
     recorded = {"triton": ours(machine, steps)}  # first: from now on it writes what it has written already
     if peer:

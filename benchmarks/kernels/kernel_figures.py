@@ -1,6 +1,6 @@
 """What a kernel took, as figures: beside the least that its bytes and operations take on this GPU, and beside a peer.
 
-A figure is named PART.CALL.PROVIDER. Its value is the median of rounds in which all providers took turns.
+A figure is named PART.CALL.CONTENDER. Its value is the median of rounds in which all contenders took turns.
 """
 
 import argparse
@@ -14,9 +14,9 @@ import benchmarks_path  # noqa: F401
 from random_checkpoint import SHAPES
 from results import Figure, add_json_option, write_result
 
-Times = Mapping[str, Sequence[float]]  # seconds of each round, by provider
-# What computes a call, in words: providers of ours, and peers.
-PROVIDERS: Mapping[str, str] = {
+Times = Mapping[str, Sequence[float]]  # seconds of each round, by contender
+# What computes a call, in words: contenders of ours, and peers.
+CONTENDERS: Mapping[str, str] = {
     "triton": "Ingot, Triton",
     "fa2": "Ingot, FlashAttention-2",
     "fa3": "Ingot, FlashAttention-3",
@@ -66,21 +66,21 @@ def call_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> dict[str, Figure]:
-    """Of the seconds of each round by provider. `faster` is the peer's time over ours, where both were measured; with
+    """Of the seconds of each round by contender. `faster` is the peer's time over ours, where both were measured; with
     it stand the ratios of the single rounds."""
     name = f"{part}.{call.name}"
     least, share = call.least(peak)
     found = {f"{name}.bytes": Figure(value=call.bytes, unit="B", what=f"{call.what}: bytes from memory")}
     if call.flop:
         found[f"{name}.flop"] = Figure(value=call.flop, unit="flop", what=f"{call.what}: operations of its products")
-    medians = {provider: statistics.median(seconds) for provider, seconds in times.items()}
+    medians = {contender: statistics.median(seconds) for contender, seconds in times.items()}
     words = {"of_copy": "of the copy's bandwidth", "of_rate": "of the large product's rate"}[share]
-    for provider, took in medians.items():
-        who = f"{call.what}: {PROVIDERS[provider]}"
-        found[f"{name}.{provider}"] = Figure(value=took, unit="s", what=f"{who}, the median")
-        found[f"{name}.{provider}.{share}"] = Figure(value=least / took, unit="", what=f"{who}, {words}")
+    for contender, took in medians.items():
+        who = f"{call.what}: {CONTENDERS[contender]}"
+        found[f"{name}.{contender}"] = Figure(value=took, unit="s", what=f"{who}, the median")
+        found[f"{name}.{contender}.{share}"] = Figure(value=least / took, unit="", what=f"{who}, {words}")
     if ours in medians and peer in medians:
-        what = f"{call.what}: {PROVIDERS[ours]}, faster than {PROVIDERS[peer]} by"
+        what = f"{call.what}: {CONTENDERS[ours]}, faster than {CONTENDERS[peer]} by"
         rounds = tuple(round(other / own, 4) for own, other in zip(times[ours], times[peer], strict=True))
         found[f"{name}.faster"] = Figure(value=medians[peer] / medians[ours], unit="", what=what, values=rounds)
     return found
@@ -137,11 +137,11 @@ def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: 
 
 
 def _print_times(call: Call, times: Times, peak: Peak) -> None:
-    """A line for each provider."""
+    """A line for each contender."""
     least, share = call.least(peak)
-    for provider, seconds in times.items():
+    for contender, seconds in times.items():
         took = statistics.median(seconds)
         words = share.removeprefix("of_")
         print(
-            f"{call.what:36} {PROVIDERS[provider]:24} {took * 1e6:9.2f} us {least / took:6.1%} of {words}", flush=True
+            f"{call.what:36} {CONTENDERS[contender]:24} {took * 1e6:9.2f} us {least / took:6.1%} of {words}", flush=True
         )

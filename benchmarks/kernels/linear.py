@@ -98,7 +98,7 @@ def calls_of(problem: LinearProblem) -> int:
 
 
 def measure(machine: Machine, bench: LinearBench, case: Case) -> dict[str, list[float]]:
-    """Seconds of a call in each round, by provider. Raises RuntimeError for wrong results."""
+    """Seconds of a call in each round, by contender. Raises RuntimeError for wrong results."""
     own = {"triton": ours(machine, bench, case.problem)} if case.problem is not None else {}
     return take_turns({**own, "cublas": cublas(bench, case)})
 

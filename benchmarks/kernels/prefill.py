@@ -138,12 +138,12 @@ def flashinfers(steps: list[Step]) -> Recorded:
 
 
 def measure(case: Case, runs: Mapping[str, Run], peer: bool, cache: int) -> dict[str, list[float]]:
-    """Seconds of a call in each round, by provider. Raises RuntimeError for wrong results."""
+    """Seconds of a call in each round, by contender. Raises RuntimeError for wrong results."""
     generator = torch.Generator(device.DEVICE).manual_seed(1)
     least, most = CALLS
     count = max(least, min(most, math.ceil(CACHES * cache / case.call.bytes)))
     steps = [Step(case, generator) for _ in range(count)]
-    recorded = {provider: ours(run, steps) for provider, run in runs.items()}
+    recorded = {contender: ours(run, steps) for contender, run in runs.items()}
     return take_turns({**recorded, **({"flashinfer": flashinfers(steps)} if peer else {})})
 
 
@@ -170,7 +170,7 @@ def main() -> None:
         work = ((case.call, partial(measure, case, runs, peer, cache)) for case in cases(heads))
         chosen = next(iter(runs))  # what a compiled model takes
         figures, missing = measure_figures("prefill", work, peak, options.seconds, ours=chosen, peer="flashinfer")
-    missing |= {f"prefill.{provider}": reason for provider, reason in refusals.items()}
+    missing |= {f"prefill.{contender}": reason for contender, reason in refusals.items()}
     missing |= flashinfer_peer.missing("prefill")
     finish(options, figures, missing)
 

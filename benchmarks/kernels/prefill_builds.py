@@ -49,7 +49,7 @@ class Heads:
         return Heads(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
 
 
-def providers(sm: int) -> tuple[str, ...]:
+def contenders(sm: int) -> tuple[str, ...]:
     """Of ours, the cheapest by their claims first: of those that are there a compiled model takes that."""
     return ("fa3", "triton", "fa2") if kernel_for(sm, PAGE) == "fa3" else ("triton", "fa2")
 
@@ -58,36 +58,36 @@ def build_all(heads: Heads, sm: int, folder: Path) -> None:
     """Compile our kernels for these heads into `folder`, and FlashInfer's for itself where it is installed. What an
     earlier call has compiled there is not compiled again."""
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as processes:
-        waiting = [processes.submit(emit, heads, provider, folder / provider) for provider in providers(sm)]
+        waiting = [processes.submit(emit, heads, contender, folder / contender) for contender in contenders(sm)]
         if flashinfer_peer.installed():
-            kernels = (one for one in providers(sm) if one != "triton")
+            kernels = (one for one in contenders(sm) if one != "triton")
             waiting += [processes.submit(flashinfer_peer.build, one, heads.dim, DTYPE) for one in kernels]
         for future in waiting:
             future.result()
 
 
 def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
-    """What `build_all` left: what runs, by provider, and why there is nothing to run."""
+    """What `build_all` left: what runs, by contender, and why there is nothing to run."""
     runs, refusals = {}, {}
-    for provider in providers(sm):
-        own = folder / provider
+    for contender in contenders(sm):
+        own = folder / contender
         if (own / _REFUSAL).exists():
-            refusals[provider] = json.loads((own / _REFUSAL).read_text(encoding="utf-8"))
+            refusals[contender] = json.loads((own / _REFUSAL).read_text(encoding="utf-8"))
             continue
         executable = Executable.model_validate_json((own / _EXECUTABLE).read_text(encoding="utf-8"))
-        runs[provider] = (triton.load if provider == "triton" else flashinfer.load)(
+        runs[contender] = (triton.load if contender == "triton" else flashinfer.load)(
             executable, own, on_one_device("cuda")
         )
     return runs, refusals
 
 
-def emit(heads: Heads, provider: str, folder: Path) -> None:
+def emit(heads: Heads, contender: str, folder: Path) -> None:
     """Compile the call for these heads as the driver does, or write down why there is none."""
     if (folder / _EXECUTABLE).exists() or (folder / _REFUSAL).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     body, target = body_of(heads), Target.detect("cuda")
-    made = Triton() if provider == "triton" else FlashInfer(provider)
+    made = Triton() if contender == "triton" else FlashInfer(contender)
     claim = made.claim([next(iter(body.calls()))], target, BUCKET)
     if isinstance(claim, No):
         (folder / _REFUSAL).write_text(json.dumps(claim.reason), encoding="utf-8")

@@ -23,7 +23,7 @@ PARTS = {
     "step": "Small kernels, by rows",
 }
 _PLOTTED = ("attention", "prefill")
-_BY_ROWS = ("step",)  # whose calls have columns for their rows, in place of providers
+_BY_ROWS = ("step",)  # whose calls have columns for their rows, in place of contenders
 _LEAST_SHARE = 0.01  # below that the time is no matter of bytes
 
 
@@ -39,13 +39,13 @@ class Call:
 
     @property
     def times(self) -> dict[str, Figure]:
-        """By provider, ours first."""
+        """By contender, ours first."""
         found = ((name, figure) for name, figure in self.figures.items() if figure.unit == "s")
         return dict(sorted(found, key=lambda item: not _who(item[1]).startswith("Ingot")))
 
-    def share(self, provider: str) -> tuple[float, str]:
+    def share(self, contender: str) -> tuple[float, str]:
         """Of what it takes at the least, and of what that is: "copy" or "rate"."""
-        of = next(name for name in self.figures if name.startswith(f"{provider}.of_"))
+        of = next(name for name in self.figures if name.startswith(f"{contender}.of_"))
         return self.figures[of].value, of.partition(".of_")[2]
 
 
@@ -78,7 +78,7 @@ def _calls(figures: Mapping[str, Figure], part: str) -> list[Call]:
 
 
 def _table(calls: Sequence[Call]) -> Iterator[str]:
-    who = {provider: _who(figure) for call in calls for provider, figure in call.times.items()}
+    who = {contender: _who(figure) for call in calls for contender, figure in call.times.items()}
     who = dict(sorted(who.items(), key=lambda item: not item[1].startswith("Ingot")))  # some calls have not all
     ratios = [call.figures["faster"].what.partition(": ")[2] for call in calls if "faster" in call.figures]
     against = ratios[0] if ratios else None
@@ -90,7 +90,7 @@ def _table(calls: Sequence[Call]) -> Iterator[str]:
                 call.what,
                 _shown(call.figures["bytes"]),
                 *([_shown(call.figures["flop"])] if counted else []),
-                *(_cell(call, provider) for provider in who),
+                *(_cell(call, contender) for contender in who),
                 *([f"{call.figures['faster'].value:#.3g} ×" if "faster" in call.figures else "–"] if against else []),
             ]
             for call in calls
@@ -99,36 +99,36 @@ def _table(calls: Sequence[Call]) -> Iterator[str]:
 
 
 def _table_by_rows(calls: Sequence[Call]) -> Iterator[str]:
-    """Of calls with one provider: "sample, greedy, 32 rows" stands at "sample, greedy" and "32 rows"."""
+    """Of calls with one contender: "sample, greedy, 32 rows" stands at "sample, greedy" and "32 rows"."""
     cells: dict[str, dict[str, str]] = {}
     for call in calls:
         what, _, rows = call.what.rpartition(", ")
-        (provider,) = call.times
-        cells.setdefault(what, {})[rows] = _cell(call, provider)
+        (contender,) = call.times
+        cells.setdefault(what, {})[rows] = _cell(call, contender)
     columns = list(dict.fromkeys(rows for own in cells.values() for rows in own))
     yield from table(("", *columns), ([what, *(own.get(rows, "–") for rows in columns)] for what, own in cells.items()))
 
 
-def _cell(call: Call, provider: str) -> str:
-    if provider not in call.times:
+def _cell(call: Call, contender: str) -> str:
+    if contender not in call.times:
         return "–"
-    share, of = call.share(provider)
-    took = _shown(call.times[provider])
+    share, of = call.share(contender)
+    took = _shown(call.times[contender])
     return took if share < _LEAST_SHARE else f"{took}, {share:.1%} of the {of}"
 
 
 def _bars(call: Call) -> Iterator[tuple[str, float, str]]:
-    """Each provider's time, and the least."""
+    """Each contender's time, and the least."""
     for figure in call.times.values():
         yield _who(figure), figure.value, _shown(figure)
-    provider, figure = next(iter(call.times.items()))
-    share, of = call.share(provider)
+    contender, figure = next(iter(call.times.items()))
+    share, of = call.share(contender)
     least = figure.value * share
     yield {"copy": "a copy of its bytes", "rate": "at the product's rate"}[of], least, quantity(least, "s")
 
 
 def _who(figure: Figure) -> str:
-    """The provider, in words."""
+    """The contender, in words."""
     return figure.what.partition(": ")[2].removesuffix(", the median")
 
 

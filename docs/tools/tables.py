@@ -41,7 +41,7 @@ OPS_INTRO = """\
 
 *Legal* says where an op may stand: in any stage, before the cache is put in (pure), behind (cached), or only while
 placements on a mesh are open. A *fused* op decomposes into others, and stands from FUSED on. *Regions* may hold ops
-that are fusible. The providers are those that claim a call, of f32 tensors on a CPU and of bf16 on a GPU (sm_90), with
+that are fusible. The backends are those that claim a call, of f32 tensors on a CPU and of bf16 on a GPU (sm_90), with
 at most {few} tokens (few) or more (many); {whole} claim every op, on a GPU but attention and cache writes.
 """
 PASSES_INTRO = """\
@@ -84,21 +84,21 @@ def _first_sentence(text: str | None) -> str:
 
 def _ops() -> Iterator[str]:
     columns = {
-        "on a CPU": _providers(Target.detect("cpu"), torch.float32),
-        "on a GPU": _providers(Target.named("sm_90"), torch.bfloat16),
+        "on a CPU": _backends(Target.detect("cpu"), torch.float32),
+        "on a GPU": _backends(Target.named("sm_90"), torch.bfloat16),
     }
     yield from _intro(OPS_INTRO.format(few=FEW_TOKENS, whole=" and ".join(f"`{name}`" for name in _EVERY_OP)))
     rows = []
     for op in OPS.values():
         kind = op.legal + (", fused" if op.decompose else "")
         meaning = _first_sentence(op.reference.__doc__)
-        providers = [", ".join(by_op[f"ingot.{op.name}"]) or "–" for by_op in columns.values()]
-        rows.append((f"`{op.schema}`", meaning, kind, ", ".join(op.states), "yes" if op.fusible else "no", *providers))
+        backends = [", ".join(by_op[f"ingot.{op.name}"]) or "–" for by_op in columns.values()]
+        rows.append((f"`{op.schema}`", meaning, kind, ", ".join(op.states), "yes" if op.fusible else "no", *backends))
     yield from table(("op", "is", "legal", "writes state", "regions", *columns), rows)
 
 
-def _providers(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
-    """By op, the providers of a target that claim a call of it, and in which steps if not in all."""
+def _backends(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
+    """By op, the backends of a target that claim a call of it, and in which steps if not in all."""
     _, calls = one_call_of_each(OPS, dtype)
     found: dict[str, list[str]] = {op: [] for op in calls}
     for backend in map(_anywhere, competing("auto", target)):

@@ -108,12 +108,12 @@ def print_program_text(text: str, dim: Sequence[bool] = ()) -> None:
         out.print(_coloured(str(line)), soft_wrap=True, style="dim" if faint else None)
 
 
-_STYLES = {"comment": "dim", "value": "cyan", "op": "bold", "provider": "magenta", "keyword": "green"}
+_STYLES = {"comment": "dim", "value": "cyan", "op": "bold", "backend": "magenta", "keyword": "green"}
 _PARTS = re.compile(
     r"""(?P<comment>[ ][ ]\#.*$)
       | (?P<value>%[\w.]+)
       | (?P<op>\b(?:ingot|aten|region)\.[\w.]+(?=\())
-      | (?P<provider>@\w+)
+      | (?P<backend>@\w+)
       | ^\s*(?P<keyword>program|dim|input|param|state|region|return)\b""",
     re.VERBOSE,
 )

@@ -12,8 +12,9 @@ from ingot.compile.golden import InstructionSeconds, record
 from ingot.compile.merged_plans import resident_params
 from ingot.compile.publish import ArtifactWriter, Sealed
 from ingot.ir.artifact.manifest import GOLDEN, SCHEMA_VERSION, Manifest
+from ingot.ir.artifact.manifest.provider_times import BackendTimes, Decision
 from ingot.ir.artifact.plan import PLAN_FILE, PlanFile, Plans
-from ingot.ir.artifact.provider_times import Decision, ProviderTimes
+from ingot.ir.artifact.provider_times import Decision
 from ingot.ir.artifact.record import PassRecord
 from ingot.ir.artifact.trace import Level, encode_trace, trace_name
 from ingot.ir.artifact.tuning import Choice
@@ -64,7 +65,7 @@ def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
 
 
 def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, Any]:
-    """Which provider computes each node, per entry and bucket class, who else would have and who refused why; with
+    """Which backend computes each node, per entry and bucket class, who else would have and who refused why; with
     which tile sizes; weights kept twice."""
     choices: dict[str, Any] = {}
     copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
@@ -72,7 +73,7 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
         for bucket, program in one.programs.items():
             choices[trace_name(program.name, bucket)] = {
                 "second_copies": copies,
-                "providers": {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta},
+                "backends": {node.name: node.meta["backend"] for node in program.calls() if "backend" in node.meta},
                 "candidates": _candidates(program),
                 "contests": {
                     node.name: Decision.of(found).model_dump(mode="json") for node, found in _contests(program)
@@ -81,7 +82,7 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
                 "refusals": [
                     {"node": refusal.node, "reason": refusal.reason}
                     for record in one.records
-                    if record.name == "choose-providers" and record.bucket == bucket
+                    if record.name == "choose-backends" and record.bucket == bucket
                     for refusal in record.refusals
                 ],
             }
@@ -99,15 +100,15 @@ def _calls(program: Program) -> Iterator[fx.Node]:
     return (node for one in (program, *bodies) for node in one.calls())
 
 
-def _contests(program: Program) -> Iterator[tuple[fx.Node, ProviderTimes | str]]:
-    """The calls that several providers would compute by themselves, with their times or why there are none."""
+def _contests(program: Program) -> Iterator[tuple[fx.Node, BackendTimes | str]]:
+    """The calls that several backends would compute by themselves, with their times or why there are none."""
     return ((node, node.meta["contest"]) for node in _calls(program) if "contest" in node.meta)
 
 
-def provider_times(lowered: Mapping[str, Lowered]) -> list[ProviderTimes]:
+def backend_times(lowered: Mapping[str, Lowered]) -> list[BackendTimes]:
     """The times that decided who computes a call."""
     programs = [program for one in lowered.values() for program in one.programs.values()]
-    return [times for program in programs for _, times in _contests(program) if isinstance(times, ProviderTimes)]
+    return [times for program in programs for _, times in _contests(program) if isinstance(times, BackendTimes)]
 
 
 def _tiles(program: Program, tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, list[dict[str, Any]]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ingot.cli.progress import OnProgress, no_progress
 from ingot.compile.cache import cache_folder, locked
-from ingot.compile.contents import manifest_of, provider_times, write_golden, write_program, write_timings, write_trace
+from ingot.compile.contents import backend_times, manifest_of, write_golden, write_program, write_timings, write_trace
 from ingot.compile.emitter import Emitter
 from ingot.compile.golden import InstructionSeconds
 from ingot.compile.merged_plans import merged_plans, resident_params
@@ -52,7 +52,7 @@ class CompileReport:
     regions: int
     distinct_regions: int
     cached_executables: int
-    nodes_per_provider: dict[str, int]
+    nodes_per_backend: dict[str, int]
     weight_bytes: int
     artifact_bytes: int
     plans: Plans
@@ -112,14 +112,14 @@ def compile_model(
     `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
     and `max_tokens` the tokens of one step (default: 256 and 8192 on a GPU, 64 and 2048 on a CPU; no more sequences
     than tokens). `dtype` "auto" keeps the checkpoint's. `kv_cache_dtype` "fp8" keeps keys and values in eight bits, by
-    the scales that the checkpoint brings or 1.0, and "auto" in the model's dtype. `deterministic` uses only providers
+    the scales that the checkpoint brings or 1.0, and "auto" in the model's dtype. `deterministic` uses only backends
     whose results do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their size:
     above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline
     ("default,-name,name{option=value}").
     `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
     `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
     did without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or what that holds: tile sizes of
-    kernels and providers of calls are taken from it. `tune` times what it does not have, on this machine's GPU, which
+    kernels and backends of calls are taken from it. `tune` times what it does not have, on this machine's GPU, which
     must be the target's; the cache keeps what was found. `checkpoints` are folders or names on the hub,
     by the aliases that the model's definition asks for beside its own, as one whose draft was trained apart. `jobs`
     bounds the compiler processes (default: the cores).
@@ -212,7 +212,7 @@ def _compile(
             # A log that is given decides alone, as it does of tile sizes, unless what it lacks is to be timed.
             untimed = LACKS if request.tuning_log is not None and not request.tune else ""
             timer = CallTimer(
-                emitter, request.target, untimed=untimed, on_done=partial(clock.progress, "timing providers")
+                emitter, request.target, untimed=untimed, on_done=partial(clock.progress, "timing backends")
             )
             context = PassContext(
                 target=request.target,
@@ -245,7 +245,7 @@ def _compile(
             choices = {key: with_reasons(some, request.tuning_log) for key, some in emitter.choices.items()}
             write_program(writer, model, lowered, PlanFile.alike(plans, request.mesh), choices)
             used = [one for executable in plans.all_executables() for one in choices[executable.id]]
-            calls = provider_times(lowered)
+            calls = backend_times(lowered)
             if used or calls:
                 writer.write_json(TUNING, log_of(used, calls, request.target).model_dump(mode="json"))
             if check is not None:
@@ -333,11 +333,11 @@ def _report(
     copies: tuple[SecondCopy, ...],
     no_golden_run: str,
 ) -> CompileReport:
-    per_provider: dict[str, int] = {}
+    per_backend: dict[str, int] = {}
     buckets = [bucket for plan in plans.plans.values() for bucket in plan.buckets]
     for bucket in buckets:
-        for name, count in bucket.nodes_per_provider().items():
-            per_provider[name] = per_provider.get(name, 0) + count
+        for name, count in bucket.nodes_per_backend().items():
+            per_backend[name] = per_backend.get(name, 0) + count
     return CompileReport(
         output=writer.output,
         build_id=build_id,
@@ -348,7 +348,7 @@ def _report(
         ),
         distinct_regions=len(plans.executables),
         cached_executables=len(emitter.hits & plans.executables.keys()),
-        nodes_per_provider=per_provider,
+        nodes_per_backend=per_backend,
         weight_bytes=packed.bytes,
         plans=plans,
         second_copies=copies,

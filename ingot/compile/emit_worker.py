@@ -66,7 +66,7 @@ def _compiler(backend: Backend) -> Compiler:
 
 
 def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Target) -> dict[str, Any]:
-    """The times of a call by provider. Raises BackendError where one of them does not run."""
+    """The times of a call by backend. Raises BackendError where one of them does not run."""
     from ingot.compile.timing.call_clock import time_call  # it loads what runs code
 
     given = [Candidate.model_validate_json(json.dumps(one)) for one in candidates]

@@ -61,7 +61,7 @@ class Emitter:
             self._workers.append(Worker(compilers[0]))
 
     def emit_library(self, backend: LibraryBuilder) -> Executable:
-        """The kernels of an op provider. Built here: they take a second, and the workers are busy importing."""
+        """The kernels of a backend. Built here: they take a second, and the workers are busy importing."""
         key = self._key(None, backend)
         executable = find_executable(key)
         if executable is None:
@@ -122,12 +122,12 @@ class Emitter:
         return digest_json(exe_document(None if isinstance(backend, LibraryBuilder) else region, backend, self.target))
 
     def time(self, body: Program, candidates: Sequence[Candidate]) -> dict[str, Any]:
-        """The times of the one call of `body` by provider. Raises BackendError where one does not run."""
+        """The times of the one call of `body` by backend. Raises BackendError where one does not run."""
         if not self._workers:
-            self._workers.append(Worker(candidates[0].provider))
+            self._workers.append(Worker(candidates[0].backend))
         answer = self._workers[0].ask(
             {
-                "backend": candidates[0].provider,
+                "backend": candidates[0].backend,
                 "program": print_program(body),
                 "candidates": [one.model_dump(mode="json") for one in candidates],
                 "target": self.target.model_dump(mode="json"),

@@ -15,15 +15,15 @@ from pydantic import TypeAdapter, ValidationError
 from ingot.compile.cache import cache_folder, cache_root, locked
 from ingot.compile.publish import is_disk_full
 from ingot.ir.artifact.digest import digest_json
+from ingot.ir.artifact.manifest.provider_times import BackendTime
 from ingot.ir.artifact.plan import Executable
-from ingot.ir.artifact.provider_times import ProviderTime
 from ingot.ir.backend import Compiler, LibraryBuilder
 from ingot.ir.errors import BackendError, IngotError, OutputError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program
 
 _RECORD = "executable.json"
-_TIMES = TypeAdapter(tuple[ProviderTime, ...])
+_TIMES = TypeAdapter(tuple[BackendTime, ...])
 
 
 def executable_folder(key: str) -> Path:
@@ -101,7 +101,7 @@ def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping
     return measured
 
 
-def find_times(key: str, measured: Mapping[str, Any]) -> tuple[ProviderTime, ...] | None:
+def find_times(key: str, measured: Mapping[str, Any]) -> tuple[BackendTime, ...] | None:
     """Times of a call by what `key` stands for, if the cache has them. `measured` says of what they are: the call, the
     machine, the steps."""
     try:
@@ -110,8 +110,8 @@ def find_times(key: str, measured: Mapping[str, Any]) -> tuple[ProviderTime, ...
         return None
 
 
-def keep_times(key: str, measured: Mapping[str, Any], times: tuple[ProviderTime, ...]) -> None:
-    """Keep them beside the executable. For a provider that builds nothing there is only the folder. Raises OSError."""
+def keep_times(key: str, measured: Mapping[str, Any], times: tuple[BackendTime, ...]) -> None:
+    """Keep them beside the executable. For a backend that builds nothing there is only the folder. Raises OSError."""
     executable_folder(key).mkdir(mode=0o700, exist_ok=True)
     _write(_times_file(key, measured), _TIMES.dump_json(times).decode())
 

@@ -118,7 +118,7 @@ def record(loaded: Loaded) -> Recording:
         requests=requests,
         schedule=tuple(tuple(fed) for fed in schedule),
         entries={
-            entry: EntryRun(providers=providers(executor), steps=tuple(steps[entry]))
+            entry: EntryRun(backends=backends(executor), steps=tuple(steps[entry]))
             for entry, executor in loaded.executors.items()
             if entry in steps
         },
@@ -185,10 +185,10 @@ class _Run:
         return time.perf_counter()
 
 
-def providers(executor: Executor) -> dict[str, tuple[str, ...]]:
+def backends(executor: Executor) -> dict[str, tuple[str, ...]]:
     """Who computes each instruction, by bucket class."""
     return {
-        bucket.bucket.name: tuple(instruction.provider for instruction in bucket.instructions)
+        bucket.bucket.name: tuple(instruction.backend for instruction in bucket.instructions)
         for bucket in executor.plan.buckets
     }
 

@@ -17,7 +17,7 @@ from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.types import TensorType
 from ingot.passes.base import PassContext
-from ingot.passes.choose_providers import claims_of
+from ingot.passes.choose_backends import claims_of
 
 NONE = "none"
 # A decode step of one sequence, and a chunk of a prompt.
@@ -26,18 +26,18 @@ STEPS = (1, 512)
 
 @dataclass(frozen=True)
 class OpClaims:
-    """Of one op: its provider in steps of so many tokens, the one in deterministic mode, and every refusal. Where all
+    """Of one op: its backend in steps of so many tokens, the one in deterministic mode, and every refusal. Where all
     refuse, it is NONE: a program with such a call does not compile."""
 
     op: str
-    providers: Mapping[int, str]
+    backends: Mapping[int, str]
     deterministic: str
     refusals: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "op": self.op,
-            "providers": {str(tokens): name for tokens, name in self.providers.items()},
+            "backends": {str(tokens): name for tokens, name in self.backends.items()},
             "deterministic": self.deterministic,
             "refusals": list(self.refusals),
         }
@@ -53,7 +53,7 @@ def op_claims(target: Target, backends: Sequence[Backend]) -> list[OpClaims]:
     return [
         OpClaims(
             op=name,
-            providers={tokens: chosen[name] for tokens, (chosen, _) in steps.items()},
+            backends={tokens: chosen[name] for tokens, (chosen, _) in steps.items()},
             deterministic=deterministic[name],
             refusals=tuple(_merged({tokens: refused[name] for tokens, (_, refused) in steps.items()})),
         )
@@ -69,7 +69,7 @@ def _chosen(
     *,
     deterministic: bool = False,
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The provider of each op in steps of so many tokens, and the reasons of those that refused."""
+    """The backend of each op in steps of so many tokens, and the reasons of those that refused."""
     context = PassContext(
         target=target,
         max_seq_len=max(STEPS),

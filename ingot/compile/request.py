@@ -24,8 +24,8 @@ from ingot.frontend.unsupported import name_code, refuse_unsupported
 from ingot.hub.source import Source, find_source
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.manifest import REQUEST, TIMINGS
+from ingot.ir.artifact.manifest.provider_times import BackendTimes
 from ingot.ir.artifact.plan import BucketClass
-from ingot.ir.artifact.provider_times import ProviderTimes
 from ingot.ir.artifact.trace import LEVELS, Level
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.backend import Backend, Tunable, toolchain_of
@@ -54,7 +54,7 @@ class Request:
     """A compile, read and checked: nothing is traced or compiled yet.
 
     `origin` is the commit on the hub that the checkpoint is, as in "org/name@COMMIT", and "" for a local folder.
-    `decided` are the providers of calls that a log says, the given one or that of the artifact that is compiled again.
+    `decided` are the backends of calls that a log says, the given one or that of the artifact that is compiled again.
     `options` are those of `compile_model` with what stands for "auto" and for defaults filled in, as JSON values: with
     them the same request is read again.
     """
@@ -73,7 +73,7 @@ class Request:
     mesh: dict[str, int]
     tune: bool
     tuning_log: TuningLog | None
-    decided: tuple[ProviderTimes, ...] = ()
+    decided: tuple[BackendTimes, ...] = ()
 
     @staticmethod
     def read(

@@ -129,8 +129,8 @@ def _calls(
     sizes = step_sizes(step, program, limits_of(artifact).page_size)
     refused: dict[str, dict[str, str]] = {}
     for refusal in choice.refusals:
-        provider, _, reason = refusal.reason.partition(": ")
-        refused.setdefault(refusal.node, {})[provider] = reason
+        backend, _, reason = refusal.reason.partition(": ")
+        refused.setdefault(refusal.node, {})[backend] = reason
     # An instruction of the plan for each call but those that only take one of several results.
     nodes = [node for node in program.calls() if node.target is not operator.getitem]
     if seconds and len(seconds) != len(nodes):
@@ -141,7 +141,7 @@ def _calls(
     def call(node: fx.Node, one: Program, **more: Any) -> Call:
         cost, origin = call_cost(node, one, sizes), str(node.meta.get("origin", ""))
         claims: dict[str, float | str] = {**choice.candidates.get(node.name, {}), **refused.get(node.name, {})}
-        facts = {"provider": node.meta.get("provider", ""), "layer": layer_of(origin), "origin": origin, **more}
+        facts = {"backend": node.meta.get("backend", ""), "layer": layer_of(origin), "origin": origin, **more}
         facts["decision"] = choice.contests.get(node.name)
         return Call(node.name, target_name(node.target), flops=cost.flops, bytes=cost.bytes, claims=claims, **facts)
 
@@ -160,7 +160,7 @@ def _calls(
                     facts = {
                         "origin": origin,
                         "layer": layer_of(origin),
-                        "provider": made.provider,
+                        "backend": made.backend,
                         "region": node.name,
                     }
                     yield call(inner, body, **facts)

@@ -19,7 +19,7 @@ from ingot.ir.ops.registry import Cost
 class Call:
     """A call of a lowered program; one inside a region names the region's call in `region`, by node.
 
-    `op` is the printed target. `layer` is None outside layers. `claims` says of each provider that was asked the cost
+    `op` is the printed target. `layer` is None outside layers. `claims` says of each backend that was asked the cost
     of its claim, or its No, and `decision` how one of several was chosen. `seconds` is the median over the steps of the
     golden run, None where nothing was timed. `time`, and the `work` that it is predicted from, are None for a call
     inside a region, and where the artifact is not for a GPU.
@@ -31,7 +31,7 @@ class Call:
     origin: str
     flops: int
     bytes: int
-    provider: str
+    backend: str
     claims: dict[str, float | str]
     decision: Decision | None = None
     seconds: float | None = None

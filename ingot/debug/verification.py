@@ -59,7 +59,7 @@ class BucketResult:
 class Verification:
     """What a replay found.
 
-    `why` is the reason of the promise. `changed` says which files and providers are not those that were recorded,
+    `why` is the reason of the promise. `changed` says which files and backends are not those that were recorded,
     `failure` why the run broke off; `wrong` counts the rows that break the promise.
     """
 

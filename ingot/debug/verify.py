@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from ingot.compile.golden import StepOutput, digest, providers, read_golden, replay, run_files, this_machine
+from ingot.compile.golden import StepOutput, backends, digest, read_golden, replay, run_files, this_machine
 from ingot.debug.verification import BucketResult, Promise, RowDifference, Verification
 from ingot.ir.artifact.golden import GoldenRun, Row
 from ingot.ir.artifact.manifest import EXE_FOLDER, FileEntry, Manifest
@@ -42,7 +42,7 @@ def verify(path: str | Path) -> Verification:
             raise ArtifactError(f"{len(native)} changed files hold native code, which was not run")
         with _threads(golden.machine.threads):
             loaded = bind(artifact)
-            changed += _changed_providers(loaded, golden)
+            changed += _changed_backends(loaded, golden)
             for output in replay(loaded, golden.requests, golden.schedule, golden.seed):
                 rows.compare(output, golden)
     except IngotError as error:
@@ -96,23 +96,23 @@ def _changed_files(recorded: Sequence[FileEntry], found: Sequence[FileEntry]) ->
     ]
 
 
-def _changed_providers(loaded: Loaded, golden: GoldenRun) -> list[str]:
+def _changed_backends(loaded: Loaded, golden: GoldenRun) -> list[str]:
     changed = []
     for entry, run in golden.entries.items():
         if entry not in loaded.executors:
             raise ArtifactError(f"the golden run is of entry {entry!r:.80}", expected=", ".join(loaded.executors))
-        found = providers(loaded.executors[entry])
+        found = backends(loaded.executors[entry])
         for bucket in loaded.plans.plans[entry].buckets:
             name = bucket.bucket.name
-            before, now = run.providers.get(name, ()), found[name]
+            before, now = run.backends.get(name, ()), found[name]
             if len(before) != len(now):
                 changed.append(f"{entry}, {name}: {len(now)} instructions, {len(before)} before")
                 continue
             changed += [
                 f"{entry}, {name}, instruction {number} ({instruction.target[:40]}): computed by"
-                f" {instruction.provider}, before by {was}"
+                f" {instruction.backend}, before by {was}"
                 for number, (instruction, was) in enumerate(zip(bucket.instructions, before, strict=True))
-                if instruction.provider != was
+                if instruction.backend != was
             ]
     return changed
 

@@ -66,7 +66,7 @@ class NodeRow:
     name: str
     op: str
     layer: int | None
-    provider: str
+    backend: str
     region: str = ""
     flops: int | None = None
     bytes: int | None = None
@@ -198,7 +198,7 @@ def _node_table(costs: BucketCosts, steps: Sequence[Step]) -> NodeTable:
                 name=call.name,
                 op=call.op,
                 layer=call.layer,
-                provider=call.provider,
+                backend=call.backend,
                 region=call.region,
                 flops=call.flops,
                 bytes=call.bytes,

@@ -23,7 +23,7 @@ class ProgramLine:
     text        a call's arguments, a param's recipe, a state's group and unit, a dim's bounds
     type        of its value, "" where it has none
     placement   on the mesh
-    provider    who computes it
+    backend     who computes it
     origin      the model's source line
     layer       the model's layer that it belongs to, by origin or name
     """
@@ -34,7 +34,7 @@ class ProgramLine:
     text: str = ""
     type: str = ""
     placement: str = ""
-    provider: str = ""
+    backend: str = ""
     origin: str = ""
     layer: int | None = None
 
@@ -101,7 +101,7 @@ def _call(line: "_Cut", name: str, origin: str) -> ProgramLine:
         text=line.cut(opened + 1, closed),
         type=line.cut(closed + 2, place),
         placement=line.cut(place, at),
-        provider=line.cut(at + 1),
+        backend=line.cut(at + 1),
         origin=origin,
         layer=layer_of(origin),
     )

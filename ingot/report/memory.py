@@ -110,7 +110,7 @@ def _unnamed(instruction: Instruction, types: Mapping[str, str]) -> tuple[object
         return types[argument.ref] if isinstance(argument, Ref) else argument
 
     kwargs = {name: typed(value) for name, value in instruction.kwargs.items()}
-    return (instruction.target, instruction.provider, *map(typed, instruction.args), str(kwargs))
+    return (instruction.target, instruction.backend, *map(typed, instruction.args), str(kwargs))
 
 
 def _bytes(type_text: str, sizes: Mapping[str, int]) -> int:

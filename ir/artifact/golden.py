@@ -43,9 +43,9 @@ class StepResult(_Record):
 
 
 class EntryRun(_Record):
-    """The run of one entry: the provider of each instruction by bucket class, and what each step gave."""
+    """The run of one entry: the backend of each instruction by bucket class, and what each step gave."""
 
-    providers: dict[str, tuple[str, ...]]
+    backends: dict[str, tuple[str, ...]]
     steps: tuple[StepResult, ...]
 
 

@@ -114,7 +114,7 @@ class Instruction(BaseModel):
 
     model_config = _FROZEN
     target: str
-    provider: str
+    backend: str
     args: tuple[Argument, ...]
     kwargs: dict[str, Argument] = {}
     results: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class Instruction(BaseModel):
 
     @property
     def calls(self) -> str | None:
-        """The id of the executable that computes it; None where a provider's own function does."""
+        """The id of the executable that computes it; None where a backend's own function does."""
         return self.target.removeprefix("exe.") if self.target.startswith("exe.") else self.executable
 
 
@@ -215,10 +215,10 @@ class BucketPlan(BaseModel):
     memory: BucketMemory
     ending: Annotated[int, Field(ge=0)]
 
-    def nodes_per_provider(self) -> dict[str, int]:
+    def nodes_per_backend(self) -> dict[str, int]:
         counts: dict[str, int] = {}
         for instruction in self.instructions:
-            counts[instruction.provider] = counts.get(instruction.provider, 0) + 1
+            counts[instruction.backend] = counts.get(instruction.backend, 0) + 1
         return counts
 
 
@@ -228,7 +228,7 @@ class Plan(BaseModel):
     `ending` is that of the entry, as text (`ingot.ir.features.EndingUse`). `granule`: so many positions of a sequence
     see each other, and what a step feeds of it ends with a multiple, or with the sequence. `outputs` are the types of
     what each bucket class gives; logits of one may be of a narrower dtype (`ir.outputs`). `executables` are regions by
-    id, `libraries` the kernels of op providers by provider.
+    id, `libraries` the kernels of op backends by backend.
     """
 
     model_config = _FROZEN
@@ -273,7 +273,7 @@ class Plans(BaseModel):
 
     @property
     def libraries(self) -> dict[str, Executable]:
-        """The libraries of all entries, by provider."""
+        """The libraries of all entries, by backend."""
         return {name: one for plan in self.plans.values() for name, one in plan.libraries.items()}
 
     def all_executables(self) -> tuple[Executable, ...]:

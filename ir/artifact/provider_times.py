@@ -1,4 +1,4 @@
-"""Times of the providers of a call: which of them computes it, and what each takes in which steps."""
+"""Times of the backends of a call: which of them computes it, and what each takes in which steps."""
 
 from typing import Annotated, Literal
 
@@ -13,15 +13,15 @@ _ALIKE = 0.02
 
 
 class Candidate(BaseModel):
-    """A provider of a call: what it built and the folder of that; None for one that has its functions already."""
+    """A backend of a call: what it built and the folder of that; None for one that has its functions already."""
 
     model_config = _FROZEN
-    provider: str
+    backend: str
     executable: Executable | None = None
     folder: str | None = None
 
 
-class ProviderTime(BaseModel):
+class BackendTime(BaseModel):
     """What one call takes in a step of `tokens` tokens of `sequences` sequences."""
 
     model_config = _FROZEN
@@ -30,18 +30,18 @@ class ProviderTime(BaseModel):
     microseconds: Microseconds
 
 
-class ProviderTimes(BaseModel):
-    """The provider of the calls that print as `call`, in the steps of the bucket class that prints as `bucket`.
+class BackendTimes(BaseModel):
+    """The backend of the calls that print as `call`, in the steps of the bucket class that prints as `bucket`.
 
-    `times` has those of all providers that were timed, the cheapest claim first, each in the same steps. `source` says
+    `times` has those of all backends that were timed, the cheapest claim first, each in the same steps. `source` says
     whether the times decided, in this compile or in the one that filled the cache, or a log that was given.
     """
 
     model_config = _FROZEN
     call: tuple[str, ...]
     bucket: str
-    provider: str
-    times: dict[str, tuple[ProviderTime, ...]]
+    backend: str
+    times: dict[str, tuple[BackendTime, ...]]
     source: Literal["measured", "given"]
 
     @property
@@ -50,34 +50,34 @@ class ProviderTimes(BaseModel):
         return call_key(self.call, self.bucket)
 
     @model_validator(mode="after")
-    def _complete(self) -> "ProviderTimes":
-        if self.provider not in self.times:
-            raise ValueError(f"no times of the provider {self.provider}")
+    def _complete(self) -> "BackendTimes":
+        if self.backend not in self.times:
+            raise ValueError(f"no times of the backend {self.backend}")
         steps = {tuple((one.tokens, one.sequences) for one in some) for some in self.times.values()}
         if len(steps) != 1 or steps == {()}:
-            raise ValueError("the providers were timed in different steps")
+            raise ValueError("the backends were timed in different steps")
         return self
 
 
 class Decision(BaseModel):
-    """How the provider of a call was chosen among several: by times ("timed" in this compile or the one that filled the
+    """How the backend of a call was chosen among several: by times ("timed" in this compile or the one that filled the
     cache, "given" by a log), or by the costs of their claims ("ranked"), and then for which reason."""
 
     model_config = _FROZEN
     decided: Literal["timed", "given", "ranked"]
     reason: str = ""
-    times: dict[str, tuple[ProviderTime, ...]] = {}
+    times: dict[str, tuple[BackendTime, ...]] = {}
 
     @staticmethod
-    def of(found: "ProviderTimes | str") -> "Decision":
+    def of(found: "BackendTimes | str") -> "Decision":
         """From the times, or the reason why there are none."""
         if isinstance(found, str):
             return Decision(decided="ranked", reason=found)
         return Decision(decided="timed" if found.source == "measured" else "given", times=found.times)
 
-    def of_provider(self, provider: str) -> str:
-        """What a provider takes; "" where it was not timed."""
-        return ", ".join(f"{one.microseconds:.1f} µs of {one.tokens} tokens" for one in self.times.get(provider, ()))
+    def of_backend(self, backend: str) -> str:
+        """What a backend takes; "" where it was not timed."""
+        return ", ".join(f"{one.microseconds:.1f} µs of {one.tokens} tokens" for one in self.times.get(backend, ()))
 
     def __str__(self) -> str:
         return f"{self.decided}: {self.reason}" if self.reason else self.decided
@@ -87,9 +87,9 @@ def call_key(call: tuple[str, ...], bucket: str) -> str:
     return "\n".join((bucket, *call))
 
 
-def fastest(times: dict[str, tuple[ProviderTime, ...]]) -> str:
-    """The provider that takes the least time for all steps together: long steps are where the time goes. Of those that
+def fastest(times: dict[str, tuple[BackendTime, ...]]) -> str:
+    """The backend that takes the least time for all steps together: long steps are where the time goes. Of those that
     are alike, the first."""
-    total = {provider: sum(one.microseconds for one in some) for provider, some in times.items()}
+    total = {backend: sum(one.microseconds for one in some) for backend, some in times.items()}
     bound = min(total.values()) * (1 + _ALIKE)
-    return next(provider for provider in times if total[provider] <= bound)
+    return next(backend for backend in times if total[backend] <= bound)

@@ -40,7 +40,7 @@ def trace_name(entry: str, bucket: str | None) -> str:
 
 
 def run_name(pass_name: str, entry: str, bucket: str | None) -> str:
-    """How views call a pass's run: `cse`, `choose-providers@decode`, `cse@draft`, `make-plan@draft@decode`."""
+    """How views call a pass's run: `cse`, `choose-backends@decode`, `cse@draft`, `make-plan@draft@decode`."""
     return "@".join(filter(None, (pass_name, trace_name(entry, bucket))))
 
 
@@ -144,7 +144,7 @@ class TraceEntry:
 
     @property
     def title(self) -> str:
-        """The name with the bucket class, and the entry where that is not main: `choose-providers@decode`."""
+        """The name with the bucket class, and the entry where that is not main: `choose-backends@decode`."""
         return self.run.title
 
     @property
@@ -225,7 +225,7 @@ def _parsed(text: str) -> "Program":
 
 
 class Trace(Sequence[TraceEntry]):
-    """The runs of all passes in order: `trace[3]`, `trace["merge-linears"]`, `trace["choose-providers@decode"]`.
+    """The runs of all passes in order: `trace[3]`, `trace["merge-linears"]`, `trace["choose-backends@decode"]`.
 
     A name that ran on the way to several stages is the last of these runs, and `trace["cse@NORMAL"]` that of the stage.
     """

@@ -1,4 +1,4 @@
-"""The tuning log: the tile sizes that kernels were given, the providers that calls were given, and their times."""
+"""The tuning log: the tile sizes that kernels were given, the backends that calls were given, and their times."""
 
 import json
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from ingot.ir.artifact.provider_times import ProviderTimes
+from ingot.ir.artifact.manifest.provider_times import BackendTimes
 from ingot.ir.json_text import dump_json
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -53,15 +53,15 @@ _CHOICES = TypeAdapter(tuple[Choice, ...])
 
 class TuningLog(BaseModel):
     """Choices for one kind of machine: `target` is "cpu" or a compute capability as in "sm_90", `cores` the cores or
-    multiprocessors of the one that they were made for. `calls` has the providers of the calls that were timed. No two
+    multiprocessors of the one that they were made for. `calls` has the backends of the calls that were timed. No two
     are about the same thing."""
 
     model_config = _FROZEN
-    version: Literal[1] = 1
+    version: Literal[2] = 2
     target: str
     cores: int
     choices: tuple[Choice, ...]
-    calls: tuple[ProviderTimes, ...] = ()
+    calls: tuple[BackendTimes, ...] = ()
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -71,15 +71,15 @@ class TuningLog(BaseModel):
                 raise ValueError(f"two choices for {choice}")
             seen.add(choice.key)
         if len({one.key for one in self.calls}) < len(self.calls):
-            raise ValueError("two providers for one call")
+            raise ValueError("two backends for one call")
         return self
 
     def given(self) -> tuple[Choice, ...]:
         """The choices, as those of a log that was given to a compile."""
         return tuple(choice.model_copy(update={"source": "given", "reason": ""}) for choice in self.choices)
 
-    def given_calls(self) -> tuple[ProviderTimes, ...]:
-        """The providers of calls, as those of a log that was given to a compile."""
+    def given_calls(self) -> tuple[BackendTimes, ...]:
+        """The backends of calls, as those of a log that was given to a compile."""
         return tuple(one.model_copy(update={"source": "given"}) for one in self.calls)
 
 

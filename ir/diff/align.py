@@ -47,7 +47,7 @@ def _interface(item: Item) -> Hashable | None:
 def _looks(item: Item) -> Hashable:
     """What tells items of one value apart."""
     group = item.group.signature if item.group else -1
-    return item.op, item.type, item.placement, item.provider, group
+    return item.op, item.type, item.placement, item.backend, group
 
 
 def _by_usage(item: Item) -> Hashable | None:

@@ -168,9 +168,9 @@ def _declared(item: Item, twin: Item) -> Iterator[tuple[str, str, str, Follows]]
     yield "type", item.type, twin.type, _type_follows
     if (item.group is None) == (twin.group is None):
         yield "placement", item.placement, twin.placement, _placement_follows
-        yield "provider", item.own_provider, twin.own_provider, None
+        yield "backend", item.own_backend, twin.own_backend, None
     else:  # the values inside a region have no placements of their own
-        yield "provider", item.provider, twin.provider, None
+        yield "backend", item.backend, twin.backend, None
     old, new = _alias_texts(item), _alias_texts(twin)
     for index in sorted(old.keys() & new.keys()):
         name = f"item {index}" if index >= 0 else "result"
@@ -191,7 +191,7 @@ def _alias_texts(item: Item) -> dict[int, set[str]]:
     for index, node, _ in item.aliases:
         words = [str(node.meta["type"]), placement_text(node.meta.get("placement", ()))]
         if node.target is operator.getitem:
-            words.append(str(node.meta.get("provider", "")))
+            words.append(str(node.meta.get("backend", "")))
         found.setdefault(index, set()).add(" ".join(filter(None, words)))
     return found
 

@@ -73,13 +73,13 @@ class Item:
         return placement_text(self.node.meta.get("placement", ()))
 
     @property
-    def provider(self) -> str:
-        """The provider of it: of what stands in a region, the backend that compiles the region."""
-        return self.own_provider or (self.group.backend if self.group is not None else "")
+    def backend(self) -> str:
+        """Its own, or that of the region in which it stands."""
+        return self.own_backend or (self.group.backend if self.group is not None else "")
 
     @property
-    def own_provider(self) -> str:
-        return str(self.node.meta.get("provider", ""))
+    def own_backend(self) -> str:
+        return str(self.node.meta.get("backend", ""))
 
     @property
     def turned(self) -> Recipe | None:
@@ -107,12 +107,13 @@ ItemResult = tuple[Item, int]
 
 @dataclass(eq=False)
 class Group:
-    """One call of a region. `surplus` counts the inputs of the body that are not used or are given twice; `unfit` says
-    what of its declared types does not follow from its body."""
+    """One call of a region. `backend` compiles the region, and `call_backend` is the one that the call names. `surplus`
+    counts the inputs of the body that are not used or are given twice; `unfit` says what of its declared types does not
+    follow from its body."""
 
     name: str
     backend: str
-    provider: str
+    call_backend: str
     layer: int | None
     node: fx.Node
     surplus: int = 0
@@ -231,7 +232,7 @@ def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
     if node.kwargs or len(inputs) != len(node.args) or len(given) != len(node.args):
         raise VerifyError(f"region {region.name} is called with {len(node.args)} values", expected=str(len(inputs)))
     layer = layer_of(str(node.meta.get("origin", "")))
-    group = Group(region.name, region.backend, str(node.meta.get("provider", "")), layer, node)
+    group = Group(region.name, region.backend, str(node.meta.get("backend", "")), layer, node)
     group.surplus = len(inputs) - len({value for inner, value in zip(inputs, given, strict=True) if inner.users})
     group.unfit = misfit(node, scope.program)
     flat.groups.append(group)

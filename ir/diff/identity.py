@@ -32,7 +32,7 @@ def identify(flat: Flat, ids: Ids) -> None:
             item.value = ids.of(item.value, item.usage, drawn[ids.of(item.value, item.usage)])
     for group in flat.groups:
         members = sorted((item.value, item.usage) for item in group.members)
-        group.signature = ids.of("region", group.backend, group.provider, *members)
+        group.signature = ids.of("region", group.backend, group.call_backend, *members)
     for item in flat.items:
         item.full = ids.of(*_full_key(item))
 
@@ -63,7 +63,7 @@ def _full_key(item: Item) -> tuple[Hashable, ...]:
     args = tuple((slot, source.full, index) for slot, (source, index) in item.args.items())
     group = item.group.signature if item.group else -1
     salt = item.value if item.random else -1
-    declared = item.type, item.placement, item.provider, group, salt
+    declared = item.type, item.placement, item.backend, group, salt
     if item.op == "state":
         spec = item.program.states[item.name]
         declared = (*declared, spec.kind, spec.group, spec.unit)  # type: ignore[assignment]

@@ -46,7 +46,7 @@ def _changes(group: Group, twin: Group, fields: Iterable[tuple[str, str, str]]) 
 def _fields(group: Group, twin: Group, pairs: Pairs) -> Iterator[tuple[str, str, str]]:
     yield "backend", group.backend, twin.backend
     if group.backend == twin.backend:
-        yield "provider", group.provider, twin.provider
+        yield "backend of the call", group.call_backend, twin.call_backend
     left = [item for item in group.members if _elsewhere(pairs.after.get(item), twin)]
     joined = [item for item in twin.members if _elsewhere(pairs.before.get(item), group)]
     yield "calls", _listed(left), _listed(joined)

@@ -36,7 +36,7 @@ class HostTime:
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """Measured on `gpu`: kernels by their names, or by provider and op where the code is a library's; `other` is
+    """Measured on `gpu`: kernels by their names, or by backend and op where the code is a library's; `other` is
     for those without a measurement. `between` is what passes from the last kernel of a captured step to the first one
     of the next. A latency is that of a launch in a row of dependent ones."""
 

@@ -1,6 +1,6 @@
 """The one table of tolerances: how far a computed tensor may lie from its reference, per dtype.
 
-Tests of providers and passes call `compare`; none of them makes up an `atol` of its own. A test that sums over more
+Tests of backends and passes call `compare`; none of them makes up an `atol` of its own. A test that sums over more
 terms than the table assumes passes a `factor` and says why.
 """
 

@@ -157,7 +157,7 @@ def append_attention(
     """(attention [T, H, D] of q over the cache, the cache with this step's k and v): `qk_norm_rope_append`, and then
     `paged_attention` over what it wrote.
 
-    The slot of a sequence's token is where `page_table` has the token's place in the sequence: a provider may take what
+    The slot of a sequence's token is where `page_table` has the token's place in the sequence: a backend may take what
     the step feeds from k and v, and what was fed before from the cache. A token sees both alike: what the step feeds is
     rounded to the dtype of the cache, with its scales, before it is attended to. How a prompt is cut does not show.
     """

@@ -409,7 +409,7 @@ def paged_attention(
     position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `slopes`,
     `mask` and `soft_cap` are those of `attention`; the mask `tree` goes without slopes. `ancestors` i64[T] go with the
     mask `tree`: what each token sees of those that its sequence feeds (`ingot.ir.ops.tree`). `sharing` i32[G, 6] is the
-    table of shared prefixes (`ingot.ir.features.sharing`): a provider may read a prefix once for all sequences that
+    table of shared prefixes (`ingot.ir.features.sharing`): a backend may read a prefix once for all sequences that
     share it, or ignore this. `k_scale` and `v_scale` are those that the cache was written with
     (`ingot.ir.cache.dtype`). Where values are numbers of the keys, they were divided by `k_scale`: `v_scale` is then
     the same number.

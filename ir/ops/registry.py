@@ -52,7 +52,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments of one call, for tests of providers."""
+    """Arguments of one call, for tests of backends."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)

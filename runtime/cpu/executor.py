@@ -47,7 +47,7 @@ class CpuExecutor:
     """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.
 
     `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,
-    `R`, `S`). `libraries`: the ops of each provider that brought kernels. `states`: those that other entries share,
+    `R`, `S`). `libraries`: the ops of each backend that brought kernels. `states`: those that other entries share,
     which hold the plan's; its own by default. Raises ArtifactError when a weight does not fit the plan's dtype, shape
     or strides, OptionError when there is no memory for the states.
     """

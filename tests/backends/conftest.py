@@ -1,4 +1,4 @@
-"""The cpu provider's library of kernels, built once for the tests of a process."""
+"""The cpu backend's library of kernels, built once for the tests of a process."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

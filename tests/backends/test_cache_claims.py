@@ -1,4 +1,4 @@
-"""Which provider computes attention by which mask over a cache of which dtype.
+"""Which backend computes attention by which mask over a cache of which dtype.
 
 Each combination is taken, and then tested against the float64 reference, or refused by a reason that names it.
 """
@@ -91,7 +91,7 @@ def of_references_that_stand_in(_: Asked) -> str | None:
     return "stands in for no missing kernel of this op"
 
 
-# Of each provider and target what it refuses, and the reason.
+# Of each backend and target what it refuses, and the reason.
 TABLE: list[tuple[Backend, str, Callable[[Asked], str | None]]] = [
     (Triton(), "sm_90", of_triton),
     (FlashInfer(), "sm_90", of_flashinfer),
@@ -115,11 +115,11 @@ def test_every_mask_and_cache_is_taken_or_refused_by_name(mask: str, narrow: boo
             asked = Asked(op, mask, narrow, bucket)
             call = asked.call()
             body = call.body()
-            for provider, target, refuses in TABLE:
-                answer = provider.claim([call.call_of(body)], Target.named(target), bucket)
+            for backend, target, refuses in TABLE:
+                answer = backend.claim([call.call_of(body)], Target.named(target), bucket)
                 wanted = refuses(asked)
-                assert isinstance(answer, No) == (wanted is not None), (provider.name, target, asked, answer)
-                assert wanted is None or wanted in answer.reason, (provider.name, target, asked, answer)  # type: ignore[union-attr]
+                assert isinstance(answer, No) == (wanted is not None), (backend.name, target, asked, answer)
+                assert wanted is None or wanted in answer.reason, (backend.name, target, asked, answer)  # type: ignore[union-attr]
 
 
 def test_the_table_has_every_kind_of_mask_and_every_op_that_reads_a_cache() -> None:

@@ -1,4 +1,4 @@
-"""The cpu provider: its C++ kernels against the float64 references, how its library is built, a model through it."""
+"""The cpu backend: its C++ kernels against the float64 references, how its library is built, a model through it."""
 
 import contextlib
 import json
@@ -384,11 +384,11 @@ def test_a_model_is_served_by_the_kernels(
     assert len(json.loads((again.output / "timings.json").read_text())["cached"]) == 1, "the library of kernels"
     # In each bucket class, a layer: norm, q/k/v, rope and write, attention, o, norm, gate and up, silu, down; at the
     # end a norm and the head; and the ends of the step.
-    assert report.nodes_per_provider["cpu"] == 2 * (9 * 3 + 2 + 3)
+    assert report.nodes_per_backend["cpu"] == 2 * (9 * 3 + 2 + 3)
 
     loaded = load_artifact(tmp_path / "out.ingot", num_pages=64)
     for bucket in loaded.plan.buckets:
-        by_target = {(one.target, one.provider) for one in bucket.instructions if "kv" in str(one.args)}
+        by_target = {(one.target, one.backend) for one in bucket.instructions if "kv" in str(one.args)}
         assert by_target == {("ingot.qk_norm_rope_append", "cpu"), ("ingot.paged_attention", "cpu")}
     assert [bucket.bucket.name for bucket in loaded.plan.buckets] == ["decode", "extend"]
     assert set(loaded.plan.libraries) == {"cpu"}

@@ -1,4 +1,4 @@
-"""The cpu provider over caches whose values are of another width than keys, or part of them, and of eight bits."""
+"""The cpu backend over caches whose values are of another width than keys, or part of them, and of eight bits."""
 
 import math
 from collections.abc import Callable, Mapping

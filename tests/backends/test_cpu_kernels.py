@@ -1,4 +1,4 @@
-"""The cpu provider's kernels of a dense layer, each against its float64 reference, and row by row against itself."""
+"""The cpu backend's kernels of a dense layer, each against its float64 reference, and row by row against itself."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The cpu provider's ends of a step against the references, on random steps with padding in every place."""
+"""The cpu backend's ends of a step against the references, on random steps with padding in every place."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

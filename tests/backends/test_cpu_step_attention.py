@@ -1,4 +1,4 @@
-"""Attention within a step by the cpu provider, against float64; tokens of no sequence hold NaN."""
+"""Attention within a step by the cpu backend, against float64; tokens of no sequence hold NaN."""
 
 from typing import Any
 

@@ -91,7 +91,7 @@ def test_what_compiling_for_a_gpu_lacks(
     assert answer == No(found) if found else isinstance(answer, Yes)
 
 
-def test_the_order_of_providers_on_a_gpu(toolkit: Path) -> None:
+def test_the_order_of_backends_on_a_gpu(toolkit: Path) -> None:
     """Where others have kernels inductor is behind them, and in front of the reference; by name in front of all."""
     target = Target.named("sm_90")
     _, calls = one_call_of_each(OPS, torch.bfloat16)
@@ -178,7 +178,7 @@ def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(
         assert program.plan is not None
         (bucket,) = program.plan.buckets
         assert "ingot.quant_linear" not in {one.target for one in bucket.instructions}, name
-        assert is_capturable(bucket) and bucket.nodes_per_provider()["inductor"] == 4 * 3, name
+        assert is_capturable(bucket) and bucket.nodes_per_backend()["inductor"] == 4 * 3, name
         regions = [region for region in program.regions.values() if region.backend == "inductor"]
         of_regions = [(dim, size) for region in regions for dim, size in region.body.dims.items()]
         assert all(program.dims[dim] == size for dim, size in of_regions), "one for all bucket classes"
@@ -195,6 +195,6 @@ def test_by_name_inductor_takes_all_that_has_no_state(toolkit: Path) -> None:
     for name, program in lowered("default", "inductor").programs.items():
         assert program.plan is not None
         (bucket,) = program.plan.buckets
-        assert set(bucket.nodes_per_provider()) == {"inductor", "triton"} and is_capturable(bucket), name
-        triton = {one.target for one in bucket.instructions if one.provider == "triton"}
+        assert set(bucket.nodes_per_backend()) == {"inductor", "triton"} and is_capturable(bucket), name
+        triton = {one.target for one in bucket.instructions if one.backend == "triton"}
         assert not triton & {"ingot.linear", "ingot.rms_norm", "ingot.silu_mul", "ingot.cast"}, name

@@ -1,4 +1,4 @@
-"""The reference provider: every op by its name, whole or row by row, in place where it moves a state."""
+"""The reference backend: every op by its name, whole or row by row, in place where it moves a state."""
 
 import operator
 from typing import Any
@@ -27,7 +27,7 @@ def _copied(sample: Sample) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _results(op: Op, rowwise: bool, sample: Sample) -> tuple[torch.Tensor, ...]:
-    """What the provider computes; of an op with states what it returns, then the states that it moved in place."""
+    """What the backend computes; of an op with states what it returns, then the states that it moved in place."""
     args, kwargs = _copied(sample)
     found = (load_rowwise if rowwise else load_op)(f"ingot.{op.name}")(*args, **kwargs)
     returned = () if found is None else found if isinstance(found, tuple) else (found,)

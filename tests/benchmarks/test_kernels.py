@@ -262,7 +262,7 @@ def test_a_kernel_that_is_refused_is_missing(script: Script, monkeypatch: pytest
     builds, target = script("prefill_builds"), Target.named("sm_80")
     monkeypatch.setattr(builds.Target, "detect", lambda device: target)
     monkeypatch.setattr("ingot.backends.flashinfer.emit.find_packages", lambda: Missing("nvcc was not found"))
-    monkeypatch.setattr(builds, "providers", lambda sm: ("fa2",))
+    monkeypatch.setattr(builds, "contenders", lambda sm: ("fa2",))
     for _ in range(2):  # the second one finds what the first one left
         builds.emit(builds.Heads(32, 8, 128), "fa2", tmp_path / "fa2")
     assert builds.load_all(80, tmp_path) == ({}, {"fa2": "nvcc was not found"})

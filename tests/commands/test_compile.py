@@ -40,7 +40,7 @@ def test_compiling_tells_its_progress_and_reports(world: World) -> None:
         "weights",
         "write",
         "regions",
-        "nodes per provider  reference ",
+        "nodes per backend  reference ",
         "artifact",
         "build id",
         "Memory",

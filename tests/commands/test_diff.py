@@ -117,8 +117,8 @@ def test_limits_show_in_manifest_plan_and_program(artifacts: Artifacts, diff: Di
         (":cse@main@NORMAL", ":normal", "no differences"),
         (":cse@FUSED", ":merge-linears", "- %add_rms_norm = ingot.add_rms_norm("),
         (":insert-ending", ":merge-linears", "  + %slice_1 = aten.slice.Tensor(%linear_15, 1, 0, 60)"),
-        (":choose-providers@any", "", "~ stage FUSED -> PLANNED"),
-        (":merge-linears", ":choose-providers", "~ bucket – -> any tokens=[1, 32] q_max=any"),
+        (":choose-backends@any", "", "~ stage FUSED -> PLANNED"),
+        (":merge-linears", ":choose-backends", "~ bucket – -> any tokens=[1, 32] q_max=any"),
     ],
 )
 def test_steps_of_one_artifact(artifacts: Artifacts, diff: Diff, before: str, after: str, expected: str) -> None:

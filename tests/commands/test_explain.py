@@ -38,7 +38,7 @@ def test_tables(ask: Callable[..., str]) -> None:
     assert "\nflops " in text and "\nbytes " in text and "the median of steps of 22, 16, 3, 3, 3 tokens" in text
     misses = text.partition("\npass ")[2].splitlines()
     fused = next(line for line in misses if line.startswith("fuse-qk-norm-rope"))
-    assert "no provider has a kernel" in fused and "%kv_append" in fused
+    assert "no backend has a kernel" in fused and "%kv_append" in fused
     assert next(line for line in misses if line.startswith("make-plan@any")).split()[1:4] == ["1", "–", "nowhere"]
 
 
@@ -48,12 +48,12 @@ def test_filters_and_order(ask: Callable[..., str]) -> None:
     assert products == names(ask("--op", "ingot.linear")) == [one for one in everything if one.startswith("linear")]
     in_layer = names(ask("--op", "linear", "--layer", "1"))
     assert len(in_layer) == 4 and set(in_layer) < set(products)
-    assert names(ask("--provider", "reference")) == everything
+    assert names(ask("--backend", "reference")) == everything
     assert names(ask("--sort", "flops")) != everything and sorted(names(ask("--sort", "flops"))) == sorted(everything)
     assert names(ask("--sort", "bytes", "--op", "linear"))[0] in products[-1:] + products[:4]
     assert "because" not in ask("--layer", "1")
     only_pass = ask("--pass", "fuse-qk-norm-rope")
-    assert "any: " not in only_pass and "merge-linears" not in only_pass and "no provider has a kernel" in only_pass
+    assert "any: " not in only_pass and "merge-linears" not in only_pass and "no backend has a kernel" in only_pass
 
 
 def test_json(ask: Callable[..., str]) -> None:
@@ -73,7 +73,7 @@ def test_json(ask: Callable[..., str]) -> None:
         (["--pass", "fuse"], "no pass 'fuse' ran"),
         (["--pass", "cse", "--op", "linear"], "--pass together"),
         (["--layer", "77"], "no call is like that"),
-        (["--provider", "nobody"], "no call is like that"),
+        (["--backend", "nobody"], "no call is like that"),
         (["--step", "T=0"], "no bucket class has steps of 0 tokens"),
         (["--step", "T=4,tokens=3"], "'tokens=3' is no part of a step"),
         (["--step", "T=4,T=3"], "'T=3' is no part of a step"),

@@ -53,9 +53,9 @@ def test_the_final_program(inspect: Inspect, folder: Path) -> None:
 
 
 def test_a_run_of_a_pass(inspect: Inspect) -> None:
-    both = json.loads(inspect("--pass", "choose-providers", "--json"))
+    both = json.loads(inspect("--pass", "choose-backends", "--json"))
     assert list(both) == ["decode", "extend"]
-    assert inspect("--pass", "choose-providers@extend") == both["extend"]
+    assert inspect("--pass", "choose-backends@extend") == both["extend"]
     assert list(json.loads(inspect("--pass", "cse", "--json"))) == ["NORMAL", "FUSED"]
     assert parse_program(inspect("--pass", "cse@NORMAL")).name == "main"
     assert "the nearest is 'cse'" in inspect("--pass", "csee", fails=True)
@@ -173,11 +173,11 @@ def test_the_choices(inspect: Inspect, folder: Path) -> None:
     assert json.loads(inspect("--choices", "--json")) == stored
     found = json.loads(inspect("--choices", "--op", "linear", "--layer", "0", "--json"))
     by_program = {one["program"]: one for one in found if one["node"].startswith("linear")}
-    assert by_program["decode"]["provider"] == "cpu" and by_program["extend"]["provider"] == "inductor"
+    assert by_program["decode"]["backend"] == "cpu" and by_program["extend"]["backend"] == "inductor"
     for one in found:
         cheapest = min(one["candidates"], key=one["candidates"].__getitem__)
-        assert one["provider"] == cheapest
-        assert (one["region"] is not None) == (one["provider"] == "inductor")
+        assert one["backend"] == cheapest
+        assert (one["region"] is not None) == (one["backend"] == "inductor")
     refused = json.loads(inspect("--choices", "--op", "paged_attention", "--json"))[0]
     assert refused["refusals"] and all(
         {"node": refused["node"], "reason": reason} in stored[refused["program"]]["refusals"]

@@ -31,14 +31,14 @@ def test_inspect_summary(world: World, ingot: Command) -> None:
         "identities",
         "buckets",
         "executables",
-        "nodes_per_provider",
+        "nodes_per_backend",
         "bytes",
         "caches",
         "passes",
     ]
     assert answer["tokenizer"] is True and answer["hub"] is None
     assert answer["bytes"]["total"] == sum(file.stat().st_size for file in world.artifact.rglob("*") if file.is_file())
-    assert sum(answer["nodes_per_provider"].values()) == sum(one["instructions"] for one in answer["buckets"])
+    assert sum(answer["nodes_per_backend"].values()) == sum(one["instructions"] for one in answer["buckets"])
     assert all(one["seconds"] is not None for one in answer["passes"])
 
 
@@ -61,7 +61,7 @@ def test_inspect_stages_and_passes(world: World, ingot: Command) -> None:
 
 def test_inspect_plan_and_weights(world: World, ingot: Command) -> None:
     plan = ingot("inspect", world.artifact, "--plan").out.splitlines()
-    assert plan[0].split() == ["bucket", "#", "target", "provider", "arguments", "results", "frees"]
+    assert plan[0].split() == ["bucket", "#", "target", "backend", "arguments", "results", "frees"]
     assert plan[1].split()[:4] == ["any", "0", "ingot.feed", "reference"]
     assert any("kv.0!" in line for line in plan)
     stored = json.loads((world.artifact / "plan.json").read_text())

@@ -28,9 +28,9 @@ def test_target(ingot: Command) -> None:
     assert answer["runs_here"] and not answer["unavailable"]
     ops = {one["op"].removeprefix("ingot."): one for one in answer["ops"]}
     assert ops.keys() == OPS.keys()
-    assert ops["linear"]["providers"] == {"1": "cpu", "512": "inductor"} and ops["linear"]["deterministic"] == "cpu"
-    assert set(ops["sample"]["providers"].values()) == {"cpu"}
-    assert set(ops["select_rows"]["providers"].values()) == {"reference"}
+    assert ops["linear"]["backends"] == {"1": "cpu", "512": "inductor"} and ops["linear"]["deterministic"] == "cpu"
+    assert set(ops["sample"]["backends"].values()) == {"cpu"}
+    assert set(ops["select_rows"]["backends"].values()) == {"reference"}
     assert any("outside regions (T=512)" in reason for reason in ops["sample"]["refusals"])
     text = ingot("target", "--target", "cpu").out
     assert "ingot.paged_attention" in text and "outside regions" in text

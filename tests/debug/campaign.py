@@ -23,7 +23,7 @@ from planted.trial import LIMIT, in_new_process
 
 
 def summary(results: Sequence[Mapping[str, Any]]) -> str:
-    """A table: by what is to blame, how many were tried, named to pass or provider, rewrite and node."""
+    """A table: by what is to blame, how many were tried, named to pass or backend, rewrite and node."""
     faults = [one for one in results if "truth" in one]
     lines = [f"{'blamed':<30}{'tried':>6}{'blamed':>8}{'rewrite':>9}{'node':>6}{'exact':>7}{'seconds':>9}{'cpu':>7}"]
     groups: dict[str, list[Mapping[str, Any]]] = {}

@@ -1,4 +1,4 @@
-"""Attention in two parts that are merged by their log-sum-exp: providers that lose it, and others, are named.
+"""Attention in two parts that are merged by their log-sum-exp: backends that lose it, and others, are named.
 
 The pass that caches keys and values is made to read the page of each token apart from the pages before it.
 """
@@ -116,7 +116,7 @@ def _other_mask(mask: str) -> Callable[[Kernel], Kernel]:
     return lambda kernel: lambda *args, **kwargs: kernel(*args, **{**kwargs, "mask": mask})
 
 
-# The op, what its provider does, and the result that is wrong first.
+# The op, what its backend does, and the result that is wrong first.
 FAULTS: dict[str, tuple[str, Callable[[Kernel], Kernel], str]] = {
     "a log-sum-exp of 0": ("partial_attention", _zero_sums, "item_"),
     "a merge without log-sum-exp": ("merge_attention", _without_sums, "item_"),
@@ -131,12 +131,12 @@ def test_parts_are_healthy(parts: Path) -> None:
 
 
 @pytest.mark.parametrize("name", drawn(1, list(FAULTS)))
-def test_a_provider_of_a_part_is_named(name: str, parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_of_a_part_is_named(name: str, parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     op, wrap, tensor = FAULTS[name]
     faulty = replace(OPS[op], reference=wrap(OPS[op].reference))
     monkeypatch.setattr(reference_load, "OPS", {**OPS, op: faulty})
     verdict = bisect(parts)
-    assert (verdict.kind, verdict.blamed, verdict.op) == (Kind.PROVIDER, "reference", f"ingot.{op}"), verdict
+    assert (verdict.kind, verdict.blamed, verdict.op) == (Kind.BACKEND, "reference", f"ingot.{op}"), verdict
     assert verdict.tensor.startswith(tensor) and verdict.layer == (1 if op == "paged_attention" else 0)
 
 

@@ -183,7 +183,7 @@ def test_a_fault_of_a_window_is_named(fault: Fault, windows: Path, again: None) 
 
 
 @pytest.mark.parametrize("mask", drawn(1, ["window_32", "window_34", "causal"]))
-def test_a_provider_with_another_window_is_named(mask: str, windows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_with_another_window_is_named(mask: str, windows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The programs say the window of 33 tokens; the kernel sees one position more or fewer, or all of them."""
     attend = ops.paged_attention.reference
 
@@ -193,7 +193,7 @@ def test_a_provider_with_another_window_is_named(mask: str, windows: Path, monke
     faulty = dataclasses.replace(ops.paged_attention, reference=other)
     monkeypatch.setattr(reference_load, "OPS", {**ops.OPS, "paged_attention": faulty})
     verdict = bisect(windows)
-    assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.PROVIDER, "reference", "paged_attention_1"), verdict
+    assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.BACKEND, "reference", "paged_attention_1"), verdict
     assert verdict.layer == 1 and "no other does wrong" in verdict.found
 
 

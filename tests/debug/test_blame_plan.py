@@ -61,8 +61,8 @@ def never_freed(instructions: Instructions) -> None:
     next(one for one in instructions if "embedding" in one["frees"])["frees"].remove("embedding")
 
 
-def other_provider(instructions: Instructions) -> None:
-    of(instructions, "ingot.linear", 2)["provider"] = "rowwise"
+def other_backend(instructions: Instructions) -> None:
+    of(instructions, "ingot.linear", 2)["backend"] = "rowwise"
 
 
 def other_slice(instructions: Instructions) -> None:
@@ -81,7 +81,7 @@ FAULTS: dict[str, tuple[Callable[[Instructions], None], str, str]] = {
     "another state": (other_state, "ingot.kv_append", "its argument 0 is 'kv.0', expected kv.1"),
     "freed early": (freed_early, "ingot.rms_norm", "it frees 'embedding', and instruction"),
     "never freed": (never_freed, "", "it does not free 'embedding'"),
-    "another provider": (other_provider, "ingot.linear", "its provider is rowwise, expected reference"),
+    "another backend": (other_backend, "ingot.linear", "its backend is rowwise, expected reference"),
     "another slice": (other_slice, "aten.slice.Tensor", "its argument 2 is 1, expected 0"),
     "left out": (left_out, "ingot.count_tokens", "expected ingot.count_tokens"),
 }

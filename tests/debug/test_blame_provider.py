@@ -169,7 +169,7 @@ def test_a_faulty_kernel_is_named(name: str, kernels: Compiled, blame: Blame, mo
     plant(monkeypatch, op, fault)
     verdict = blame(kernels(SMALL), SMALL)
     assert verdict is not None
-    assert (verdict.kind, verdict.blamed, verdict.op) == (Kind.PROVIDER, "cpu", f"ingot.{op}"), verdict
+    assert (verdict.kind, verdict.blamed, verdict.op) == (Kind.BACKEND, "cpu", f"ingot.{op}"), verdict
     assert words in verdict.found and verdict.runs > 0, verdict
 
 
@@ -186,7 +186,7 @@ def test_an_instruction_whose_reference_fails_is_named(
     meant = one_call.meaning
     monkeypatch.setattr(one_call, "meaning", fails)
     verdict = blame(kernels(SMALL), SMALL)
-    assert verdict is not None and (verdict.kind, verdict.op) == (Kind.PROVIDER, "ingot.silu_mul"), verdict
+    assert verdict is not None and (verdict.kind, verdict.op) == (Kind.BACKEND, "ingot.silu_mul"), verdict
     assert "no such inputs" in verdict.found
 
 
@@ -216,7 +216,7 @@ def test_a_reused_buffer_is_named(kernels: Compiled, blame: Blame, monkeypatch: 
 
     plant(monkeypatch, "add_rms_norm", reusing)
     verdict = blame(kernels("qwen3-scaled"), "qwen3-scaled")
-    assert verdict is not None and (verdict.kind, verdict.op) == (Kind.PROVIDER, "ingot.add_rms_norm"), verdict
+    assert verdict is not None and (verdict.kind, verdict.op) == (Kind.BACKEND, "ingot.add_rms_norm"), verdict
     assert f"writes into '{verdict.tensor}'" in verdict.found
 
 

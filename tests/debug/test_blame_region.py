@@ -209,5 +209,5 @@ def test_a_region_that_is_emitted_wrongly(
     folder = artifact("mistral-cut", max_batch=4, max_tokens=256, weight_budget=1.0)
     monkeypatch.setattr("ingot.debug.bisect.execution.blame_execution.exe_key", lambda *_: "unknown")
     verdict = blame(folder, "mistral-cut", reproducer=tmp_path / "fault")
-    assert verdict is not None and (verdict.kind, verdict.blamed) == (Kind.PROVIDER, "inductor"), verdict
+    assert verdict is not None and (verdict.kind, verdict.blamed) == (Kind.BACKEND, "inductor"), verdict
     assert verdict.op == "ingot.silu_mul" and verdict.layer == 0 and verdict.reproducer is not None

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("planted faults")
 _SAMPLE = ("merge-linears", "recipe")
 _MORE = ("insert-paged-kv", "fuse-add-rms-norm", "cpu", "weights")
 _FAULTS, _HEALTHY, _CHUNK = 200, 50, 10
-# Of 200 faults this many are named to pass or provider, rewrite and node.
+# Of 200 faults this many are named to pass or backend, rewrite and node.
 _EXACT = 0.95
 
 

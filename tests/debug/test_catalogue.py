@@ -91,7 +91,7 @@ def test_a_truth_fits_where_the_fault_shows_first_and_nowhere_else() -> None:
         "pass": replace(same, pass_name="cse"),
         "recipe": replace(same, weights=frozenset({"w"})),
         "plan": replace(same, plan=True),
-        "provider": same,
+        "backend": same,
     }
     for kind in places:
         truth = Truth(kind, "cse" if kind == "pass" else "", "", ("w",))

@@ -56,7 +56,7 @@ def test_every_instruction_has_its_cost(plain: Path, checkpoint: Callable[[str],
     assert (bucket.step.tokens, bucket.step.sequences, bucket.step.context) == (2, 2, 40)
     main = json.loads((plain / "plan.json").read_text())["positions"]["all"]["plans"]["main"]
     plan = main["buckets"][0]["instructions"]
-    assert [(call.op, call.provider) for call in bucket.calls] == [(one["target"], one["provider"]) for one in plan]
+    assert [(call.op, call.backend) for call in bucket.calls] == [(one["target"], one["backend"]) for one in plan]
 
     products = calls(bucket, "ingot.linear")
     rows = [(heads + 2 * kv_heads) * width, heads * width, 2 * config["intermediate_size"], config["intermediate_size"]]
@@ -78,7 +78,7 @@ def test_every_instruction_has_its_cost(plain: Path, checkpoint: Callable[[str],
 def test_claims_and_times(plain: Path) -> None:
     bucket = only(explain(plain))
     for call in bucket.calls:
-        assert call.claims == {"reference": 1e6, "rowwise": 1e9} and call.provider == "reference"
+        assert call.claims == {"reference": 1e6, "rowwise": 1e9} and call.backend == "reference"
         assert call.seconds is not None and 0 < call.seconds < 10
     assert bucket.step.timed == (22, 16, 3, 3, 3)
     assert bucket.seconds() == pytest.approx(sum(call.seconds or 0 for call in bucket.calls))
@@ -100,14 +100,14 @@ def test_regions(artifact: Artifacts) -> None:
     refused = "for few tokens calling a region costs more than what it computes"
     assert all(call.claims["inductor"] == refused and not call.region for call in decode.calls)
     regions = [call for call in extend.calls if call.op.startswith("region.")]
-    assert regions and {call.provider for call in regions} == {"inductor"}
+    assert regions and {call.backend for call in regions} == {"inductor"}
     for region in regions:
         inside = [call for call in extend.calls if call.region == region.name]
         assert region.flops == sum(call.flops for call in inside) > 0
         # What stays inside moves nothing.
         assert 0 < region.bytes < sum(call.bytes for call in inside) and region.seconds is not None
         for call in inside:
-            assert call.claims["inductor"] == 1.0 and call.seconds is None and call.provider == "inductor"
+            assert call.claims["inductor"] == 1.0 and call.seconds is None and call.backend == "inductor"
             assert {"inductor", "cpu", "reference", "rowwise"} == call.claims.keys()
     outside = [call for call in extend.calls if not call.region]
     assert extend.total().bytes == sum(call.bytes for call in outside)

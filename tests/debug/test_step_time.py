@@ -68,7 +68,7 @@ def no_gpu() -> Gpu:
 
 
 def work(*kernels: str | Launched, moved: int = 0, flops: int = 0, kind: str = "rest", **more: object) -> Work:
-    facts = {"name": "n", "what": "a call", "dtype": "bf16", "provider": "triton", "compiled": True}
+    facts = {"name": "n", "what": "a call", "dtype": "bf16", "backend": "triton", "compiled": True}
     facts |= more
     cost = Cost(flops, moved)
     launches = tuple(Launched(one) if isinstance(one, str) else one for one in kernels)
@@ -111,7 +111,7 @@ def test_a_call_takes_its_launches_and_what_they_carry(one: Work, microseconds: 
     assert device_seconds(one, DEVICE) == pytest.approx(microseconds * US)
 
 
-def test_every_kernel_of_the_triton_provider_has_constants() -> None:
+def test_every_kernel_of_the_triton_backend_has_constants() -> None:
     launched = set()
     for path in Path(ingot.backends.triton.lower.__path__[0]).glob("*.py"):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))

@@ -172,22 +172,22 @@ def test_a_weight_that_no_request_reads(plain: Path) -> None:
 
 
 @reference
-def test_a_changed_provider_that_computes_the_same_bits(plain: Path) -> None:
+def test_a_changed_backend_that_computes_the_same_bits(plain: Path) -> None:
     number = 0
 
     def edit(plan: Any) -> None:
         nonlocal number
         instructions = plan["positions"]["all"]["plans"]["main"]["buckets"][0]["instructions"]
         number = next(i for i, one in enumerate(instructions) if one["target"] == "ingot.embedding")
-        instructions[number]["provider"] = "rowwise"
+        instructions[number]["backend"] = "rowwise"
 
     edit_json(plain, "plan.json", edit)
     found = mismatch(plain)
-    provider = f"main, any, instruction {number} (ingot.embedding): computed by rowwise, before by reference"
-    assert found.changed == ("plan.json: changed", provider) and found.wrong == 0
+    backend = f"main, any, instruction {number} (ingot.embedding): computed by rowwise, before by reference"
+    assert found.changed == ("plan.json: changed", backend) and found.wrong == 0
     assert "all 47 positions are as recorded" in str(found.error())
     accept_files(plain)
-    assert mismatch(plain).changed == (provider,)
+    assert mismatch(plain).changed == (backend,)
 
 
 @inductor
@@ -211,22 +211,22 @@ def test_a_changed_kernel_library(compiled: Path, monkeypatch: pytest.MonkeyPatc
 @reference
 def test_a_changed_plan_that_cannot_be_run(plain: Path) -> None:
     def edit(plan: Any) -> None:
-        plan["positions"]["all"]["plans"]["main"]["buckets"][0]["instructions"][2]["provider"] = "nobody"
+        plan["positions"]["all"]["plans"]["main"]["buckets"][0]["instructions"][2]["backend"] = "nobody"
 
     edit_json(plain, "plan.json", edit)
     found = mismatch(plain)
     assert found.changed == ("plan.json: changed",)
-    assert "it broke off: the plan cannot be run: the provider is 'nobody'" in str(found.error())
+    assert "it broke off: the plan cannot be run: the backend is 'nobody'" in str(found.error())
 
 
 @inductor
-def test_a_region_moved_to_another_provider(compiled: Path) -> None:
+def test_a_region_moved_to_another_backend(compiled: Path) -> None:
     def edit(plan: Any) -> None:
         one = plan["positions"]["all"]["plans"]["main"]
         decode = next(bucket for bucket in one["buckets"] if bucket["bucket"]["name"] == "decode")
         for instruction in decode["instructions"]:
-            if instruction["provider"] == "cpu" and instruction["target"] == "ingot.linear":
-                instruction["provider"] = "reference"
+            if instruction["backend"] == "cpu" and instruction["target"] == "ingot.linear":
+                instruction["backend"] = "reference"
                 return
 
     edit_json(compiled, "plan.json", edit)

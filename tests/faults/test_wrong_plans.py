@@ -51,7 +51,7 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
     "an unknown op": (lambda p: first(p, "ingot.embedding").update(target="ingot.embed"), "the op is unknown"),
     "an op of python": (lambda p: first(p, "ingot.embedding").update(target="os.system"), "the op is unknown"),
     "an op of aten": (lambda p: first(p, "ingot.rms_norm").update(target="aten.exp.default"), "the op is unknown"),
-    "an unknown provider": (lambda p: first(p, "ingot.linear").update(provider="cudnn"), "the provider is 'cudnn'"),
+    "an unknown backend": (lambda p: first(p, "ingot.linear").update(backend="cudnn"), "the backend is 'cudnn'"),
     "an unknown executable": (lambda p: first(p, "ingot.linear").update(target="exe.0"), "the executable is unknown"),
     "an unknown value": (lambda p: first(p, "ingot.linear")["args"][0].update(ref="nothing"), "'nothing' is read"),
     "a value used too early": (swap, "is read"),
@@ -194,7 +194,7 @@ def take(plan: Any, other: str) -> None:
 
 
 WRONG_EXECUTABLES: dict[str, tuple[Edit, str]] = {
-    "an unknown backend": (lambda p: exe(p).update(backend="tensorrt"), "provider is 'inductor'|backend 'tensorrt'"),
+    "an unknown backend": (lambda p: exe(p).update(backend="tensorrt"), "backend is 'inductor'|backend 'tensorrt'"),
     "an id of its own": (lambda p: exe(p).update(id="0" * 64), "an executable's id"),
     "no files": (lambda p: exe(p).update(files=[]), "has no files"),
     "a file that is not there": (lambda p: exe(p).update(files=["kernel.so"]), "has no file '.*kernel.so'"),
@@ -206,7 +206,7 @@ WRONG_EXECUTABLES: dict[str, tuple[Edit, str]] = {
     "an option": (lambda p: first(p, "exe.").update(kwargs={"fast": True}), "it is called with"),
     "a result too few": (lambda p: first(p, "exe.")["results"].pop(), "it yields"),
     "an unknown one": (lambda p: first(p, "exe.").update(target="exe."), "the executable is unknown"),
-    "another provider": (lambda p: first(p, "exe.").update(provider="reference"), "the provider is 'reference'"),
+    "another backend": (lambda p: first(p, "exe.").update(backend="reference"), "the backend is 'reference'"),
 }
 
 

@@ -95,7 +95,7 @@ def check(model: Expected, found: torch.Tensor) -> None:
 def test_top_tokens_and_logits_are_those_of_float32(model: Expected, tmp_path: Path) -> None:
     artifact = tmp_path / "a.ingot"
     report = compile_model(model.checkpoint, artifact, target="cuda", dtype="bfloat16", **LIMITS)
-    assert report.nodes_per_provider["triton"] > 0
+    assert report.nodes_per_backend["triton"] > 0
     for chunk in CHUNKS:
         print(f"{chunk or 'all'} tokens of a sequence a step")
         check(model, torch.cat(teacher_forced_artifact(str(artifact), model.sequences, chunk)))

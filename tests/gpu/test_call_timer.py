@@ -1,4 +1,4 @@
-"""Providers timed on the GPU: a compile chooses by times, what it chose runs, and a second compile times nothing."""
+"""Backends timed on the GPU: a compile chooses by times, what it chose runs, and a second compile times nothing."""
 
 import json
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def test_a_compile_times_once_and_its_log_reproduces_it(
 
 
 def test_the_time_of_a_product_is_that_of_reading_its_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8192 rows of 8192 numbers, 128 MiB, for 8 tokens: no provider beats the memory, and none takes five times as
+    """Of 8192 rows of 8192 numbers, 128 MiB, for 8 tokens: no backend beats the memory, and none takes five times as
     long as it."""
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
     target = Target.detect("cuda")
@@ -63,11 +63,11 @@ def test_the_time_of_a_product_is_that_of_reading_its_weight(tmp_path: Path, mon
     body = call_body(program, build.call(program, OPS["linear"].overload, (x, weight), {}), "call")
     with Emitter({"triton": backend_named("triton", "cuda")}, target, 1) as emitter:
         built = emitter.emit([Region("call", body, "triton")])["call"]
-        own = Candidate(provider="triton", executable=built, folder=str(emitter.folders[built.id]))
-        here = time_call(body, [own, Candidate(provider="cublas")], target)
-        there = emitter.time(body, [own, Candidate(provider="cublas")])
+        own = Candidate(backend="triton", executable=built, folder=str(emitter.folders[built.id]))
+        here = time_call(body, [own, Candidate(backend="cublas")], target)
+        there = emitter.time(body, [own, Candidate(backend="cublas")])
     assert target.bandwidth is not None
     least = 8192 * 8192 * 2 / target.bandwidth * 1e6
-    for provider in ("triton", "cublas"):
-        assert least < here[provider][0].microseconds < 5 * least
-        assert there[provider][0]["microseconds"] == pytest.approx(here[provider][0].microseconds, rel=0.2)
+    for backend in ("triton", "cublas"):
+        assert least < here[backend][0].microseconds < 5 * least
+        assert there[backend][0]["microseconds"] == pytest.approx(here[backend][0].microseconds, rel=0.2)

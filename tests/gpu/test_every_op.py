@@ -1,4 +1,4 @@
-"""Every op that the triton provider claims, as it is served: compiled to machine code, loaded, launched by the driver.
+"""Every op that the triton backend claims, as it is served: compiled to machine code, loaded, launched by the driver.
 
 Whatever a kernel does not write is NaN, and a call may begin before the one in front of it has ended.
 """

@@ -28,7 +28,7 @@ def test_tokens_and_logits_are_those_of_the_references(
     plain, compiled = tmp_path / "plain.ingot", tmp_path / "compiled.ingot"
     compile_model(checkpoint(name), plain, target="cpu", backend="reference", dtype="float32", **LIMITS)
     report = compile_model(checkpoint(name), compiled, target="cuda", dtype="float32", **LIMITS)
-    assert report.nodes_per_provider["triton"] > 0
+    assert report.nodes_per_backend["triton"] > 0
     prompts = CHECKPOINTS[name].prompts()
     jobs = [Job(str(path), prompts, [prompts[-1], prompts[3]], NEW_TOKENS, chunked=False) for path in (plain, compiled)]
     expected, found = (serve(job) for job in jobs)

@@ -73,13 +73,13 @@ KERNELS = ("fa2", "fa3")
 
 def emit(kernel: str, number: int, folder: Path) -> Executable:
     """Claim and build as the driver does."""
-    provider, body = FlashInfer(kernel), KINDS[number].call(0).body()
+    backend, body = FlashInfer(kernel), KINDS[number].call(0).body()
     assert body.bucket is not None
-    claim = provider.claim([next(iter(body.calls()))], TARGET, body.bucket)
+    claim = backend.claim([next(iter(body.calls()))], TARGET, body.bucket)
     assert not isinstance(claim, No), claim.reason
     own = folder / f"{kernel}-{number}"
     own.mkdir()
-    return provider.emit(body, own.name, TARGET, own)
+    return backend.emit(body, own.name, TARGET, own)
 
 
 Build = Callable[[str, int], Callable[..., list[torch.Tensor]]]
@@ -165,19 +165,19 @@ def test_a_model_is_served_by_it(tmp_path: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         compile_model(checkpoint, tmp_path / dtype, target="cpu", backend="reference", dtype=dtype, jobs=1, **limits)
         expected.append(torch.cat(teacher_forced_artifact(str(tmp_path / dtype), prompts, None)))
-    # A log without times has the claims decide: in a model this small another provider may be faster.
+    # A log without times has the claims decide: in a model this small another backend may be faster.
     untimed = TuningLog(target=TARGET.name, cores=TARGET.cores, choices=()).model_dump(mode="json")
     report = compile_model(
         checkpoint, tmp_path / "served", target="cuda", dtype="bfloat16", tuning_log=untimed, **limits
     )
     (plan,) = report.plans.plans.values()
-    providers = {
-        (bucket.bucket.name, one.provider)
+    backends = {
+        (bucket.bucket.name, one.backend)
         for bucket in plan.buckets
         for one in bucket.instructions
         if one.target in ("ingot.paged_attention", "ingot.append_attention")
     }
-    assert ("extend", "flashinfer") in providers and ("decode-1", "triton") in providers, providers
+    assert ("extend", "flashinfer") in backends and ("decode-1", "triton") in backends, backends
     for chunk in (None, 100, 40):  # the second step of 100 feeds 100, 2 and 51
         logits = torch.cat(teacher_forced_artifact(str(tmp_path / "served"), prompts, chunk))
         problem = disagreement(logits, *expected, torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Scratch pages beside the providers and graphs that an artifact has by default: the bits of a pool that is ample.
+"""Scratch pages beside the backends and graphs that an artifact has by default: the bits of a pool that is ample.
 
 `tests/stress/test_scratch_pages.py` compares deterministic artifacts with caches that keep everything.
 """

@@ -208,15 +208,15 @@ IN_ALL = "in layers 0–2:\n  "
         ),
         ([("@inductor", "@tensorrt")], 1, f"{IN_ALL}~ region r0: backend inductor -> tensorrt"),
         # What each layer has is folded when it is printed.
-        ([("@reference", "@cpu")], 3, f"{IN_ALL}~ %soft_cap = ingot.soft_cap(...): provider reference -> cpu"),
+        ([("@reference", "@cpu")], 3, f"{IN_ALL}~ %soft_cap = ingot.soft_cap(...): backend reference -> cpu"),
         ([("cap=5.0", "cap=6.0")], 3, f"{IN_ALL}~ %soft_cap = ingot.soft_cap(...): cap 5.0 -> 6.0"),
         (
             [("(%region_r0_1, cap=5.0)", "(%region_r0_1, cap=6.0)")],
             1,
             "~ %soft_cap_1 = ingot.soft_cap(...) layer 1: cap 5.0 -> 6.0",
         ),
-        ([("@inductor  # layer 1", "@cpu  # layer 1")], 1, "~ region r0 layer 1: provider inductor -> cpu"),
-        # A call outside of its region: the region is another one, and the call has a provider of its own.
+        ([("@inductor  # layer 1", "@cpu  # layer 1")], 1, "~ region r0 layer 1: backend of the call inductor -> cpu"),
+        # A call outside of its region: the region is another one, and the call has a backend of its own.
         (
             [
                 ("  %linear =", "  %unused ="),

@@ -11,14 +11,14 @@ from respelled import respelled
 from run_seed import again, run_seed
 from semantic_edits import (
     EDITS,
-    another_backend,
+    another_call_backend,
     another_cast,
     another_input_type,
     another_op,
     another_param_type,
     another_placement,
-    another_provider,
     another_recipe,
+    another_region_backend,
     another_scale,
     another_value,
     dropped_bias,
@@ -137,13 +137,13 @@ def test_an_edit_always_shows(sources: int, numbers: range) -> None:
 
 # What is one difference wherever it is made: nothing that follows from it is listed beside it.
 ONE_LINE = (
-    another_backend,
+    another_call_backend,
     another_cast,
     another_input_type,
     another_op,
     another_param_type,
     another_placement,
-    another_provider,
+    another_region_backend,
     another_recipe,
     another_scale,
     another_value,

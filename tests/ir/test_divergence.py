@@ -100,7 +100,7 @@ CASES_OF_FAULTS: Mapping[str, tuple[str, Callable[[Program], None], str, str, in
     "in one pass": ("merge-linears", _swap, "insert-ending", "silu_mul_1", 1),
     "since the beginning": ("merge-linears", _swap, "trace", "silu_mul_1", 1),
     "in a fused op": ("fuse-add-rms-norm", _eps, "merge-linears", "linear_25", 1),
-    "in a call that stayed": ("make-plan", _scale, "choose-providers", "paged_attention_1", 1),
+    "in a call that stayed": ("make-plan", _scale, "choose-backends", "paged_attention_1", 1),
 }
 
 
@@ -127,7 +127,7 @@ def test_in_the_body_of_a_region_that_several_layers_run(world: World) -> None:
     (gated,) = body.calls(ops.silu_mul.overload)
     gated.args = (gated.args[1], gated.args[0])
     program.regions["r1"] = replace(region, body=body)
-    found = first_divergence(world.recorded("choose-providers"), world.record(program))
+    found = first_divergence(world.recorded("choose-backends"), world.record(program))
     assert found is not None and found.node == f"{call.name}/{gated.name}" and found.op == "ingot.silu_mul"
     assert found.layer == 0
 

@@ -28,7 +28,7 @@ WINDOWS = [layer for layer in range(34) if layer % 6 != 5]  # Gemma 3 4B: 29 of 
 
 
 def call(*names: str, updates: tuple[str, ...] = ()) -> Instruction:
-    return Instruction(target="ingot.op", provider="", args=tuple(Ref(ref=name) for name in names), updates=updates)
+    return Instruction(target="ingot.op", backend="", args=tuple(Ref(ref=name) for name in names), updates=updates)
 
 
 def layer(name: str) -> list[Instruction]:

@@ -93,7 +93,7 @@ def test_corners_are_read_as_values(golden: Callable[[str], str]) -> None:
 
 
 def tiny() -> Program:
-    """A program built by the API, with every kind of placeholder, a region, a provider and an origin."""
+    """A program built by the API, with every kind of placeholder, a region, a backend and an origin."""
     program = Program("p", Stage.LOWERED, {"T": Dim("T", 1, 8)}, bucket=BucketClass(name="b", tokens=(1, 8), q_max=1))
     x = program.add_input("x", TensorType(torch.float32, ("T", 4)))
     spec = ParamSpec(TensorType(torch.float32, (4,)), source("w"), (), Split("tp", 0, (2, 2)))
@@ -108,7 +108,7 @@ def tiny() -> Program:
     both = call(program, RegionCall("r"), (x, weight), origin="region")
     item = call(program, operator.getitem, (both, 0))
     cast = call(program, OPS["cast"].overload, (item,), {"dtype": torch.bfloat16}, origin="end, file.py:3")
-    both.meta["provider"] = cast.meta["provider"] = "reference"
+    both.meta["backend"] = cast.meta["backend"] = "reference"
     program.set_outputs({"y": cast, "s": program.find("s")})
     return program
 

@@ -224,11 +224,11 @@ BROKEN = {
     ),
     "a tuple as an output": ("FUSED", FUSED.replace("z=%z", "y=%y, z=%z"), "output 'y' is a tuple", "its items"),
     "no outputs": ("NORMAL", X + "return\n", "outputs must be named, each once", ""),
-    "no provider": ("LOWERED", X + Y + "return y=%y\n", "no provider was chosen", ""),
-    "no provider of a region": (
+    "no backend": ("LOWERED", X + Y + "return y=%y\n", "no backend was chosen", ""),
+    "no backend of a region": (
         "LOWERED",
         HEALTHY["LOWERED"].replace(" @b\nreturn", "\nreturn"),
-        "no provider was chosen",
+        "no backend was chosen",
         "",
     ),
     "no plan": ("PLANNED", HEALTHY["PLANNED"], "the program has no plan", ""),
@@ -468,7 +468,7 @@ def test_state_as_an_argument_of_a_region() -> None:
     broken = program("LOWERED", KV + REGION + "return k=%k, kv=%kv\n")
     with broken.graph.inserting_before(broken.graph.output_node()):
         node = broken.graph.call_function(RegionCall("r"), (broken.find("kv"),))
-    node.meta.update(type=StateType("kv"), provider="b")
+    node.meta.update(type=StateType("kv"), backend="b")
     broken.set_outputs({"kv": node})
     assert refusal(broken).what == "region r is called with (state<kv>)"
 

@@ -93,7 +93,7 @@ def test_a_gpu_gets_kernels_for_such_caches(scaled: Path, tmp_path: Path, monkey
     path = tmp_path / "a.ingot"
     compile_model(scaled, path, target="sm_90", dtype="bfloat16", kv_cache_dtype="fp8", **limits)
     chosen = [one for one in choices_of(open_artifact(path), Filter()) if "attention" in one.op or "append" in one.op]
-    assert {one.provider for one in chosen} == {"triton"} and len({one.program for one in chosen}) > 3
+    assert {one.backend for one in chosen} == {"triton"} and len({one.program for one in chosen}) > 3
     assert {one.op.removeprefix("ingot.") for one in chosen} == {
         "append_attention",
         "qk_norm_rope_append",

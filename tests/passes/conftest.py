@@ -31,7 +31,7 @@ def apply() -> Apply:
 
     def run(one: Pass, text: str, **changes: object) -> tuple[Program, PassRecord]:
         program = parse_program(text)
-        # A program with providers is on its way to LOWERED, and one on a mesh to SHARDED, whatever it has reached.
+        # A program with backends is on its way to LOWERED, and one on a mesh to SHARDED, whatever it has reached.
         on_the_way = Stage.LOWERED if " @" in text else Stage.SHARDED if program.mesh else None
         verify(program, under=None if on_the_way is None else max(on_the_way, program.stage))
         changes = {"bucket": program.bucket, **changes} if program.bucket else changes

@@ -33,7 +33,7 @@ def test_every_class_has_the_same_calls_and_none_by_rows(name: str) -> None:
     for program in found.programs.values():
         assert program.bucket is not None and program.bucket.batch_invariant
         calls = [node for node in program.calls() if node.target not in VIEWS]
-        assert {node.meta["provider"] for node in calls} <= {"triton"}
+        assert {node.meta["backend"] for node in calls} <= {"triton"}
         # Rows may be selected early: a copy, which adds nothing up.
         computing = [node for node in calls if not is_call(node, ops.select_rows.overload)]
         orders.append([_ops(program, node) for node in computing])
@@ -50,7 +50,7 @@ def test_every_class_has_the_same_calls_and_none_by_rows(name: str) -> None:
 @pytest.mark.parametrize("family", drawn(5, FIRST))
 def test_no_family_needs_a_reference(family: str) -> None:
     for program in lowered(FIRST[family]).programs.values():
-        assert {node.meta["provider"] for node in program.calls() if node.target not in VIEWS} == {"triton"}
+        assert {node.meta["backend"] for node in program.calls() if node.target not in VIEWS} == {"triton"}
 
 
 def _ops(program: Program, node: fx.Node) -> list[str]:

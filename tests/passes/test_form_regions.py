@@ -98,7 +98,7 @@ def test_regions_are_equal_when_their_code_is(apply: Apply) -> None:
     program, record = apply(FormRegions(), text)
     assert _calls(program) == ["r0", "r0", "r1", "r2"] and record.matches == 4
     first = next(node for node in program.calls() if isinstance(node.target, RegionCall))
-    assert first.meta["origin"] == "layer 0" and first.meta["provider"] == "inductor"
+    assert first.meta["origin"] == "layer 0" and first.meta["backend"] == "inductor"
 
 
 def test_equal_code_of_another_size_is_another_region(apply: Apply) -> None:
@@ -132,7 +132,7 @@ def test_groups_of_views_stay_outside(apply: Apply) -> None:
             "aten.slice.Tensor",
         }
     )
-    assert {node.meta["provider"] for node in program.calls()} == {"reference"}
+    assert {node.meta["backend"] for node in program.calls()} == {"reference"}
 
 
 def test_a_strided_view_is_a_result(apply: Apply) -> None:
@@ -173,7 +173,7 @@ def test_regions_of_a_program_are_kept(apply: Apply) -> None:
     assert again.matches == 0 and again.ir_after == record.ir_after
     with once.graph.inserting_before(once.graph.output_node()):
         more = build.call(once, torch.ops.aten.mul.Tensor, (once.output_nodes()["y"], 2))
-    more.meta["provider"] = "inductor"
+    more.meta["backend"] = "inductor"
     once.set_outputs({"y": more})
     more_record = apply(FormRegions(), print_program(once))
     assert _calls(more_record[0]) == ["r0", "r0"] and list(more_record[0].regions) == ["r0"]
@@ -191,25 +191,25 @@ def _random_program(seed: int) -> tuple[Program, dict[str, torch.Tensor]]:
     for _ in range(40):
         x, y = draw.choice(values), draw.choice(values[-6:])
         kind = draw.randrange(6)
-        provider = "inductor"
+        backend = "inductor"
         if kind == 0:
             node = build.call(program, ops.select_rows.overload, (x, rows))
-            provider = "reference"
+            backend = "reference"
         elif kind == 1:
             both = build.call(program, ops.add_rms_norm.overload, (x, y, weight), {"eps": 1e-5})
-            both.meta["provider"] = draw.choice(("inductor", "reference"))
+            both.meta["backend"] = draw.choice(("inductor", "reference"))
             values += [build.call(program, getitem, (both, index)) for index in (0, 1)]
             continue
         elif kind == 2:
             wide = build.call(program, ops.linear.overload, (x, matrix))
-            wide.meta["provider"] = draw.choice(("inductor", "reference"))
+            wide.meta["backend"] = draw.choice(("inductor", "reference"))
             node = build.call(program, torch.ops.aten.slice.Tensor, (wide, 1, 4, 12))
         elif kind == 3:
             node = build.call(program, ops.rms_norm.overload, (x, weight), {"eps": 1e-5})
         else:
             node = build.call(program, torch.ops.aten.add.Tensor, (x, y))
-            provider = draw.choice(("inductor", "inductor", "reference"))
-        node.meta["provider"] = provider
+            backend = draw.choice(("inductor", "inductor", "reference"))
+        node.meta["backend"] = backend
         values.append(node)
     outputs = draw.sample([node for node in values if node.op == "call_function"], 4)
     program.set_outputs({f"out{index}": node for index, node in enumerate(dict.fromkeys([*outputs, values[-1]]))})
@@ -234,7 +234,7 @@ def test_random_programs(seed: int) -> None:
         lowered, _ = run_pass(one, lowered, pass_context(emit=emit_nothing), under=Stage.LOWERED)
     found = interpret(lowered, values)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-    inductor = [node for node in lowered.calls() if node.meta.get("provider") == "inductor"]
+    inductor = [node for node in lowered.calls() if node.meta.get("backend") == "inductor"]
     assert all(isinstance(node.target, RegionCall) for node in inductor)
     assert print_program(parse_program(print_program(lowered))) == print_program(lowered)
     lowered.stage = Stage.LOWERED

@@ -135,7 +135,7 @@ def test_attentions_that_share_the_cache_read_it_after_the_fused_one(half: bool)
 
 
 class Kernel(CompilesCalls, Reference):
-    """A provider that makes kernels for calls in some bucket classes."""
+    """A backend that makes kernels for calls in some bucket classes."""
 
     name = "kernel"
 
@@ -162,7 +162,7 @@ def test_without_a_kernel_nothing_is_fused(backends: tuple[Backend, ...], reason
         fused, record = fuse(program, *backends, force=False)
         assert (record.matches, print_program(fused)) == (0, print_program(program))
         assert [(refusal.node, refusal.reason) for refusal in record.refusals] == [
-            (anchor, f"no provider has a kernel for append_attention: {reason}")
+            (anchor, f"no backend has a kernel for append_attention: {reason}")
         ]
 
 

@@ -129,7 +129,7 @@ def test_caches_of_other_forms_are_left_alone() -> None:
 
 
 class Kernel(HasLibrary, Reference):
-    """A provider with a library that claims the fused op, or refuses it."""
+    """A backend with a library that claims the fused op, or refuses it."""
 
     name = "kernel"
     cost = 2.0
@@ -152,7 +152,7 @@ def test_without_a_kernel_nothing_is_fused(backend: Backend, reason: str) -> Non
     fused, record = fuse(program, backend, force=False)
     assert (record.matches, print_program(fused)) == (0, print_program(program))
     assert [(refusal.node, refusal.reason) for refusal in record.refusals] == [
-        ("written", f"no provider has a kernel for qk_norm_rope_append: {reason}")
+        ("written", f"no backend has a kernel for qk_norm_rope_append: {reason}")
     ]
 
 

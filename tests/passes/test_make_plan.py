@@ -144,7 +144,7 @@ return y=%cast, v=%view
 def test_values() -> None:
     """Frees, views, results that nobody takes, dtypes and lists among the arguments."""
     (bucket,) = _planned(VALUES).buckets
-    described = [(one.target, one.provider, one.results, one.frees) for one in bucket.instructions]
+    described = [(one.target, one.backend, one.results, one.frees) for one in bucket.instructions]
     assert described == [
         ("aten.mul.Tensor", "reference", ("mul",), ()),
         ("aten.view.default", "reference", ("v",), ()),  # an output is known by its own name, and kept
@@ -159,7 +159,7 @@ def test_values() -> None:
     }
     assert bucket.instructions[1].args[1] == (-1, 4, 2)
     assert bucket.instructions[3].kwargs["dtype"].model_dump() == {"dtype": "f64"}  # type: ignore[union-attr]
-    assert bucket.nodes_per_provider() == {"reference": 3, "rowwise": 1}
+    assert bucket.nodes_per_backend() == {"reference": 3, "rowwise": 1}
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,9 @@ def test_the_passes_match_as_often(case: str) -> None:
         found[step.name] = found.get(step.name, 0) + step.record.matches  # a pass may run on the way to several stages
     print(f"{json.dumps(case)}: {json.dumps(found)}")  # the line for a new family
     assert found == GOLDENS.get(case), "more is worth a new golden, less is lost speed"
-    # Nothing in these families stands in the way of a rewrite; only providers say No, and have no kernel for one op.
+    # Nothing in these families stands in the way of a rewrite; only backends say No, and have no kernel for one op.
     refusing = {step.name for step in steps if step.record and step.record.refusals}
-    always = {"choose-providers", "fuse-qk-norm-rope", "fuse-append-attention", "select-rows-early"}
+    always = {"choose-backends", "fuse-qk-norm-rope", "fuse-append-attention", "select-rows-early"}
     assert always <= refusing <= {*always, "fuse-add-rms-norm"}
     # A norm that no sum stands in front of: of the embedding, or of what a product gives.
     records = [step.record for step in steps if step.record and step.name == "fuse-add-rms-norm"]

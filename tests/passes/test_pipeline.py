@@ -63,7 +63,7 @@ def test_without_regions_no_region_compiler_is_named(model: Model) -> None:
     """A call alone cannot be run by a compiler of regions, so a plan that says so would not be true."""
     _, lowered = staged(model, edit_pipeline("default,-form-regions"))
     plan = lowered.programs["any"].plan
-    assert plan is not None and plan.buckets[0].nodes_per_provider().keys() == {"reference"}
+    assert plan is not None and plan.buckets[0].nodes_per_backend().keys() == {"reference"}
     assert not plan.executables
 
 

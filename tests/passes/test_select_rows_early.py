@@ -293,14 +293,14 @@ def test_on_a_gpu_the_library_computes_products_of_few_rows_too() -> None:
         run_pipeline(model, context, (extend,), one, upto=Stage.LOWERED).programs["extend"] for one in pipelines
     )
 
-    def providers(program: Program) -> Counter[tuple[str, str]]:
+    def backends(program: Program) -> Counter[tuple[str, str]]:
         return Counter(
-            (target_name(node.target), node.meta["provider"]) for node in program.calls() if node.target not in VIEWS
+            (target_name(node.target), node.meta["backend"]) for node in program.calls() if node.target not in VIEWS
         )
 
     more = Counter({("ingot.select_rows", "triton"): 1})
-    assert providers(after) == providers(before) + more
-    assert {provider for name, provider in providers(after) if name == "ingot.linear"} == {"cublas"}
+    assert backends(after) == backends(before) + more
+    assert {backend for name, backend in backends(after) if name == "ingot.linear"} == {"cublas"}
 
 
 def test_prompts_beside_decoding_give_the_same_tokens(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -109,17 +109,17 @@ def _costs(program: Program) -> BucketCosts:
 
     calls: list[Call] = []
 
-    def add(node: fx.Node, provider: str, region: str = "") -> None:
+    def add(node: fx.Node, backend: str, region: str = "") -> None:
         origin, number = node.meta.get("origin", ""), len(calls)
-        claims = {"cpu": "no kernel", provider: 0.5 + number} if number % 2 else {provider: 0.25}
-        facts = (layer_of(origin), origin, number * 7919 % 1009, number * 104729 % 997, provider, claims)
+        claims = {"cpu": "no kernel", backend: 0.5 + number} if number % 2 else {backend: 0.25}
+        facts = (layer_of(origin), origin, number * 7919 % 1009, number * 104729 % 997, backend, claims)
         calls.append(Call(node.name, target_name(node.target), *facts, seconds=number / 1e6, region=region))
 
     for node in program.calls():
-        add(node, node.meta.get("provider", ""))
+        add(node, node.meta.get("backend", ""))
         if isinstance(node.target, RegionCall):
             for inner in program.regions[node.target.name].body.calls():
-                add(inner, node.meta["provider"], node.name)
+                add(inner, node.meta["backend"], node.name)
     assert program.bucket is not None
     times, step = _times()
     calls[:3] = [changed(call, flops=900, bytes=90, time=time) for call, time in zip(calls, times, strict=False)]

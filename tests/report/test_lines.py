@@ -20,7 +20,7 @@ def check(program: Program, lines: list[ProgramLine]) -> None:
     assert len(calls) == len(list(program.calls()))
     for node, line in zip(program.calls(), calls, strict=True):
         assert (f"%{line.name}", line.op) == (value_name(node), target_name(node.target))
-        assert line.provider == node.meta.get("provider", "")
+        assert line.backend == node.meta.get("backend", "")
         assert line.origin == node.meta.get("origin", "")
         assert line.type == str(node.meta["type"])
         assert line.placement == " ".join(map(str, node.meta.get("placement", ())))
@@ -82,7 +82,7 @@ def test_strings_and_comments_may_hold_any_sign() -> None:
         text='%b, name=") : x @y  # z", k=[1, 2]',
         type="(bf16[T], i32[B, 2])",
         placement="tp=partial",
-        provider="cpu",
+        backend="cpu",
         origin='layer 3, <b>" # %c',
         layer=3,
     )

@@ -177,10 +177,10 @@ def _last_numbers(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> N
 def test_values_of_other_numbers_are_named(
     source: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a provider, and by a pass."""
+    """By a backend, and by a pass."""
     folder, options = source
     if options["backend"] != "reference":
-        pytest.skip("the faults are planted in the reference provider")
+        pytest.skip("the faults are planted in the reference backend")
     compile_model(folder, folder / "toy.ingot", **options)
     attend = ops.paged_attention.reference
 
@@ -193,7 +193,7 @@ def test_values_of_other_numbers_are_named(
     with monkeypatch.context() as patch:
         patch.setattr(reference_load, "OPS", {**ops.OPS, "paged_attention": faulty})
         verdict = bisect(folder / "toy.ingot")
-    assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.PROVIDER, "reference", "paged_attention"), verdict
+    assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.BACKEND, "reference", "paged_attention"), verdict
     fault = Fault(InsertPagedKV, 0, _last_numbers, "paged_attention_1")  # the call that the harm puts in
     monkeypatch.setattr(chain, "texts_of", lambda artifact: {})  # the programs are made again
     with planted(fault.whose, fault.index, fault.harm):

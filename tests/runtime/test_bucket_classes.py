@@ -71,8 +71,8 @@ def compiled(
 def check_covers(output: Path, whole: Path, decode: str, rest: str) -> None:
     plan = load_artifact(output, num_pages=16).plan
     by_name = {bucket.bucket.name: bucket for bucket in plan.buckets}
-    assert set(by_name["decode"].nodes_per_provider()) == {decode}
-    assert rest in by_name["any"].nodes_per_provider() and decode not in by_name["any"].nodes_per_provider()
+    assert set(by_name["decode"].nodes_per_backend()) == {decode}
+    assert rest in by_name["any"].nodes_per_backend() and decode not in by_name["any"].nodes_per_backend()
     # One copy of every weight serves both.
     assert (output / "weights.json").read_bytes() == (whole / "weights.json").read_bytes()
     assert by_name["decode"].memory.sizes["T"] == 8 and by_name["any"].memory.sizes["T"] == 256
@@ -82,7 +82,7 @@ def check_covers(output: Path, whole: Path, decode: str, rest: str) -> None:
     assert steps["decode"] >= 9 and steps["any"] >= 1
 
 
-def test_providers_by_class(checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backends_by_class(checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tmp_path / "whole.ingot"
     compile_model(checkpoint(NAME), whole, backend="reference", **OPTIONS)
     backends = {"rowwise": Decoding, "reference": Reference}

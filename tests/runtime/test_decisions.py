@@ -32,7 +32,7 @@ CLASSES = (("few", (1, 64), None), ("many", (65, 512), 1), ("any", (65, 4096), N
 
 
 def plan() -> Plan:
-    call = Instruction(target="exe.e", provider="triton", args=())
+    call = Instruction(target="exe.e", backend="triton", args=())
     return Plan(
         entry="main",
         ending="sample",

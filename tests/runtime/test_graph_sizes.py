@@ -54,16 +54,16 @@ def plan() -> Plan:
         ("many", (65, 512), 1, "ingot.linear", "cublas"),
         ("any", (9, 4096), None, "ingot.linear", "rowwise"),
     )
-    view = Instruction(target="aten.view.default", provider="reference", args=())
+    view = Instruction(target="aten.view.default", backend="reference", args=())
     buckets = tuple(
         BucketPlan(
             bucket=BucketClass(name=name, tokens=tokens, q_max=q_max),
-            instructions=(view, Instruction(target=target, provider=provider, args=())),
+            instructions=(view, Instruction(target=target, backend=backend, args=())),
             values={},
             memory=BucketMemory(sizes={}, activations=0, peak=0),
             ending=0,
         )
-        for name, tokens, q_max, target, provider in rows
+        for name, tokens, q_max, target, backend in rows
     )
     return Plan(
         entry="main",
@@ -83,7 +83,7 @@ def test_what_a_graph_cannot_hold_has_none() -> None:
     served = {size.B: bucket.bucket.name for size, bucket in decode_steps(plan()).items()}
     many = {size: "many" for size in (*range(80, 257, 16), 288, 300)}
     assert served == {2: "few", 4: "few", 8: "few", **many}
-    assert prompt_steps(plan(), H200) == {}  # the rows' provider computes them
+    assert prompt_steps(plan(), H200) == {}  # the rows' backend computes them
 
 
 def test_steps_that_share_prefixes_have_graphs_of_their_own() -> None:

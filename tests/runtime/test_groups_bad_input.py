@@ -109,8 +109,8 @@ def test_a_window_of_no_size(window: int, tmp_path: Path) -> None:
     assert caught.value.expected == "a whole number from 1 to 16777216" and not (tmp_path / "a.ingot").exists()
 
 
-def test_a_mask_without_a_provider(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both providers of the backend refuse: the reasons of each are told."""
+def test_a_mask_without_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both backends of the choice refuse: the reasons of each are told."""
     for one in (Reference, Rowwise):
         monkeypatch.setattr(one, "claim", _without_windows(one.claim))
     source = TINY[GEMMA].write(tmp_path / "checkpoint", sliding_window=WINDOW)

@@ -55,10 +55,10 @@ def plan(shape: Shape, batch: int, dtype: str = "bf16") -> Plan:
             params[name] = f"{dtype}[{rows}, {columns}]"
             values[f"p{name}"] = Value(type=f"{dtype}[T, {rows}]", buffer="pool")
             values[f"v{name}"] = Value(type=f"{dtype}[T, {rows // 2}; {rows}, 1]", buffer="view", of=f"p{name}")
-            view = Instruction(target="aten.slice.Tensor", provider="reference", args=(), results=(f"v{name}",))
-            other = Instruction(target="ingot.rope", provider="triton", args=(Ref(ref="table"),), executable="e")
+            view = Instruction(target="aten.slice.Tensor", backend="reference", args=(), results=(f"v{name}",))
+            other = Instruction(target="ingot.rope", backend="triton", args=(Ref(ref="table"),), executable="e")
             instructions += [call("ingot.linear", f"p{name}", name), view, view, other]
-        instructions.append(Instruction(target="ingot.paged_attention", provider="flashinfer", args=(), executable="e"))
+        instructions.append(Instruction(target="ingot.paged_attention", backend="flashinfer", args=(), executable="e"))
     values["logits"] = Value(type=f"{dtype}[L, {shape.vocab}]", buffer="pool")
     instructions.append(call("ingot.linear", "logits", "embed"))
     memory = BucketMemory(sizes={"T": 8192, "L": batch + 256}, activations=shape.activations, peak=0)
@@ -85,7 +85,7 @@ def plan(shape: Shape, batch: int, dtype: str = "bf16") -> Plan:
 
 
 def call(target: str, result: str, weight: str) -> Instruction:
-    return Instruction(target=target, provider="cublas", args=(Ref(ref="x"), Ref(ref=weight)), results=(result,))
+    return Instruction(target=target, backend="cublas", args=(Ref(ref="x"), Ref(ref=weight)), results=(result,))
 
 
 def long_steps(plan: Plan) -> list[tuple[int, int]]:

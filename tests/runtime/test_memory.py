@@ -78,7 +78,7 @@ def test_a_dry_run_allocates_what_the_op_does(name: str) -> None:
 
 @pytest.mark.parametrize("mask", ["causal", "window_100", "chunked_100", "bidirectional"])
 @pytest.mark.parametrize("start", [0, 7, 512])
-def test_attention_of_the_cpu_provider(mask: str, start: int) -> None:
+def test_attention_of_the_cpu_backend(mask: str, start: int) -> None:
     """At the end of the pages it comes close to its plan, and nowhere beyond it."""
     from ingot.backends.cpu.calls.attention import _by_sequence
 

@@ -14,7 +14,7 @@ from ingot.ir.program import Program, Stage
 from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.base import PassContext
-from ingot.passes.choose_providers import ChooseProviders
+from ingot.passes.choose_backends import ChooseBackends
 from ingot.passes.dce import eliminate_dead_code
 from ingot.passes.make_plan import MakePlan
 from ingot.passes.manager import run_pass
@@ -146,8 +146,8 @@ def with_shared_cache() -> Program:
 
 
 def planned(program: Program) -> Program:
-    """Through provider claims to a plan."""
-    program, _ = run_pass(ChooseProviders(), program, context(Reference()), under=Stage.FUSED)
+    """Through backend claims to a plan."""
+    program, _ = run_pass(ChooseBackends(), program, context(Reference()), under=Stage.FUSED)
     program.stage, program.bucket = Stage.LOWERED, BUCKET
     program, _ = run_pass(MakePlan(), program, context(Reference()), under=Stage.LOWERED)
     return program

@@ -1,4 +1,4 @@
-"""Calls of every op that the triton provider claims: samples of the definitions, odd sizes, and the edges of shapes."""
+"""Calls of every op that the triton backend claims: samples of the definitions, odd sizes, and the edges of shapes."""
 
 import itertools
 from collections.abc import Callable, Mapping

@@ -81,7 +81,7 @@ class CheckedPlanRun:
 
     def _call(self, plan: Plan, instruction: Instruction, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if not instruction.target.startswith("exe."):
-            result = find_op(instruction.target, instruction.provider)(*args, **kwargs)
+            result = find_op(instruction.target, instruction.backend)(*args, **kwargs)
             return result if isinstance(result, tuple) else (result,)
         wanted = plan.executables[instruction.target.removeprefix("exe.")]
         (region,) = (

@@ -1,4 +1,4 @@
-"""Compiles calls of ops with the triton provider, many at a time in processes of their own."""
+"""Compiles calls of ops with the triton backend, many at a time in processes of their own."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ from ingot.ir.artifact.plan import Executable
 from ingot.ir.backend import No
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Every op that is claimed (`lowered` has them from the provider), in every dtype that its arguments may have.
+# Every op that is claimed (`lowered` has them from the backend), in every dtype that its arguments may have.
 CLAIMED = [(op, dtype) for op in SYMBOLS for dtype in (DTYPES if op not in OF_ONE_DTYPE else DTYPES[:1])]
 
 
@@ -37,15 +37,15 @@ def calls(op: str, dtype: torch.dtype) -> list[OneCall]:
 
 def emit_call(op: str, dtype: torch.dtype, number: int, folder: Path) -> Emitted:
     """Claim and compile a call as the driver does."""
-    call, provider = calls(op, dtype)[number], Triton()
+    call, backend = calls(op, dtype)[number], Triton()
     body = call.body()
     assert body.bucket is not None
-    claim = provider.claim([call.call_of(body)], TARGET, body.bucket)
+    claim = backend.claim([call.call_of(body)], TARGET, body.bucket)
     if isinstance(claim, No):
         return Emitted(None, folder, claim.reason)
     own = folder / f"{op}-{str(dtype).removeprefix('torch.')}-{number}"
     own.mkdir()
-    return Emitted(provider.emit(body, own.name, TARGET, own), own)
+    return Emitted(backend.emit(body, own.name, TARGET, own), own)
 
 
 def lowered() -> set[str]:

@@ -1,4 +1,4 @@
-"""A machine with FlashInfer and nvcc, as far as the provider looks: folders of headers, and a compiler that builds the
+"""A machine with FlashInfer and nvcc, as far as the backend looks: folders of headers, and a compiler that builds the
 stand-in beside this file for the CPU."""
 
 import os

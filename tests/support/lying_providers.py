@@ -1,4 +1,4 @@
-"""Two providers of one op for a CPU whose claims lie: the slow one says that it is the cheaper one."""
+"""Two backends of one op for a CPU whose claims lie: the slow one says that it is the cheaper one."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -50,8 +50,8 @@ def _calls(program: Program, values: dict[fx.Node, Any], lines: list[str], backe
             whole = values[source]
             values[node] = whole[index] if isinstance(whole, tuple) else _digest(f"{whole} item {index}")
             continue
-        provider = node.meta.get("provider") or backend
-        text = f"{target_name(node.target)} {_arguments(node, values)} {declared} {provider}"
+        own = node.meta.get("backend") or backend
+        text = f"{target_name(node.target)} {_arguments(node, values)} {declared} {own}"
         values[node] = _digest(text)
         lines.append(text)
 
@@ -66,7 +66,7 @@ def _region(node: fx.Node, program: Program, values: dict[fx.Node, Any], lines: 
     _calls(body, inner, inside, region.backend)
     results = tuple(inner[result] for result in body.output_nodes().values())
     lines += inside
-    lines.append(f"region {region.backend} {node.meta.get('provider')} {sorted(inside)} gives {sorted(results)}")
+    lines.append(f"region {region.backend} {node.meta.get('backend')} {sorted(inside)} gives {sorted(results)}")
     return results if len(results) > 1 else results[0]
 
 

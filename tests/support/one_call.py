@@ -1,4 +1,4 @@
-"""A call of an op as a program of its own, as the pipeline makes it for providers that compile calls."""
+"""A call of an op as a program of its own, as the pipeline makes it for backends that compile calls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -202,7 +202,7 @@ def put_in(program: Program, draw: random.Random) -> Program | None:
     reader = draw.choice([None, *users])
     with changed.graph.inserting_after(node):
         rounded = build.call(changed, ops.cast.overload, [node], {"dtype": node.meta["type"].dtype})
-    rounded.meta["provider"] = "reference"
+    rounded.meta["backend"] = "reference"
     for user in list(node.users):
         if user is not rounded and reader in (None, user):
             user.replace_input_with(node, rounded)
@@ -289,12 +289,12 @@ def another_result_placement(program: Program, draw: random.Random) -> Program |
     return changed
 
 
-def another_provider(program: Program, draw: random.Random) -> Program | None:
+def another_call_backend(program: Program, draw: random.Random) -> Program | None:
     changed = program.copy()
-    node = _pick([node for node in _calls(changed) if node.meta.get("provider")], draw)
+    node = _pick([node for node in _calls(changed) if node.meta.get("backend")], draw)
     if node is None:
         return None
-    node.meta = {**node.meta, "provider": "cpu" if node.meta["provider"] != "cpu" else "reference"}
+    node.meta = {**node.meta, "backend": "cpu" if node.meta["backend"] != "cpu" else "reference"}
     return changed
 
 
@@ -303,14 +303,14 @@ def _region_of(program: Program, draw: random.Random) -> Region | None:
     return found
 
 
-def another_backend(program: Program, draw: random.Random) -> Program | None:
+def another_region_backend(program: Program, draw: random.Random) -> Program | None:
     changed = program.copy()
     region = _region_of(changed, draw)
     if region is None:
         return None
     changed.regions[region.name] = replace(region, backend="tensorrt")
     for node in changed.calls(RegionCall(region.name)):
-        node.meta = {**node.meta, "provider": "tensorrt"}
+        node.meta = {**node.meta, "backend": "tensorrt"}
     return changed
 
 
@@ -359,7 +359,7 @@ def dissolved_region(program: Program, draw: random.Random) -> Program | None:
     with changed.graph.inserting_before(node):
         for call in region.body.calls():
             inner[call] = changed.graph.node_copy(call, inner.__getitem__)
-            inner[call].meta["provider"] = region.backend
+            inner[call].meta["backend"] = region.backend
     results = [inner[result] for result in region.body.output_nodes().values()]
     if len(results) == 1:
         node.replace_all_uses_with(results[0])
@@ -491,8 +491,8 @@ EDITS: tuple[Edit, ...] = (
     another_result_type,
     another_placement,
     another_result_placement,
-    another_provider,
-    another_backend,
+    another_call_backend,
+    another_region_backend,
     another_body,
     another_result,
     dissolved_region,

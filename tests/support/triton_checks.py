@@ -1,4 +1,4 @@
-"""Holds lowerings of the triton provider against the references of their ops."""
+"""Holds lowerings of the triton backend against the references of their ops."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

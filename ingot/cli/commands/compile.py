@@ -82,9 +82,9 @@ def compile_checkpoint(
         What to keep of the passes: full the program before and after each, summary what they did, none nothing.
     tune
         Time tile sizes of kernels on this machine's GPU, some seconds for each that no log or cache knows. With a given
-        log: time the providers of calls that it lacks, too.
+        log: time the backends of calls that it lacks, too.
     tuning_log
-        Take tile sizes, and the providers of calls, from a compile that timed them: an artifact, or its tuning.json.
+        Take tile sizes, and the backends of calls, from a compile that timed them: an artifact, or its tuning.json.
     checkpoints
         Checkpoints beside the model's own, where its definition asks for any: draft=CHECKPOINT, separated by commas.
     jobs
@@ -153,7 +153,7 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
         facts(
             [
                 ("regions", f"{report.regions} calls of {report.distinct_regions} distinct executables{cached}"),
-                ("nodes per provider", counts_text(report.nodes_per_provider)),
+                ("nodes per backend", counts_text(report.nodes_per_backend)),
                 *([("checkpoint", report.origin)] if report.origin else []),
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),

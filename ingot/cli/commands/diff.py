@@ -29,7 +29,7 @@ def diff_artifacts(
     Parameters
     ----------
     before
-        An artifact; one after a pass, as in NAME.ingot:merge-linears, NAME.ingot:choose-providers@decode or
+        An artifact; one after a pass, as in NAME.ingot:merge-linears, NAME.ingot:choose-backends@decode or
         NAME.ingot:cse@NORMAL; one at the end of a stage, as in NAME.ingot:FUSED; or a file of programs, NAME.ir.
     after
         What to compare with it.

@@ -30,7 +30,7 @@ def explain_artifact(
     trace: str | None = None,
     layer: int | None = None,
     op: str | None = None,
-    provider: str | None = None,
+    backend: str | None = None,
     pass_name: Annotated[str | None, Parameter(name="--pass")] = None,
     sort: Literal["bytes", "flops", "seconds", "time"] | None = None,
     json: AsJson = False,
@@ -52,8 +52,8 @@ def explain_artifact(
         Calls of this layer alone.
     op
         Calls of this op alone, as in ingot.linear or linear.
-    provider
-        Calls that this provider computes alone.
+    backend
+        Calls that this backend computes alone.
     pass_name
         The near misses of this pass alone.
     sort
@@ -71,13 +71,13 @@ def explain_artifact(
     if trace is not None and not Path(trace).parent.is_dir():
         raise OptionError(f"'{trace:.200}' is in no folder", where="--trace", expected="a file in one that is there")
     found = explain(artifact, asked, measure=measure, trace=None if trace is None else Path(trace))
-    filters = [value for value in (layer, op, provider) if value is not None]
+    filters = [value for value in (layer, op, backend) if value is not None]
     if pass_name is not None and (filters or sort is not None):
         raise OptionError("--pass together with what chooses calls", expected="one of them")
     if filters:
-        found = found.of(lambda call: _wanted(call, layer, op, provider))
+        found = found.of(lambda call: _wanted(call, layer, op, backend))
         if not any(bucket.calls for bucket in found.buckets):
-            raise OptionError("no call is like that", expected=f"a layer, op or provider of {found.artifact}")
+            raise OptionError("no call is like that", expected=f"a layer, op or backend of {found.artifact}")
     if sort is not None:
         found = found.by(lambda call: _size(call, sort))
     passes = [one for one in found.passes if pass_name in (None, one.name)]
@@ -109,11 +109,11 @@ def _size(call: "Call", sort: str) -> float:
     return size or 0
 
 
-def _wanted(call: "Call", layer: int | None, op: str | None, provider: str | None) -> bool:
+def _wanted(call: "Call", layer: int | None, op: str | None, backend: str | None) -> bool:
     return (
         (layer is None or call.layer == layer)
         and (op is None or op in (call.op, call.op.removeprefix("ingot.")))
-        and (provider is None or call.provider == provider)
+        and (backend is None or call.backend == backend)
     )
 
 
@@ -125,7 +125,7 @@ def _print_calls(bucket: "BucketCosts", *, filtered: bool) -> None:
     times = _SECONDS
     if bucket.time is not None:
         times = _TIMES[: 2 + known_columns(bucket.time)]
-    columns = ("call", "op", "layer>", "flops>", "bytes>", *times, "provider", "origin", "others")
+    columns = ("call", "op", "layer>", "flops>", "bytes>", *times, "backend", "origin", "others")
     print_table(out, table(columns, [_row(call, len(times)) for call in bucket.calls]))
     total, seconds = bucket.total(), bucket.seconds()
     lines: list[tuple[str, object]] = [("flops", _count(total.flops)), ("bytes", size_text(total.bytes))]
@@ -148,22 +148,22 @@ def _row(call: "Call", columns: int) -> tuple[object, ...]:
         times = [call.time.roofline, call.time.predicted, call.time.measured, call.time.traced][:columns]
     seconds = ["–" if one is None else time_text(one) for one in times]
     size = size_text(call.bytes)
-    own = call.claims.get(call.provider)
-    # In a region a provider has calls that it would not take alone.
-    provider = f"{call.provider} {own:g}" if isinstance(own, float) else call.provider
+    own = call.claims.get(call.backend)
+    # In a region a backend has calls that it would not take alone.
+    backend = f"{call.backend} {own:g}" if isinstance(own, float) else call.backend
     if call.decision is not None:
-        provider = ", ".join(filter(None, (provider, call.decision.decided, call.decision.of_provider(call.provider))))
-    return name, call.op, layer, _count(call.flops), size, *seconds, provider, call.origin, others
+        backend = ", ".join(filter(None, (backend, call.decision.decided, call.decision.of_backend(call.backend))))
+    return name, call.op, layer, _count(call.flops), size, *seconds, backend, call.origin, others
 
 
 def _others(call: "Call") -> Iterator[str]:
     """The costs and times of those that were not chosen, then who refused and why."""
-    others = {provider: claim for provider, claim in call.claims.items() if provider != call.provider}
-    for provider, claim in others.items():
+    others = {backend: claim for backend, claim in call.claims.items() if backend != call.backend}
+    for backend, claim in others.items():
         if isinstance(claim, float):
-            times = call.decision.of_provider(provider) if call.decision is not None else ""
-            yield f"{provider} {claim:g}, {times}" if times else f"{provider} {claim:g}"
-    yield from (f"no {provider}: {claim}" for provider, claim in others.items() if isinstance(claim, str))
+            times = call.decision.of_backend(backend) if call.decision is not None else ""
+            yield f"{backend} {claim:g}, {times}" if times else f"{backend} {claim:g}"
+    yield from (f"no {backend}: {claim}" for backend, claim in others.items() if isinstance(claim, str))
 
 
 def _count(value: int) -> str:

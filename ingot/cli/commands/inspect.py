@@ -35,7 +35,7 @@ def inspect_artifact(
         The program at the end of a stage: TRACED, NORMAL, CACHED, FUSED, LOWERED, PLANNED; QUANTIZED and SHARDED where
         the compile passed through them.
     after_pass
-        The program as a pass left it: cse, choose-providers@decode, cse@NORMAL.
+        The program as a pass left it: cse, choose-backends@decode, cse@NORMAL.
     region
         A region, as r0 or r0@decode: what it computes, who calls it, its executable.
     plan

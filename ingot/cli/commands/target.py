@@ -106,11 +106,11 @@ def _print_claims(out: "Console", ops: list[dict[str, Any]], unavailable: dict[s
     everywhere = set.intersection(*(set(one["refusals"]) for one in ops))
     for reason in sorted(everywhere):
         out.print(f"of every op: {reason}", markup=False, soft_wrap=True)
-    steps = [f"T={tokens}" for tokens in ops[0]["providers"]]
+    steps = [f"T={tokens}" for tokens in ops[0]["backends"]]
     rows = [
         (
             one["op"],
-            *one["providers"].values(),
+            *one["backends"].values(),
             one["deterministic"],
             "; ".join(reason for reason in one["refusals"] if reason not in everywhere),
         )

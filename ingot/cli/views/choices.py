@@ -29,7 +29,7 @@ class Choice:
     name: str
     op: str
     layers: frozenset[int]
-    provider: str
+    backend: str
     candidates: dict[str, float]
     decision: Decision | None
     refusals: tuple[str, ...]
@@ -47,7 +47,7 @@ def choices_json(artifact: Artifact, wanted: Filter) -> Any:
             "node": one.name,
             "op": one.op,
             "layers": sorted(one.layers),
-            "provider": one.provider,
+            "backend": one.backend,
             "candidates": one.candidates,
             "decision": one.decision and one.decision.model_dump(mode="json"),
             "refusals": list(one.refusals),
@@ -70,11 +70,11 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
             refused: dict[str, list[str]] = {}
             for one in chosen["refusals"]:
                 refused.setdefault(one["node"], []).append(one["reason"])
-            backends = {line.name: line.backend for line in program.lines if line.kind == "region"}
+            compilers = {line.name: line.backend for line in program.lines if line.kind == "region"}
             for line in program.lines:
                 if line.kind != "call" or line.op == "getitem" or not wanted.takes(line):
                     continue
-                provider = backends[line.region] if line.region else chosen["providers"].get(line.name, "")
+                backend = compilers[line.region] if line.region else chosen["backends"].get(line.name, "")
                 candidates = chosen["candidates"].get(line.name, {})
                 contest = chosen["contests"].get(line.name)
                 decision = contest and Decision.model_validate_json(json.dumps(contest))
@@ -87,7 +87,7 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
                         line.name,
                         line.op,
                         line.layers,
-                        provider,
+                        backend,
                         candidates,
                         decision,
                         reasons,
@@ -102,7 +102,7 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
 
 
 def print_choices(artifact: Artifact, wanted: Filter) -> None:
-    """The calls with their providers, the tile sizes of kernels, and weights that are kept twice."""
+    """The calls with their backends, the tile sizes of kernels, and weights that are kept twice."""
     choices = choices_of(artifact, wanted)
     rows = [
         (
@@ -110,14 +110,14 @@ def print_choices(artifact: Artifact, wanted: Filter) -> None:
             f"%{one.name}",
             one.op,
             _layers_text(one.layers),
-            one.provider,
+            one.backend,
             ", ".join(f"{name} {cost:g}" for name, cost in sorted(one.candidates.items(), key=lambda item: item[1])),
             "; ".join(one.refusals),
         )
         for one in choices
     ]
     out = console()
-    print_table(out, table(("program", "call", "op", "layer", "provider", "candidates", "refusals"), rows))
+    print_table(out, table(("program", "call", "op", "layer", "backend", "candidates", "refusals"), rows))
     out.print(
         "\ncandidates: who would compute the call, at which cost; the cheapest does, where they are not timed",
         style="dim",
@@ -132,14 +132,14 @@ def print_choices(artifact: Artifact, wanted: Filter) -> None:
 
 
 def _print_decisions(choices: Sequence[Choice]) -> None:
-    """Calls that several providers would compute by themselves: their times, or why the cheapest claim won."""
+    """Calls that several backends would compute by themselves: their times, or why the cheapest claim won."""
     rows = [
         (
             one.program,
             f"%{one.name}",
-            one.provider,
+            one.backend,
             str(one.decision),
-            "; ".join(f"{name} {one.decision.of_provider(name)}" for name in one.decision.times),
+            "; ".join(f"{name} {one.decision.of_backend(name)}" for name in one.decision.times),
         )
         for one in choices
         if one.decision is not None
@@ -147,7 +147,7 @@ def _print_decisions(choices: Sequence[Choice]) -> None:
     if rows:
         out = console()
         out.print()
-        print_table(out, table(("program", "call", "provider", "chosen", "times"), rows))
+        print_table(out, table(("program", "call", "backend", "chosen", "times"), rows))
 
 
 def _print_tiles(choices: Sequence[Choice]) -> None:

@@ -94,7 +94,7 @@ def print_plan(artifact: Artifact, wanted: Filter) -> None:
             for index, one in enumerate(bucket.instructions)
         ]
     out = console()
-    print_table(out, table(("bucket", "#>", "target", "provider", "arguments", "results", "frees"), rows))
+    print_table(out, table(("bucket", "#>", "target", "backend", "arguments", "results", "frees"), rows))
     out.print()
     if not wanted:
         print_table(out, facts(memory_rows(plans)))
@@ -110,7 +110,7 @@ def _row(bucket: str, index: int, one: Instruction) -> tuple[object, ...]:
         bucket,
         index,
         one.target[: len("exe.") + _EXE_SHOWN] if one.target.startswith("exe.") else one.target,
-        one.provider,
+        one.backend,
         ", ".join([*map(_argument, one.args), *named]),
         ", ".join([*(name or "–" for name in one.results), *(f"{name}!" for name in one.updates)]),
         ", ".join(one.frees),

@@ -19,10 +19,10 @@ def summary(artifact: Artifact) -> dict[str, Any]:
     """The summary as one JSON value; sizes in bytes, seconds None where the artifact lost its timings, and None for the
     passes where it has no trace. "hub" is the checkpoint's commit there, None for a local one."""
     manifest, plans = artifact.manifest, read_plans(artifact)
-    providers: dict[str, int] = {}
+    backends: dict[str, int] = {}
     for _, bucket in buckets_of(plans):
-        for name, count in bucket.nodes_per_provider().items():
-            providers[name] = providers.get(name, 0) + count
+        for name, count in bucket.nodes_per_backend().items():
+            backends[name] = backends.get(name, 0) + count
     return {
         "path": str(artifact.folder),
         "name": manifest.name,
@@ -49,7 +49,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
             for name, bucket in buckets_of(plans)
         ],
         "executables": len(plans.executables),
-        "nodes_per_provider": providers,
+        "nodes_per_backend": backends,
         "bytes": _sizes(artifact),
         "caches": CacheSummary.of(plans).to_json(),
         "passes": [_pass(run) for run in artifact.trace] if artifact.has_trace else None,
@@ -133,7 +133,7 @@ def _contents(summary: dict[str, Any]) -> "Table":
     return facts(
         [
             ("executables", f"{summary['executables']} distinct"),
-            ("nodes per provider", counts_text(summary["nodes_per_provider"])),
+            ("nodes per backend", counts_text(summary["nodes_per_backend"])),
             ("size", ", ".join(f"{name} {size_text(size)}" for name, size in summary["bytes"].items())),
         ]
     )

@@ -1,4 +1,4 @@
-"""Timing one call of several providers on this machine, in turns, on inputs that no cache holds."""
+"""Timing one call of several backends on this machine, in turns, on inputs that no cache holds."""
 
 import itertools
 import statistics
@@ -13,7 +13,8 @@ from torch import fx
 
 from ingot.backends.table import BACKENDS
 from ingot.compile.timing.call_inputs import TimedStep, call_of, inputs_for, timed_steps
-from ingot.ir.artifact.provider_times import Candidate, ProviderTime
+from ingot.ir.artifact.manifest.provider_times import BackendTime, Candidate
+from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.machine.device_clock import row_seconds
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.machine.target import Target
@@ -33,7 +34,7 @@ _MOST_SETS = 16
 Call = Callable[[Sequence[torch.Tensor]], object]
 
 
-def time_call(body: Program, candidates: Sequence[Candidate], target: Target) -> dict[str, tuple[ProviderTime, ...]]:
+def time_call(body: Program, candidates: Sequence[Candidate], target: Target) -> dict[str, tuple[BackendTime, ...]]:
     """The times of the one call of `body` by each candidate, in every step of `timed_steps`. It runs on as many threads
     as the target has cores, or on the current GPU, and leaves no memory of it taken.
 
@@ -43,12 +44,12 @@ def time_call(body: Program, candidates: Sequence[Candidate], target: Target) ->
     torch.set_num_threads(target.cores if target.device == "cpu" else threads)
     try:
         context = on_one_device(target.device)
-        calls = {one.provider: _loaded(one, body, context) for one in candidates}
-        found: dict[str, list[ProviderTime]] = {name: [] for name in calls}
+        calls = {one.backend: _loaded(one, body, context) for one in candidates}
+        found: dict[str, list[BackendTime]] = {name: [] for name in calls}
         for step in timed_steps(body):
             for name, seconds in _time_step(body, calls, step, target.device).items():
                 micro = round(seconds * 1e6, 3)
-                found[name].append(ProviderTime(tokens=step.tokens, sequences=step.sequences, microseconds=micro))
+                found[name].append(BackendTime(tokens=step.tokens, sequences=step.sequences, microseconds=micro))
     finally:
         torch.set_num_threads(threads)
         if target.device == "cuda":
@@ -57,7 +58,7 @@ def time_call(body: Program, candidates: Sequence[Candidate], target: Target) ->
 
 
 def _time_step(body: Program, calls: Mapping[str, Call], step: TimedStep, device: str) -> dict[str, float]:
-    """Seconds of a call by provider. The providers take turns, so that whatever slows the machine slows them all."""
+    """Seconds of a call by backend. The backends take turns, so that whatever slows the machine slows them all."""
     sets = _input_sets(body, step, device)
     for call in calls.values():
         _round(call, sets, 1, device)  # the first call sets up what later ones share
@@ -101,14 +102,14 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
     """The candidate's code for the call, as a function of the body's inputs in order."""
-    node, provider = call_of(body), candidate.provider
+    node, backend = call_of(body), candidate.backend
     built = None if candidate.executable is None else (candidate.executable, Path(str(candidate.folder)))
-    if built is not None and BACKENDS[provider].executable is not None:
+    if built is not None and BACKENDS[backend].executable is not None:
         run = load_executable(*built, context)
         return lambda inputs: run(*inputs)
     name = target_name(node.target)
     library = None if built is None else load_library(*built, context)
-    return _bound(find_op(name, provider, library), body, node)
+    return _bound(find_op(name, backend, library), body, node)
 
 
 def _bound(function: Callable[..., Any], body: Program, node: fx.Node) -> Call:

@@ -1,4 +1,4 @@
-"""Timing the providers of calls at compile time: of what a model needs, once for each machine and each executable."""
+"""Timing the backends of calls at compile time: of what a model needs, once for each machine and each executable."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,8 @@ from pydantic import TypeAdapter
 from ingot.compile.emitter import Emitter
 from ingot.compile.executable_cache import explained, find_times, keep_times
 from ingot.compile.timing.call_inputs import timed_steps
-from ingot.ir.artifact.provider_times import Candidate, ProviderTime, ProviderTimes, fastest
+from ingot.ir.artifact.manifest.provider_times import BackendTime, BackendTimes, Candidate, fastest
+from ingot.ir.artifact.provider_times import Candidate, fastest
 from ingot.ir.backend import LibraryBuilder, call_compilers
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
@@ -19,14 +20,14 @@ from ingot.passes.base import Contest
 # Different calls that a compile times. A usual model has one or two, of some tenths of a second each.
 MOST = 32
 
-_TIMES = TypeAdapter(dict[str, tuple[ProviderTime, ...]])
-# The times of a call by provider, as `time_call` gives them. Raises BackendError where one does not run.
-MeasureCall = Callable[[Program, Sequence[Candidate], Target], Mapping[str, tuple[ProviderTime, ...]]]
+_TIMES = TypeAdapter(dict[str, tuple[BackendTime, ...]])
+# The times of a call by backend, as `time_call` gives them. Raises BackendError where one does not run.
+MeasureCall = Callable[[Program, Sequence[Candidate], Target], Mapping[str, tuple[BackendTime, ...]]]
 
 
 @dataclass
 class CallTimer:
-    """Finds out the times of calls that several providers would compute: in the cache, by the `exe_key` of each, or by
+    """Finds out the times of calls that several backends would compute: in the cache, by the `exe_key` of each, or by
     building and running them on this machine.
 
     `untimed` says why nothing is to be timed, "" where it is. `on_done` hears how many calls were timed and of how
@@ -43,7 +44,7 @@ class CallTimer:
 
     def time(
         self, contests: Sequence[Contest], anyway: Callable[[], Sequence[Region]] = tuple
-    ) -> list[ProviderTimes | str]:
+    ) -> list[BackendTimes | str]:
         """The times of each contest, all different, or why there are none. What has to be built for that is built side
         by side with the calls that `anyway` gives, which the compile asks for next."""
         reasons = {one.key: self._refusal(one) for one in contests}
@@ -58,7 +59,7 @@ class CallTimer:
                     known[one.key] = self._timed(one, candidates[one.key])
                 except BackendError as error:
                     reasons[one.key] = f"no time could be taken: {error.what}"
-        found: list[ProviderTimes | str] = []
+        found: list[BackendTimes | str] = []
         for one in contests:
             times = known.get(one.key)
             if times is None:
@@ -77,8 +78,8 @@ class CallTimer:
         self._asked[contest.key] = None
         return ""
 
-    def _known(self, contest: Contest) -> dict[str, tuple[ProviderTime, ...]] | None:
-        """Of all providers, or None."""
+    def _known(self, contest: Contest) -> dict[str, tuple[BackendTime, ...]] | None:
+        """Of all backends, or None."""
         found = {}
         for region in _regions(contest):
             times = find_times(self.emitter.key(region), self._measured(contest))
@@ -104,17 +105,17 @@ class CallTimer:
         return {
             contest.key: [
                 Candidate(
-                    provider=provider,
+                    backend=backend,
                     executable=built,
                     folder=None if built is None else str(self.emitter.folders[built.id]),
                 )
-                for provider in contest.providers
-                for built in (executables.get(f"{number}.{provider}"),)
+                for backend in contest.backends
+                for built in (executables.get(f"{number}.{backend}"),)
             ]
             for number, contest in enumerate(contests)
         }
 
-    def _timed(self, contest: Contest, candidates: Sequence[Candidate]) -> dict[str, tuple[ProviderTime, ...]]:
+    def _timed(self, contest: Contest, candidates: Sequence[Candidate]) -> dict[str, tuple[BackendTime, ...]]:
         if self.measure is not None:
             found = dict(self.measure(contest.body, candidates, self.target))
         else:
@@ -135,12 +136,12 @@ class CallTimer:
 
 
 def _regions(contest: Contest) -> list[Region]:
-    """The call as what each provider would compile."""
-    return [Region("call", contest.body, provider) for provider in contest.providers]
+    """The call as what each backend would compile."""
+    return [Region("call", contest.body, backend) for backend in contest.backends]
 
 
-def _decided(contest: Contest, times: Mapping[str, tuple[ProviderTime, ...]]) -> ProviderTimes:
-    ordered = {provider: times[provider] for provider in contest.providers}
-    return ProviderTimes(
-        call=contest.call, bucket=contest.bucket, provider=fastest(ordered), times=ordered, source="measured"
+def _decided(contest: Contest, times: Mapping[str, tuple[BackendTime, ...]]) -> BackendTimes:
+    ordered = {backend: times[backend] for backend in contest.backends}
+    return BackendTimes(
+        call=contest.call, bucket=contest.bucket, backend=fastest(ordered), times=ordered, source="measured"
     )

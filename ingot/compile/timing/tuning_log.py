@@ -8,7 +8,7 @@ from typing import Any, cast
 from pydantic import ValidationError
 
 from ingot.ir.artifact.manifest import TUNING
-from ingot.ir.artifact.provider_times import ProviderTimes
+from ingot.ir.artifact.manifest.provider_times import BackendTimes
 from ingot.ir.artifact.tuning import Choice, TuningLog
 from ingot.ir.errors import ArtifactError, OptionError, TargetError
 from ingot.ir.json_text import parse_json
@@ -71,14 +71,14 @@ def _first(error: ValidationError | TypeError) -> str:
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
 
 
-def log_of(choices: Iterable[Choice], calls: Iterable[ProviderTimes], target: Target) -> TuningLog:
+def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Target) -> TuningLog:
     """What an artifact keeps: distinct choices, and distinct calls, in a fixed order."""
-    tiles, providers = {one.key: one for one in choices}, {one.key: one for one in calls}
+    tiles, backends = {one.key: one for one in choices}, {one.key: one for one in calls}
     return TuningLog(
         target=target.name,
         cores=target.cores,
         choices=tuple(tiles[key] for key in sorted(tiles)),
-        calls=tuple(providers[key] for key in sorted(providers)),
+        calls=tuple(backends[key] for key in sorted(backends)),
     )
 
 

@@ -1,4 +1,4 @@
-"""Who is to blame when an artifact computes the wrong thing: a pass, a provider, a recipe, the model's definition."""
+"""Who is to blame when an artifact computes the wrong thing: a pass, a backend, a recipe, the model's definition."""
 
 import os
 from dataclasses import replace

@@ -14,7 +14,7 @@ class Kind(enum.Enum):
 
     HEALTHY = "healthy"
     PASS = "pass"
-    PROVIDER = "provider"
+    BACKEND = "backend"
     RECIPE = "recipe"
     WEIGHTS = "weights"
     PLAN = "plan"
@@ -27,7 +27,7 @@ class Kind(enum.Enum):
 class Verdict:
     """The culprit of a bisection.
 
-    `blamed` is the pass, the provider, the recipe's step, or the place in the definition. `rewrite` is the one of the
+    `blamed` is the pass, the backend, the recipe's step, or the place in the definition. `rewrite` is the one of the
     pass that does harm. `node` is the call (or for recipes and weights the param) whose inputs are right and whose
     result is wrong, in the program of `entry` and `bucket`; `tensor` the first wrong value there, `origin` the model's
     line and `layer` its layer. `found` says in words what is wrong, with numbers. `runs` counts the runs of programs

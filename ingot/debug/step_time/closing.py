@@ -59,8 +59,8 @@ def _remedy(work: Work, time: CallTime, latency: float, waiting: float, each: fl
         return "fused into a neighbour, a call has no launch of its own"
     if time.kind == "products":
         if time.bound == "memory":
-            return f"{work.provider} reads the weight for few tokens: more of them cost next to nothing"
-        return f"{work.provider} chooses its tiles: more tokens in a step fill them better"
+            return f"{work.backend} reads the weight for few tokens: more of them cost next to nothing"
+        return f"{work.backend} chooses its tiles: more tokens in a step fill them better"
     return "what it reads was just written, and could stay where it was made: in a region with the calls around it"
 
 

@@ -62,7 +62,7 @@ def launches_of(
         run = (one for one in known[str(instruction.calls)] if all(evaluate(size, shape.served) for size in one.grid))
         found = [launched(one, shape.served, shape.gpu) for one in run]
     else:
-        found = [] if node.target in VIEWS else [Launched(f"{instruction.provider} {op_name(node)}")]
+        found = [] if node.target in VIEWS else [Launched(f"{instruction.backend} {op_name(node)}")]
     return tuple(_by_contexts(one, node, shape, chosen) for one in found)
 
 

@@ -83,7 +83,7 @@ def _alike(call: Call) -> object:
     """Equal for calls of the same code on tensors of the same kind."""
     instruction = call.instruction
     values = (*call.args, *(value for _, value in sorted(call.kwargs.items())))
-    return instruction.calls or instruction.target, instruction.provider, tuple(map(_kind, values))
+    return instruction.calls or instruction.target, instruction.backend, tuple(map(_kind, values))
 
 
 def _kind(value: object) -> object:

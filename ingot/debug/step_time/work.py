@@ -55,7 +55,7 @@ class Work:
     least: Cost
     done: Cost
     dtype: str
-    provider: str
+    backend: str
     launches: tuple[Launched, ...]
     compiled: bool
     product: tuple[int, int, int] | None = None
@@ -106,7 +106,7 @@ def _work(
         # Rows of padding have nothing cached.
         done=_done(node, program, shape.asked if kind == "attention" else shape.served),
         dtype=_dtype(product if product is not None else node),
-        provider=instruction.provider,
+        backend=instruction.backend,
         launches=launches_of(node, instruction, shape, kernels, chosen),
         compiled=instruction.calls is not None,
         product=_product(node, shape) if instruction.calls is None and node is product else None,

@@ -47,9 +47,9 @@ export function indented(text, width = 44) {
 }
 
 /** Who computes a node, in a colour of its own. */
-export function providerTag(app, provider) {
-  if (!provider) return null;
-  return h("span", { class: "provider", "data-hue": app.providers.indexOf(provider) % 6 }, provider);
+export function backendTag(app, backend) {
+  if (!backend) return null;
+  return h("span", { class: "backend", "data-hue": app.backends.indexOf(backend) % 6 }, backend);
 }
 
 /** Additions, removals and changes as small coloured numbers; none where nothing happened. */

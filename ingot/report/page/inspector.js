@@ -1,6 +1,6 @@
 // All about one node: where it comes from, what it is, who computes it, what it reads and who reads it, and its life.
 
-import { code, indented, opName, providerTag, splitArguments } from "./code.js";
+import { code, indented, opName, backendTag, splitArguments } from "./code.js";
 import { button, h } from "./dom.js";
 import { plural, stepName } from "./format.js";
 import { lineText } from "./program.js";
@@ -57,7 +57,7 @@ function facts(app, node) {
     ["source", node.origin],
     ["layer", node.layer],
     ["region", node.region],
-    ["provider", providerTag(app, node.provider)],
+    ["backend", backendTag(app, node.backend)],
     [node.kind === "state" ? "group" : "", node.kind === "state" && node.text],
     [node.kind === "dim" ? "bounds" : "", node.kind === "dim" && node.text],
   ];

@@ -40,7 +40,7 @@ function shape(list, layer) {
         text(node.text),
         node.type.replace(/<([\w.]+)>/g, (_, name) => `<${renamed(name)}>`),
         node.placement,
-        node.provider,
+        node.backend,
         node.origin.replaceAll(/layer \d+/g, (each) => `layer ${Number(each.slice(6)) - layer}`),
       ].join("\t"),
     )

@@ -36,12 +36,12 @@ function createApp(data) {
     node: given.node,
     query: "",
   });
-  const providers = [...new Set(programs.records.map((record) => record.provider))].filter(Boolean);
+  const backends = [...new Set(programs.records.map((record) => record.backend))].filter(Boolean);
   return {
     data,
     programs,
     store,
-    providers,
+    backends,
     /** Show a node; where `inStep` is the step before a removal, stay where the removal is seen. */
     select(key, inStep = null, go = false) {
       const { step } = store.state;

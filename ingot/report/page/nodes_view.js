@@ -1,11 +1,11 @@
 // Every node of a bucket class in a table that any column sorts: who computes it, what it costs, who declined it.
 
-import { providerTag } from "./code.js";
+import { backendTag } from "./code.js";
 import { h } from "./dom.js";
 import { bucketName, bytes, count, plural, seconds } from "./format.js";
 import { matcher } from "./search.js";
 
-const FIELDS = "key name op layer provider region flops bytes seconds candidates refusals".split(" ");
+const FIELDS = "key name op layer backend region flops bytes seconds candidates refusals".split(" ");
 const PORTION = 200; // rows made at once
 
 /**
@@ -26,7 +26,7 @@ function columnsOf(app) {
     { name: "node", value: (row) => row.name, cell: (row, step) => nodeLink(app, row, step) },
     { name: "op", value: (row) => row.op, cell: (row) => row.op },
     { name: "layer", value: (row) => row.layer, cell: (row) => unknown(row.layer, String), figure: true },
-    { name: "provider", value: (row) => row.provider, cell: (row) => providerTag(app, row.provider) },
+    { name: "backend", value: (row) => row.backend, cell: (row) => backendTag(app, row.backend) },
     { name: "flops", value: (row) => row.flops, cell: (row) => count(row.flops), figure: true, down: true },
     { name: "bytes", value: (row) => row.bytes, cell: (row) => unknown(row.bytes, bytes), figure: true, down: true },
     { name: "seconds", value: (row) => row.seconds, cell: (row) => seconds(row.seconds), figure: true, down: true },
@@ -53,7 +53,7 @@ export function nodesView(app) {
     rows: table.rows.map((fields) => Object.fromEntries(FIELDS.map((field, at) => [field, fields[at]]))),
   }));
   if (!tables.length)
-    return h("div", { class: "panel" }, h("p", { class: "quiet" }, "No pass chose providers in this artifact."));
+    return h("div", { class: "panel" }, h("p", { class: "quiet" }, "No pass chose backends in this artifact."));
   const rows = tables.flatMap((table) => table.rows);
   const columns = columnsOf(app).filter(({ optional, value }) => !optional || rows.some((row) => value(row)));
   let view = { table: tables[0], filter: "", column: null, down: false, limit: PORTION };
@@ -78,7 +78,7 @@ export function nodesView(app) {
   function change(fields) {
     view = { ...view, limit: PORTION, ...fields };
     const matches = matcher(view.filter) ?? (() => true);
-    const text = (row) => [row.name, row.op, row.provider, row.region, ...row.refusals].join(" ");
+    const text = (row) => [row.name, row.op, row.backend, row.region, ...row.refusals].join(" ");
     const wanted = view.table.rows.filter((row) => matches(text(row), row.layer));
     if (view.column) wanted.sort((one, other) => compare(view.column.value(one), view.column.value(other), view.down));
     body.replaceChildren(...wanted.slice(0, view.limit).map(tableRow));

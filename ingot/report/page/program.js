@@ -1,6 +1,6 @@
 // The program after each step: nodes by key, who uses them, and what the step changed.
 
-const FIELDS = ["kind", "name", "op", "text", "type", "placement", "provider", "origin", "layer"];
+const FIELDS = ["kind", "name", "op", "text", "type", "placement", "backend", "origin", "layer"];
 const SHOWN = new Set(["call", "param", "input", "state", "dim", "mesh"]);
 
 /** Pieces of a text: names with their percent sign, strings, and what stands between them. */
@@ -18,8 +18,8 @@ export function lineText(node) {
   const type = [node.type, node.placement].filter(Boolean).join(" ");
   switch (node.kind) {
     case "call": {
-      const provider = node.provider && ` @${node.provider}`;
-      return `%${node.name} = ${node.op}(${node.text}) : ${type}${provider}${node.origin && `  # ${node.origin}`}`;
+      const backend = node.backend && ` @${node.backend}`;
+      return `%${node.name} = ${node.op}(${node.text}) : ${type}${backend}${node.origin && `  # ${node.origin}`}`;
     }
     case "param":
       return `param ${node.name}: ${type} = ${node.text}`;

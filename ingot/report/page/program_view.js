@@ -1,6 +1,6 @@
 // The program after the chosen pass: a card for each section, its nodes made when it is open.
 
-import { code, countTags, opName, providerTag } from "./code.js";
+import { code, countTags, opName, backendTag } from "./code.js";
 import { button, h } from "./dom.js";
 import { plural } from "./format.js";
 import { sections } from "./layers.js";
@@ -139,7 +139,7 @@ export function createProgramView(app) {
     return h(
       "div",
       {
-        class: `rows ${all.some(({ node }) => node.provider) ? "provided" : ""}`,
+        class: `rows ${all.some(({ node }) => node.backend) ? "provided" : ""}`,
         role: "listbox",
         "aria-label": `Nodes: ${title}`,
       },
@@ -169,7 +169,7 @@ export function createProgramView(app) {
       h("span", { class: "node-name" }, within(layer, node.name)),
       h("span", { class: "what" }, what(node, layer)),
       h("span", { class: "type" }, node.type),
-      h("span", { class: "who" }, providerTag(app, node.provider)),
+      h("span", { class: "who" }, backendTag(app, node.backend)),
     );
   }
 

@@ -30,7 +30,7 @@ _MEMORY_SHARE = 1 / 64
 # Their sequences: up to 64 rows of logits cost about what one does, reading the weight; above, no more than half of the
 # rows are padding. There are no more than tokens.
 _PROMPT_ROWS = (64, 128, 256, GRAPH_ROWS[-1])
-# Providers whose calls may read data on the host, or allocate by it, unless the op says that it does neither.
+# Backends whose calls may read data on the host, or allocate by it, unless the op says that it does neither.
 _MAY_LOOK = frozenset({"reference", "rowwise"})
 
 
@@ -135,7 +135,7 @@ def is_capturable(bucket: BucketPlan) -> bool:
     """Whether a graph can hold the instructions of a bucket class: calls of libraries, of compiled code, and aten's
     views and arithmetic."""
     return all(
-        one.calls is not None or one.provider not in _MAY_LOOK or one.target.startswith("aten.") or _on_device(one)
+        one.calls is not None or one.backend not in _MAY_LOOK or one.target.startswith("aten.") or _on_device(one)
         for one in bucket.instructions
     )
 

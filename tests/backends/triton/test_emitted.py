@@ -1,4 +1,4 @@
-"""Every op that the triton provider claims is compiled to machine code, on a machine without a GPU; and whoever judges
+"""Every op that the triton backend claims is compiled to machine code, on a machine without a GPU; and whoever judges
 what such code gives is strict."""
 
 from __future__ import annotations

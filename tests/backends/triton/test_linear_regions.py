@@ -138,7 +138,7 @@ def test_what_is_no_chain_is_left_out() -> None:
     )
 
 
-def test_calls_that_another_provider_takes_stay_with_it() -> None:
+def test_calls_that_another_backend_takes_stay_with_it() -> None:
     calls = NORM + BOTH.format(x="%rms_norm") + SLICES + SILU
     assert _found(calls, "y=%y", {"linear", "y"}) == [["linear", "slice_1", "slice_2", "y"]]
     assert _found(calls, "y=%y", {"rms_norm", "linear"}) == [["rms_norm", "linear"]]

@@ -39,7 +39,7 @@ def test_qk_norm_rope_append_is_its_parts(
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_qk_norm_rope_append_of_a_token_does_not_see_the_others(dtype: torch.dtype) -> None:
-    """No provider computes it row by row, so its own bits must not depend on the batch."""
+    """No backend computes it row by row, so its own bits must not depend on the batch."""
     op = OPS["qk_norm_rope_append"]
     g = generator(31)
     for heads, dim in ((4, 64), (2, 80), (3, 36)):

@@ -80,7 +80,7 @@ def test_text_stands_out_from_its_ground(show: Show, region_report: Report, dark
             ".string",
             ".quiet",
         ),
-        *(".link", ".inspector dt", ".provider", ".tag", ".brand", "[role=tab]"),
+        *(".link", ".inspector dt", ".backend", ".tag", ".brand", "[role=tab]"),
     ):
         found = page.evaluate(CONTRAST, selector)
         # WCAG 2.2, 1.4.3: at least 4.5 for text of this size.

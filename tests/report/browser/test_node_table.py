@@ -32,7 +32,7 @@ def test_the_table_of_nodes_sorts_by_every_column(show: Show, region_report: Rep
     )
     values: dict[str, Callable[[Any], Any]] = {
         name: lambda row, name=name: getattr(row, name)
-        for name in ("flops", "bytes", "seconds", "layer", "op", "provider")
+        for name in ("flops", "bytes", "seconds", "layer", "op", "backend")
     } | {name: lambda row, name=name: len(getattr(row, name)) for name in ("candidates", "refusals")}
     assert page.locator("th").count() == len(values) + 1
     by_name = {row.name: row for row in rows}
@@ -55,7 +55,7 @@ def test_columns_without_anything_in_them_are_left_out(show: Show, plain_report:
     table = plain_report.nodes[0]
     rows = tuple(replace(row, flops=None, bytes=None, seconds=None, candidates=()) for row in table.rows)
     page = show(replace(plain_report, nodes=(replace(table, rows=rows),)), hash="#tab=nodes").page
-    assert page.locator("th").all_inner_texts() == ["node", "op", "layer", "provider", "refusals"]
+    assert page.locator("th").all_inner_texts() == ["node", "op", "layer", "backend", "refusals"]
     page = show(plain_report, hash="#tab=nodes").page
     assert {"flops", "bytes", "candidates"} < set(page.locator("th").all_inner_texts())
 

@@ -75,7 +75,7 @@ def test_left_and_right_go_through_passes(show: Show, plain_report: Report) -> N
 
 
 def test_refusals_of_a_pass_are_listed_by_reason(show: Show, region_report: Report) -> None:
-    number = number_of(region_report, "choose-providers", "decode")
+    number = number_of(region_report, "choose-backends", "decode")
     page = show(region_report, hash=f"#pass={number}").page
     refusals = region_report.steps[number].refusals
     reasons = Counter(reason for _, reason in refusals)

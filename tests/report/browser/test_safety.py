@@ -31,7 +31,7 @@ def test_hostile_names_stay_names(show: Show, plain_report: Report) -> None:
         step, name=evil, text=text, options={evil: evil}, refusals=((evil, evil),), op_count_diff={evil: 1}
     )
     steps = (*plain_report.steps[:number], hostile)
-    rows = tuple(replace(row, op=evil, provider=evil, refusals=(evil,)) for row in plain_report.nodes[0].rows)
+    rows = tuple(replace(row, op=evil, backend=evil, refusals=(evil,)) for row in plain_report.nodes[0].rows)
     nodes = (replace(plain_report.nodes[0], step=number, basis=evil, rows=rows),)
     report = replace(plain_report, title=evil, steps=steps, nodes=nodes, times=Times({evil: 1.0}, {}, ()))
     page = show(report, hash=f"#pass={number}").page

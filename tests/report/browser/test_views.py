@@ -41,7 +41,7 @@ def test_what_was_not_recorded_is_said(show: Show, plain_report: Report) -> None
     assert page.get_by_text("not recorded in this artifact").count() == 3
     assert page.get_by_text("ingot report --start-up").count() == 1
     page.get_by_role("tab", name="Nodes").click()
-    assert "No pass chose providers" in page.inner_text("#panel-nodes")
+    assert "No pass chose backends" in page.inner_text("#panel-nodes")
 
 
 def test_a_step_on_a_gpu_is_drawn(show: Show, region_report: Report) -> None:

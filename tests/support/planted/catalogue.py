@@ -58,8 +58,8 @@ def _in_pass(name: str) -> Callable[[Healthy, random.Random], Fault]:
     return lambda healthy, draw: in_passes.draw(name, healthy.setup, healthy.applications, draw)
 
 
-def _in_kernel(provider: str) -> Callable[[Healthy, random.Random], Fault]:
-    return lambda healthy, draw: in_kernels.draw(provider, healthy.setup, healthy.final, healthy.artifact, draw)
+def _in_kernel(backend: str) -> Callable[[Healthy, random.Random], Fault]:
+    return lambda healthy, draw: in_kernels.draw(backend, healthy.setup, healthy.final, healthy.artifact, draw)
 
 
 def _in_recipe(healthy: Healthy, draw: random.Random) -> Fault:
@@ -102,7 +102,7 @@ SOURCES: Mapping[str, Source] = {
     "fuse-add-rms-norm": Source(_in_pass("fuse-add-rms-norm"), 16, models=_NORMED),
     "fuse-qk-norm-rope": Source(_in_pass("fuse-qk-norm-rope"), 14, options=(_FUSED, _KERNELS)),
     "choose-layouts": Source(_in_pass("choose-layouts"), 8),
-    "choose-providers": Source(_in_pass("choose-providers"), 8, options=(_REFERENCE, _KERNELS)),
+    "choose-backends": Source(_in_pass("choose-backends"), 8, options=(_REFERENCE, _KERNELS)),
     "form-regions": Source(_in_pass("form-regions"), 8, ("llama", "qwen3"), (_REGIONS,), ("float32",), slow=True),
     "regions": Source(
         lambda h, d: in_regions.draw(h.setup, h.final, d), 4, ("llama", "qwen3"), (_REGIONS,), ("float32",), slow=True

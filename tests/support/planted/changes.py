@@ -156,8 +156,8 @@ def rounded_through(node: fx.Node, dtype: torch.dtype, name: str, what: str) -> 
             back = build.call(program, ops.cast.overload, (narrow,), {"dtype": own})
         for made in (narrow, back):
             made.meta["origin"] = call.meta.get("origin", "")
-            if "provider" in call.meta:
-                made.meta["provider"] = "reference"
+            if "backend" in call.meta:
+                made.meta["backend"] = "reference"
         call.replace_all_uses_with(back, delete_user_cb=lambda user: user is not narrow)
 
     return Change(name, what, (*with_users(node), "cast", *(f"cast_{number}" for number in range(1, 9))), apply)

@@ -67,7 +67,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Score:
-    """Whether a verdict names the pass or provider, the rewrite (true where none is at fault), and the node."""
+    """Whether a verdict names the pass or backend, the rewrite (true where none is at fault), and the node."""
 
     blamed: bool
     rewrite: bool

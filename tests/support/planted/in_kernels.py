@@ -1,4 +1,4 @@
-"""Faults of providers: what loading gives for an op computes something else than it should."""
+"""Faults of backends: what loading gives for an op computes something else than it should."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ Kernel = Callable[..., Any]
 # Given the kernel and its arguments by name, the wrong result.
 Wrong = Callable[[Kernel, dict[str, Any]], Any]
 
-_TABLES = ("dense_ops", "rope_ops", "attention_ops", "step_ops")  # where the cpu provider's ops come from
+_TABLES = ("dense_ops", "rope_ops", "attention_ops", "step_ops")  # where the cpu backend's ops come from
 
 
 def _with(**changes: Callable[[Any], Any]) -> Wrong:
@@ -182,16 +182,16 @@ _WEIGHTS = {
 }
 
 
-def draw(provider: str, setup: Setup, programs: list[Program], artifact: Path, draw: random.Random) -> Fault:
-    """A fault of one op of a provider: at one node where it reads a weight of its own, or else at all of its calls."""
+def draw(backend: str, setup: Setup, programs: list[Program], artifact: Path, draw: random.Random) -> Fault:
+    """A fault of one op of a backend: at one node where it reads a weight of its own, or else at all of its calls."""
     program = draw.choice(programs)
     by_op: dict[str, list[fx.Node]] = {}
     for node in program.calls():
         name = target_name(node.target).removeprefix("ingot.")
-        if node.meta.get("provider") == provider and KERNELS.get(name):
+        if node.meta.get("backend") == backend and KERNELS.get(name):
             by_op.setdefault(name, []).append(node)
     if not by_op:
-        raise NoFault(f"{provider} computes nothing in {setup}")
+        raise NoFault(f"{backend} computes nothing in {setup}")
     op = draw.choice(sorted(by_op))
     label = draw.choice(sorted(KERNELS[op]))
     nodes, weight = by_op[op], None
@@ -208,13 +208,13 @@ def draw(provider: str, setup: Setup, programs: list[Program], artifact: Path, d
     bound = _only_where(OPS[op].reference, KERNELS[op][label], _WEIGHTS.get(op), weight)
     where = f" at %{nodes[0].name}" if weight is not None else ""
     truth = Truth(
-        "provider",
-        provider,
+        "backend",
+        backend,
         f"{op}{where}: {label}",
         tuple(dict.fromkeys(name for name in names if name)),
         bucket=program.bucket.name if program.bucket else None,
     )
-    return Fault(label, setup, truth, lambda: _planted(provider, op, bound))
+    return Fault(label, setup, truth, lambda: _planted(backend, op, bound))
 
 
 def _only_where(reference: Kernel, wrong: Wrong, name: str | None, weight: torch.Tensor | None) -> Callable[..., Any]:
@@ -246,9 +246,9 @@ def _by_name(kernel: Kernel, signature: inspect.Signature) -> Kernel:
 
 
 @contextlib.contextmanager
-def _planted(provider: str, op: str, wrap: Callable[[Kernel], Kernel]) -> Iterator[None]:
+def _planted(backend: str, op: str, wrap: Callable[[Kernel], Kernel]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        if provider == "cpu":
+        if backend == "cpu":
             for table in _TABLES:
                 stack.enter_context(replaced(cpu_load, table, _table_with(getattr(cpu_load, table), op, wrap)))
         else:

@@ -55,7 +55,7 @@ def draw(setup: Setup, programs: Sequence[Program], draw: random.Random) -> Faul
         sign(artifact, place)
 
     truth = Truth(
-        "provider",
+        "backend",
         region.backend,
         f"region {name}: {change.what}",
         tuple(dict.fromkeys([*change.wrong, *nodes])),

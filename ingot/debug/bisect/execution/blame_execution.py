@@ -1,5 +1,5 @@
 """What is wrong in an artifact whose programs mean the right thing: its plan, its packed weights, a recipe's step, a
-provider's kernel, a compiled region, or the executor.
+backend's kernel, a compiled region, or the executor.
 
 From cheap to dear, and from what others rest on to what rests on it: the plan against its programs, the weights against
 their recipes, then the instructions in lock-step with their references.
@@ -50,7 +50,7 @@ def blame_execution(
 
     `programs` are the final ones, as program.ir holds them: of every entry and bucket class. `read` gives a tensor of
     the checkpoint by name, `requests` are token ids to run. `loaded` is the artifact ready to run, else it is loaded;
-    its states are overwritten. Into the folder `reproducer` goes what shows a provider's fault by itself.
+    its states are overwritten. Into the folder `reproducer` goes what shows a backend's fault by itself.
     """
     plans = read_plans(artifact)
     by_entry: dict[str, dict[str, Program]] = {}
@@ -110,13 +110,13 @@ def _blame_entry(
         return None
     verdict = _of_misstep(misstep, target)
     runs = misstep.step + 1
-    if verdict.kind is Kind.PROVIDER and not misstep.stray:
-        # With references in place of all that the provider computes like this, is all of it right?
+    if verdict.kind is Kind.BACKEND and not misstep.stray:
+        # With references in place of all that the backend computes like this, is all of it right?
         other = first_misstep(executor, programs, params, steps, swapped=misstep.instruction)
         runs += other.step + 1 if other else len(steps)
         what = "no other does wrong" if other is None else f"'{other.node.name}' does wrong too: {other.text}"
         verdict = replace(verdict, found=f"{verdict.found}; with the reference in its place {what}")
-    if reproducer is not None and verdict.kind is Kind.PROVIDER and misstep.inputs:
+    if reproducer is not None and verdict.kind is Kind.BACKEND and misstep.inputs:
         script = write_reproducer(misstep, plan, loaded.artifact, reproducer)
         verdict = replace(verdict, reproducer=script, golden=script.with_name(CALL))
     return replace(verdict, runs=runs)
@@ -158,7 +158,7 @@ def _of_misstep(misstep: Misstep, target: Target) -> Verdict:
     node, instruction = misstep.node, misstep.instruction
     at = f"step {misstep.step}, instruction {misstep.number}: "
     verdict = Verdict(
-        Kind.PROVIDER, blamed=instruction.provider, bucket=misstep.bucket, found=at + misstep.text, **_place(node)
+        Kind.BACKEND, blamed=instruction.backend, bucket=misstep.bucket, found=at + misstep.text, **_place(node)
     )
     verdict = replace(verdict, tensor=misstep.tensor)
     if misstep.executor:

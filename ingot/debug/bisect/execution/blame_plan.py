@@ -102,8 +102,8 @@ def _differences(
             yield f"the region '{region}' is computed by {found.target:.40}, which is not its executable", region
     elif found.target != target_name(node.target):
         yield f"it calls {found.target}, expected {target_name(node.target)}", ""
-    if found.provider != node.meta.get("provider"):
-        yield f"its provider is {found.provider}, expected {node.meta.get('provider')}", ""
+    if found.backend != node.meta.get("backend"):
+        yield f"its backend is {found.backend}, expected {node.meta.get('backend')}", ""
     arguments: dict[int | str, Any] = dict(enumerate(node.args)) | dict(node.kwargs.items())
     given: dict[int | str, Any] = dict(enumerate(found.args)) | dict(found.kwargs.items())
     for place in {**arguments, **given}:

@@ -86,7 +86,7 @@ def first_misstep(
     """Run `steps` from states full of poison; the first instruction that does wrong, None when none does.
 
     `programs` are those that the plan was made from, by bucket class; `params` the weights as they should be. What
-    calls the same as `swapped`, by the same provider, is computed by the reference in its place.
+    calls the same as `swapped`, by the same backend, is computed by the reference in its place.
     """
     calls = {name: Instructions(program) for name, program in programs.items()}
     found = _run(executor, calls, params, steps, swapped, everywhere=False)
@@ -180,7 +180,7 @@ class _Watched:
 
     def _is_swapped(self, instruction: Instruction) -> bool:
         other = self.swapped
-        return other is not None and (other.target, other.provider) == (instruction.target, instruction.provider)
+        return other is not None and (other.target, other.backend) == (instruction.target, instruction.backend)
 
     def _by_reference(self, call: Call, given: Mapping[str, torch.Tensor]) -> Any:
         """What the call should give, in the form in which it gives it."""

@@ -41,7 +41,7 @@ def write_reproducer(misstep: Misstep, plan: Plan, artifact: Artifact, folder: P
     instruction = misstep.instruction
     (folder / INSTRUCTION).write_text(dump_json(instruction.model_dump(mode="json")), encoding="utf-8")
     executable = plan.executables.get(instruction.target.removeprefix("exe.")) or plan.libraries.get(
-        instruction.provider
+        instruction.backend
     )
     if executable is not None:
         (folder / EXECUTABLE).write_text(dump_json(executable.model_dump(mode="json")), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Running one instruction apart from its plan, against its reference: what a provider's reproducer does."""
+"""Running one instruction apart from its plan, against its reference: what a backend's reproducer does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -39,12 +39,12 @@ def rerun(folder: Path) -> str | None:
 
 def _callable(instruction: Instruction, folder: Path) -> Callable[..., Any]:
     if not (folder / EXECUTABLE).exists():
-        return find_op(instruction.target, instruction.provider)
+        return find_op(instruction.target, instruction.backend)
     context = on_one_device("cpu")  # of a GPU no instruction is compared yet
     executable = Executable.model_validate_json((folder / EXECUTABLE).read_text(encoding="utf-8"))
     if instruction.target.startswith("exe."):
         return load_executable(executable, folder, context)
-    return find_op(instruction.target, instruction.provider, load_library(executable, folder, context))
+    return find_op(instruction.target, instruction.backend, load_library(executable, folder, context))
 
 
 def _strided(tensor: torch.Tensor, value_type: Any) -> torch.Tensor:

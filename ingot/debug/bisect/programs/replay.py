@@ -19,8 +19,8 @@ from ingot.debug.bisect.programs.observe import Observed, observe
 from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.programs.quantized import broken_quantization
 from ingot.debug.bisect.programs.schedule import Step, is_cached
+from ingot.ir.artifact.manifest.provider_times import BackendTimes
 from ingot.ir.artifact.plan import BucketClass
-from ingot.ir.artifact.provider_times import ProviderTimes
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import ArtifactError, VerifyError
 from ingot.ir.machine.target import Target
@@ -111,13 +111,13 @@ def _context(about: Mapping[str, Any]) -> PassContext:
         weight_budget=given["weight_budget"],
         emit=emit_nothing,
         emit_library=build_nothing,
-        decided={one.key: one for one in map(_provider_times, given["decided"])},
+        decided={one.key: one for one in map(_backend_times, given["decided"])},
         mesh=given["mesh"],
     )
 
 
-def _provider_times(value: Mapping[str, Any]) -> ProviderTimes:
-    return ProviderTimes.model_validate_json(json.dumps(value))
+def _backend_times(value: Mapping[str, Any]) -> BackendTimes:
+    return BackendTimes.model_validate_json(json.dumps(value))
 
 
 def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], before: Program, after: Program) -> Replay:

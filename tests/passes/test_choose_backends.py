@@ -1,4 +1,4 @@
-"""choose-providers: the fastest or cheapest claim wins, every No is kept, and a call that nobody takes is an error."""
+"""choose-backends: the fastest or cheapest claim wins, every No is kept, and a call that nobody takes is an error."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,8 +18,8 @@ from ingot.compile.buckets import bucket_classes
 from ingot.compile.op_claims import one_call_of_each
 from ingot.compile.providers import competing
 from ingot.frontend.trace import Limits
+from ingot.ir.artifact.manifest.provider_times import BackendTime, BackendTimes
 from ingot.ir.artifact.plan import BucketClass
-from ingot.ir.artifact.provider_times import ProviderTime, ProviderTimes
 from ingot.ir.artifact.record import PassRecord, Refusal
 from ingot.ir.backend import No, Yes
 from ingot.ir.errors import PassError
@@ -27,28 +27,28 @@ from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, Region, Stage, target_name
 from ingot.passes.base import Contest, PassContext
-from ingot.passes.choose_providers import ChooseProviders, claims_of
+from ingot.passes.choose_backends import ChooseBackends, claims_of
 from ingot.passes.manager import run_pipeline
 from ingot.passes.pipeline import PIPELINE
 
 Apply = Callable[..., tuple[Program, PassRecord]]
-TEXT = (Path(__file__).parent / "goldens" / "choose-providers.before.ir").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parent / "goldens" / "choose-backends.before.ir").read_text(encoding="utf-8")
 
 
-def _providers(program: Program) -> dict[str, str]:
-    return {node.name: node.meta["provider"] for node in program.calls() if "provider" in node.meta}
+def _backends(program: Program) -> dict[str, str]:
+    return {node.name: node.meta["backend"] for node in program.calls() if "backend" in node.meta}
 
 
 def test_golden(golden: Callable[..., PassRecord]) -> None:
-    record = golden(ChooseProviders())
-    assert record.matches == 3 and record.bucket == "decode"  # an item of a tuple needs no provider
+    record = golden(ChooseBackends())
+    assert record.matches == 3 and record.bucket == "decode"  # an item of a tuple needs no backend
     assert record.refusals == (Refusal("embedding", "inductor: ingot.embedding stands outside regions"),)
 
 
 def test_deterministic_mode_takes_batch_invariant_claims_only(apply: Apply) -> None:
-    program, record = apply(ChooseProviders(), TEXT, deterministic=True)
+    program, record = apply(ChooseBackends(), TEXT, deterministic=True)
     # A view computes nothing, so the reference may keep it.
-    assert _providers(program) == {"embedding": "rowwise", "add_rms_norm": "rowwise", "view": "reference"}
+    assert _backends(program) == {"embedding": "rowwise", "add_rms_norm": "rowwise", "view": "reference"}
     assert record.refusals == (
         Refusal("embedding", "inductor: ingot.embedding stands outside regions"),
         Refusal("embedding", "reference: not batch-invariant"),
@@ -59,13 +59,13 @@ def test_deterministic_mode_takes_batch_invariant_claims_only(apply: Apply) -> N
 
 
 def test_without_a_region_compiler(apply: Apply) -> None:
-    program, record = apply(ChooseProviders(), TEXT, backends=(Reference(), Rowwise()))
-    assert set(_providers(program).values()) == {"reference"} and record.refusals == ()
+    program, record = apply(ChooseBackends(), TEXT, backends=(Reference(), Rowwise()))
+    assert set(_backends(program).values()) == {"reference"} and record.refusals == ()
 
 
-def test_no_provider(apply: Apply) -> None:
+def test_no_backend(apply: Apply) -> None:
     with pytest.raises(PassError) as caught:
-        apply(ChooseProviders(), TEXT, backends=(Inductor(),))
+        apply(ChooseBackends(), TEXT, backends=(Inductor(),))
     reason = "inductor: ingot.embedding stands outside regions"
     assert caught.value.what == f"no backend computes ingot.embedding: {reason}"
     assert caught.value.where.startswith("%embedding") and caught.value.expected == "one of inductor to take it"
@@ -73,11 +73,11 @@ def test_no_provider(apply: Apply) -> None:
     with pytest.raises(
         PassError, match=r"ingot\.embedding: reference: not batch-invariant(.|\n)*without deterministic"
     ):
-        apply(ChooseProviders(), TEXT, backends=(Reference(),), deterministic=True)
+        apply(ChooseBackends(), TEXT, backends=(Reference(),), deterministic=True)
 
 
 def test_references_stand_in_for_no_attention_on_a_gpu_unless_they_are_asked_for() -> None:
-    """Nor for a write into a cache: the error names why each provider does not compute it."""
+    """Nor for a write into a cache: the error names why each backend does not compute it."""
     _, nodes = one_call_of_each(OPS)
     for name in ("paged_attention", "append_attention", "partial_attention", "step_attention", "kv_append"):
         node = nodes[f"ingot.{name}"]
@@ -107,7 +107,7 @@ def test_what_no_kernel_of_a_gpu_attends_to_is_an_error_with_every_reason(
         assert reason in caught.value.what
     assert "backend='reference', which is slow" in caught.value.hint and "layer 0" in caught.value.where
     report = compile_model(checkpoint, tmp_path / "a.ingot", backend="reference", **limits)
-    assert set(report.nodes_per_provider) == {"reference"}
+    assert set(report.nodes_per_backend) == {"reference"}
 
 
 class _Priced(Reference):
@@ -126,21 +126,21 @@ class _Priced(Reference):
 def test_the_cheapest_claim_wins(apply: Apply, cheap_first: bool) -> None:
     cheap, dear = _Priced("cheap", 1.0), _Priced("dear", 2.0)
     backends = (cheap, dear) if cheap_first else (dear, cheap)
-    program, _ = apply(ChooseProviders(), TEXT, backends=backends)
-    assert set(_providers(program).values()) == {"cheap"}
+    program, _ = apply(ChooseBackends(), TEXT, backends=backends)
+    assert set(_backends(program).values()) == {"cheap"}
     assert cheap.asked == dear.asked == [(name, "decode") for name in ("embedding", "add_rms_norm", "view")]
 
 
 def test_of_equal_claims_the_preferred_backend_wins(apply: Apply) -> None:
-    program, _ = apply(ChooseProviders(), TEXT, backends=(_Priced("first", 1.0), _Priced("second", 1.0)))
-    assert set(_providers(program).values()) == {"first"}
+    program, _ = apply(ChooseBackends(), TEXT, backends=(_Priced("first", 1.0), _Priced("second", 1.0)))
+    assert set(_backends(program).values()) == {"first"}
 
 
-# --- providers that are timed -----------------------------------------------------------------------------------------
+# --- backends that are timed -----------------------------------------------------------------------------------------
 
 
 class _Timer:
-    """Says that the second provider is the faster one, or `reason`; `asked` has the contests, `anyway` the bodies."""
+    """Says that the second backend is the faster one, or `reason`; `asked` has the contests, `anyway` the bodies."""
 
     def __init__(self, reason: str = "") -> None:
         self.reason, self.asked, self.anyway = reason, list[Contest](), list[Region]()
@@ -151,56 +151,56 @@ class _Timer:
         return [self.reason or _timed(one) for one in contests]
 
 
-def _timed(contest: Contest) -> ProviderTimes:
-    first, second = contest.providers
+def _timed(contest: Contest) -> BackendTimes:
+    first, second = contest.backends
     times = {first: 2.0, second: 1.0}
-    return ProviderTimes(
+    return BackendTimes(
         call=contest.call,
         bucket=contest.bucket,
-        provider=second,
-        times={name: (ProviderTime(tokens=1, sequences=1, microseconds=one),) for name, one in times.items()},
+        backend=second,
+        times={name: (BackendTime(tokens=1, sequences=1, microseconds=one),) for name, one in times.items()},
         source="measured",
     )
 
 
 def test_times_beat_the_costs_of_claims(apply: Apply) -> None:
     backends, timer = (_Priced("dear", 2.0), _Priced("cheap", 1.0)), _Timer()
-    program, _ = apply(ChooseProviders(), TEXT, backends=backends, time_calls=timer)
-    assert set(_providers(program).values()) == {"dear"}
-    assert {one.providers for one in timer.asked} == {("cheap", "dear")} and not timer.anyway
-    assert all(isinstance(node.meta["contest"], ProviderTimes) for node in program.calls() if "provider" in node.meta)
+    program, _ = apply(ChooseBackends(), TEXT, backends=backends, time_calls=timer)
+    assert set(_backends(program).values()) == {"dear"}
+    assert {one.backends for one in timer.asked} == {("cheap", "dear")} and not timer.anyway
+    assert all(isinstance(node.meta["contest"], BackendTimes) for node in program.calls() if "backend" in node.meta)
 
 
 def test_a_call_that_cannot_be_timed_is_ranked(apply: Apply) -> None:
     backends = (_Priced("dear", 2.0), _Priced("cheap", 1.0))
-    program, _ = apply(ChooseProviders(), TEXT, backends=backends, time_calls=_Timer("no GPU"))
-    assert set(_providers(program).values()) == {"cheap"}
-    assert {node.meta["contest"] for node in program.calls() if "provider" in node.meta} == {"no GPU"}
+    program, _ = apply(ChooseBackends(), TEXT, backends=backends, time_calls=_Timer("no GPU"))
+    assert set(_backends(program).values()) == {"cheap"}
+    assert {node.meta["contest"] for node in program.calls() if "backend" in node.meta} == {"no GPU"}
 
 
 def test_what_is_decided_is_not_timed(apply: Apply) -> None:
     backends, timer = (_Priced("dear", 2.0), _Priced("cheap", 1.0)), _Timer()
-    apply(ChooseProviders(), TEXT, backends=backends, time_calls=timer)
+    apply(ChooseBackends(), TEXT, backends=backends, time_calls=timer)
     decided = {one.key: _timed(one) for one in timer.asked}
-    program, _ = apply(ChooseProviders(), TEXT, backends=backends, decided=decided)
-    assert set(_providers(program).values()) == {"dear"}
+    program, _ = apply(ChooseBackends(), TEXT, backends=backends, decided=decided)
+    assert set(_backends(program).values()) == {"dear"}
 
 
 def test_fallbacks_and_regions_are_not_timed(apply: Apply) -> None:
     timer = _Timer()
-    apply(ChooseProviders(), TEXT, backends=(_Priced("one", 1.0), Inductor(), Reference(), Rowwise()), time_calls=timer)
-    assert not timer.asked, "one provider, a region compiler, and what stands in for missing ones"
+    apply(ChooseBackends(), TEXT, backends=(_Priced("one", 1.0), Inductor(), Reference(), Rowwise()), time_calls=timer)
+    assert not timer.asked, "one backend, a region compiler, and what stands in for missing ones"
 
 
 def _contests(architecture: str) -> tuple[dict[str, list[tuple[str, tuple[str, ...]]]], _Timer]:
-    """By bucket class, the ops and providers of the contests among the backends of a GPU."""
+    """By bucket class, the ops and backends of the contests among the backends of a GPU."""
     target, timer = Target.named("sm_90"), _Timer("asked")
     backends = competing("auto", target)
     config = {**CHECKPOINTS[architecture].config, "dtype": "bfloat16", "torch_dtype": "bfloat16"}
     limits = Limits(max_seq_len=128, max_batch=4, max_tokens=128)
     context = PassContext(target, 128, 4, 128, backends=backends, time_calls=timer)
     phases = [phase for phase in PIPELINE if phase.stage <= Stage.LOWERED]
-    kept = tuple(one for one in phases[-1].passes if one.name in ("choose-providers", "form-regions"))
+    kept = tuple(one for one in phases[-1].passes if one.name in ("choose-backends", "form-regions"))
     lowered = run_pipeline(
         traced(config, limits),
         context,
@@ -211,7 +211,7 @@ def _contests(architecture: str) -> tuple[dict[str, list[tuple[str, tuple[str, .
     found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
     for bucket in lowered.programs:
         mine = [one for one in timer.asked if one.body.bucket is not None and one.body.bucket.name == bucket]
-        found[bucket] = [(target_name(next(iter(one.body.calls())).target), one.providers) for one in mine]
+        found[bucket] = [(target_name(next(iter(one.body.calls())).target), one.backends) for one in mine]
     return found, timer
 
 

@@ -1,4 +1,4 @@
-"""choose-providers: every call gets the backend that computes it; every refusal is kept with its reason."""
+"""choose-backends: every call gets the backend that computes it; every refusal is kept with its reason."""
 
 import operator
 from collections.abc import Callable, Collection, Mapping
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ingot.ir.artifact.provider_times import ProviderTimes
+from ingot.ir.artifact.manifest.provider_times import BackendTimes
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Claim, No, RegionCompiler, Yes, alternatives, call_compilers
 from ingot.ir.errors import PassError
@@ -21,12 +21,12 @@ from ingot.passes.rewrite import Rewriter
 
 
 @dataclass(frozen=True)
-class ChooseProviders(Pass):
-    """Providers that would compute a call by itself are timed against each other, and the fastest one gets it. Where
+class ChooseBackends(Pass):
+    """Backends that would compute a call by itself are timed against each other, and the fastest one gets it. Where
     they are not timed, the cheapest claim wins. In deterministic mode only batch-invariant claims count.
     """
 
-    name: ClassVar[str] = "choose-providers"
+    name: ClassVar[str] = "choose-backends"
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
@@ -41,11 +41,11 @@ class ChooseProviders(Pass):
         anyway = partial(_compiled_anyway, program, contests, chosen, context)
         for node, decided in zip(contests, _decided(list(contests.values()), context, anyway), strict=True):
             node.meta["contest"] = decided
-            if isinstance(decided, ProviderTimes):
-                chosen[node] = decided.provider
-        for node, provider in chosen.items():
+            if isinstance(decided, BackendTimes):
+                chosen[node] = decided.backend
+        for node, backend in chosen.items():
             if rewriter.take(node):
-                node.meta["provider"] = provider
+                node.meta["backend"] = backend
 
 
 def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str, Yes]:
@@ -102,9 +102,9 @@ def _contests(
     chosen: Mapping[fx.Node, str],
     context: PassContext,
 ) -> dict[fx.Node, Contest]:
-    """The calls that several providers would compute by themselves."""
-    providers = {node: [name for name, claim in claims.items() if claim.timed] for node, claims in usable.items()}
-    contested = {node: names for node, names in providers.items() if len(names) > 1 and chosen[node] in names}
+    """The calls that several backends would compute by themselves."""
+    backends = {node: [name for name, claim in claims.items() if claim.timed] for node, claims in usable.items()}
+    contested = {node: names for node, names in backends.items() if len(names) > 1 and chosen[node] in names}
     inside = _in_regions({chosen[node] for node in contested}, chosen, context)
     return {
         node: Contest(call_body(program, node, "call"), tuple(sorted(names, key=lambda name: usable[node][name].cost)))
@@ -131,27 +131,27 @@ def _compiled_anyway(
     compilers = {backend.name for backend in call_compilers(context.backends)}
     inside = _in_regions(compilers, chosen, context)
     found: dict[str, Region] = {}
-    for node, provider in chosen.items():
-        if provider in compilers and node not in inside and node not in contests:
+    for node, backend in chosen.items():
+        if backend in compilers and node not in inside and node not in contests:
             body = call_body(program, node, f"anyway{len(found)}")
-            found.setdefault(print_region_body(body), Region(body.name, body, provider))
+            found.setdefault(print_region_body(body), Region(body.name, body, backend))
     return list(found.values())
 
 
 def _decided(
     contests: list[Contest], context: PassContext, anyway: Callable[[], list[Region]]
-) -> list[ProviderTimes | str]:
+) -> list[BackendTimes | str]:
     """Times of each contest, or the reason why the cheapest claim wins it."""
-    found: dict[str, ProviderTimes | str] = {}
+    found: dict[str, BackendTimes | str] = {}
     asked: dict[str, Contest] = {}
     for one in contests:
         given = context.decided.get(one.key)
         if given is None:
             asked[one.key] = one
-        elif given.provider in one.providers:
+        elif given.backend in one.backends:
             found[one.key] = given
         else:
-            found[one.key] = f"the given log has {given.provider}, which does not compute the call here"
+            found[one.key] = f"the given log has {given.backend}, which does not compute the call here"
     if asked and context.time_calls is not None:
         found |= zip(asked, context.time_calls(list(asked.values()), anyway), strict=True)
     return [found.get(one.key, "nothing is timed here") for one in contests]

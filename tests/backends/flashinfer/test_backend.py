@@ -1,4 +1,4 @@
-"""The flashinfer provider with a stand-in for what nvcc builds: what it claims, how it builds, what it hands over."""
+"""The flashinfer backend with a stand-in for what nvcc builds: what it claims, how it builds, what it hands over."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ingot.ir.errors import BackendError, InternalError
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.passes.base import PassContext
-from ingot.passes.choose_providers import ChooseProviders
+from ingot.passes.choose_backends import ChooseBackends
 from ingot.passes.rewrite import Rewriter
 from ingot.runtime.load_context import on_one_device
 
@@ -118,15 +118,15 @@ def test_what_is_missing_is_the_reason_of_the_refusal(
 
 
 def choose(call: OneCall, target: Target = HOPPER) -> tuple[str, list[str]]:
-    """The provider that compiling takes, and the refusals."""
+    """The backend that compiling takes, and the refusals."""
     program = call.body()
     backends = (FlashInfer(), Triton())
     context = PassContext(
         target, max_seq_len=160, max_batch=64, max_tokens=256, backends=backends, bucket=program.bucket
     )
     rewriter = Rewriter(program)
-    ChooseProviders().run(rewriter, context)
-    return call.call_of(program).meta["provider"], [one.reason for one in rewriter.refusals]
+    ChooseBackends().run(rewriter, context)
+    return call.call_of(program).meta["backend"], [one.reason for one in rewriter.refusals]
 
 
 def test_prompts_are_its_own_and_decoding_is_not(machine: Machine) -> None:
