@@ -1,28 +1,17 @@
 """Where values lie on a mesh: inferred through a program by the rules of its ops, as types are, and checked."""
 
 import operator
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from torch import fx
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.ops import op_of
 from ingot.ir.placements import RULES, Call, Fit, Spot, whole
-from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.program import Program, RegionCall, named_arguments, named_values, target_name
 from ingot.ir.types import Placement, StateType, TensorType, TupleType
 
 Placements = tuple[Placement, ...]
 Look = Callable[[fx.Node], Placements]
-
-# The parameters of aten's ops, with what their calls leave out.
-_ATEN_PARAMETERS: Mapping[str, Mapping[str, Any]] = {
-    "aten.add.Tensor": {"x": None, "other": None, "alpha": 1},
-    "aten.mul.Tensor": {"x": None, "other": None},
-    "aten.permute.default": {"x": None, "dims": None},
-    "aten.slice.Tensor": {"x": None, "dim": 0, "start": None, "end": None, "step": 1},
-    "aten.view.default": {"x": None, "size": None},
-}
 
 
 def placement_of(node: fx.Node, program: Program) -> Placements:
@@ -38,7 +27,7 @@ def placement_of(node: fx.Node, program: Program) -> Placements:
 def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) -> Fit:
     """What the rule of the node's op says on `axis`, given where its arguments lie."""
     look = look or (lambda value: placement_of(value, program))
-    name, named = target_name(node.target), _arguments(node)
+    name, named = target_name(node.target), named_arguments(node)
     nodes = {key: value for key, value in named.items() if isinstance(value, fx.Node)}
     types = {
         key: program.states[value.meta["type"].name].type
@@ -98,22 +87,13 @@ def _region_results(node: fx.Node, program: Program, look: Look) -> tuple[Placem
 
 
 def _check_needs(node: fx.Node, found: Fit, axis: str, look: Look) -> None:
-    for name, value in _arguments(node).items():
-        if isinstance(value, fx.Node) and (at := _spot(look(value), axis)) != found.needs.get(name):
+    for name, value in named_values(node).items():
+        if (at := _spot(look(value), axis)) != found.needs.get(name):
             raise VerifyError(
                 f"{target_name(node.target)} is given '{name}' as {spot_text(at, axis)}",
                 expected=spot_text(found.needs.get(name), axis),
                 hint="a collective is missing in front of it",
             )
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """Arguments by parameter name, the absent ones that default to None left out."""
-    op = op_of(node.target)
-    if op is not None:
-        return {name: value for name, value in op.bind(node.args, dict(node.kwargs)).items() if value is not None}
-    parameters = _ATEN_PARAMETERS[target_name(node.target)]
-    return {**parameters, **dict(zip(parameters, node.args, strict=False)), **node.kwargs}
 
 
 def _spot(placements: Placements, axis: str) -> Spot:

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from ingot.ir.ops import op_of
-from ingot.ir.program import is_call
+from ingot.ir.program import is_call, named_arguments
 
 
 class Layout(enum.Enum):
@@ -27,7 +27,7 @@ def layouts_of(node: fx.Node) -> Mapping[str, Layout]:
     op = op_of(node.target)
     if op is None:
         return {}
-    found = {name: layout_of(value) for name, value in op.bind(node.args, node.kwargs).items()}
+    found = {name: layout_of(value) for name, value in named_arguments(node).items()}
     return {name: layout for name, layout in found.items() if layout is not None}
 
 

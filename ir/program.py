@@ -2,7 +2,7 @@
 
 import enum
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,30 +13,16 @@ from ingot.ir.artifact.plan import BucketClass, Executable, Plan
 from ingot.ir.artifact.record import PassRecord
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.features.feature import SAMPLED, EndingUse
-from ingot.ir.ops import OPS
+from ingot.ir.ops import OPS, op_of
+from ingot.ir.ops.aten import ATEN, aten_of
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Dim, Placement, Split, StateType, TensorType, ValueType
 
 if TYPE_CHECKING:
     from ingot.ir.diff import ProgramDiff
 
-# The aten ops that the dialect takes over: views and elementwise arithmetic, by their printed names.
-ATEN: Mapping[str, Callable[..., Any]] = {
-    "aten.add.Tensor": torch.ops.aten.add.Tensor,
-    "aten.mul.Tensor": torch.ops.aten.mul.Tensor,
-    "aten.view.default": torch.ops.aten.view.default,
-    "aten.slice.Tensor": torch.ops.aten.slice.Tensor,
-    "aten.permute.default": torch.ops.aten.permute.default,
-}
-# Results of these share memory with their first argument.
-VIEWS = frozenset(
-    {
-        torch.ops.aten.view.default,
-        torch.ops.aten.slice.Tensor,
-        torch.ops.aten.permute.default,
-        operator.getitem,
-    }
-)
+# Results of these targets share memory with their first argument.
+VIEWS = frozenset({operator.getitem, *(op.overload for op in ATEN.values() if op.view)})
 
 
 class Stage(enum.IntEnum):
@@ -270,7 +256,7 @@ def target_of(name: str) -> Any:
         return RegionCall(name.removeprefix("region."))
     if name.startswith("ingot.") and name.removeprefix("ingot.") in OPS:
         return OPS[name.removeprefix("ingot.")].overload
-    return ATEN.get(name)
+    return ATEN[name].overload if name in ATEN else None
 
 
 def op_counts(program: Program) -> dict[str, int]:
@@ -353,6 +339,21 @@ def held_type(node: fx.Node) -> TensorType:
     held = next(named).meta["holds"]
     assert isinstance(held, TensorType)
     return held
+
+
+def named_arguments(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call by the parameters of its op, in their order and with defaults filled in. A region and
+    `getitem` have no parameters: their arguments go by their places, "0", "1". Raises TypeError for a call that does
+    not fit its op."""
+    op = op_of(node.target) or aten_of(node.target)
+    if op is None:
+        return {str(place): value for place, value in enumerate(node.args)}
+    return op.bind(node.args, node.kwargs)
+
+
+def named_values(node: fx.Node) -> dict[str, fx.Node]:
+    """Those of `named_arguments` that are values of the program."""
+    return {name: value for name, value in named_arguments(node).items() if isinstance(value, fx.Node)}
 
 
 def is_call(node: Any, target: Any) -> bool:

@@ -11,7 +11,8 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.infer import infer
 from ingot.ir.infer_placement import check_param, check_state, infer_placement, placement_of, spot_text
 from ingot.ir.ops import OPS, Effect, op_of
-from ingot.ir.program import ATEN, VIEWS, Program, RegionCall, Stage, target_name
+from ingot.ir.ops.aten import ATEN
+from ingot.ir.program import VIEWS, Program, RegionCall, Stage, named_arguments, target_name
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
@@ -263,7 +264,7 @@ def _states_written(node: fx.Node) -> list[fx.Node]:
     op = op_of(node.target)
     if op is None or not op.states:
         return []
-    named = op.bind(node.args, node.kwargs)
+    named = named_arguments(node)
     return [named[name] for name in op.states]
 
 

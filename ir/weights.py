@@ -9,6 +9,7 @@ from torch import fx
 from ingot.ir import ops
 from ingot.ir.formats import Format, find_format
 from ingot.ir.ops import Op, op_of
+from ingot.ir.program import named_arguments
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def product_of(node: fx.Node) -> Product | None:
     op = op_of(node.target)
     if op not in (ops.linear, ops.quant_linear) or op is None:
         return None
-    bound = op.bind(node.args, dict(node.kwargs))
+    bound = named_arguments(node)
     format = find_format(bound.get("format", "plain"))
     return Product(bound["x"], StoredWeight(format, {part: bound[part] for part in format.parts}), bound["bias"])
 

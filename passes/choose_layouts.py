@@ -12,7 +12,7 @@ from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Claim, Yes, alternatives
 from ingot.ir.layout import TRANSPOSE, TRANSPOSED, Layout
 from ingot.ir.ops import linear
-from ingot.ir.program import ParamSpec, Program, held_type, is_call
+from ingot.ir.program import ParamSpec, Program, held_type, is_call, named_arguments
 from ingot.ir.recipe import Recipe, permute
 from ingot.ir.types import Placement, TensorType
 from ingot.passes.base import Pass, PassContext
@@ -101,7 +101,7 @@ def _candidates(program: Program) -> dict[Tensor, list[fx.Node]]:
     for param in program.placeholders("param"):
         tensor = _tensor(program.params[str(param.target)])
         for user in param.users:
-            if is_call(user, linear.overload) and linear.bind(user.args, user.kwargs)["weight"] is param:
+            if is_call(user, linear.overload) and named_arguments(user)["weight"] is param:
                 calls.setdefault(tensor, []).append(user)
             else:
                 others.add(tensor)
@@ -117,7 +117,7 @@ def _costs(calls: list[fx.Node], context: PassContext, known: dict[object, list[
 
 def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dict[object, list[Claim]]) -> list[Claim]:
     """Every backend's claim of a linear, from `known` where one of the same types was asked for: layers repeat."""
-    given = linear.bind(call.args, call.kwargs).values()
+    given = named_arguments(call).values()
     types = tuple(held_type(one) if isinstance(one, fx.Node) else one for one in given)
     key = bucket.name, types, call.meta["type"]
     if key not in known:

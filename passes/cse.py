@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 from torch import fx
 
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.ops import op_of
-from ingot.ir.program import Program
+from ingot.ir.program import Program, named_arguments
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.effects import effect_of
 from ingot.passes.rewrite import Rewriter
@@ -43,10 +42,7 @@ def _key(node: fx.Node, program: Program) -> Hashable:
         return spec
     if not effect_of(node, program).joinable:
         return None
-    op = op_of(node.target)
-    arguments: dict[str, Any] = {str(place): value for place, value in enumerate(node.args)}
-    arguments = {**arguments, **node.kwargs} if op is None else op.bind(node.args, dict(node.kwargs))
-    return node.target, tuple((name, _frozen(value)) for name, value in sorted(arguments.items()))
+    return node.target, tuple((name, _frozen(value)) for name, value in named_arguments(node).items())
 
 
 def _frozen(value: Any) -> Hashable:

@@ -9,7 +9,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.program import is_call, tensor_type
+from ingot.ir.program import is_call, named_arguments, tensor_type
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Pattern, Rewriter, Var, described
 
@@ -67,7 +67,7 @@ class FuseAddRMSNorm(Pass):
 
 def _no_sum(norm: fx.Node) -> str | None:
     """Why a norm that does not stand behind a plain add does not; None for one of heads, which never does."""
-    source = ops.rms_norm.bind(norm.args, norm.kwargs)["x"]
+    source = named_arguments(norm)["x"]
     if len(tensor_type(norm).shape) != 2:
         return None
     if is_call(source, torch.ops.aten.add.Tensor):

@@ -10,7 +10,7 @@ from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import call_compilers
 from ingot.ir.ops.attention import stated_options
-from ingot.ir.program import is_call
+from ingot.ir.program import is_call, named_arguments
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.fuse_qk_norm_rope import attentions_over, rotated_append, why_no_kernel
 from ingot.passes.rewrite import Rewriter, described, trimmed
@@ -79,13 +79,13 @@ def _from_fused(write: fx.Node) -> _Found | str:
     early = [user.name for user in cache.users if user.op == "call_function" and user < attention]
     if early:
         return f"the cache is read before attention too, by %{early[0]}"
-    append = ops.qk_norm_rope_append.bind(write.args, write.kwargs)
+    append = named_arguments(write)
     return _Found(append, attention, cache, dead=(q, write))
 
 
 def _fuse(rewriter: Rewriter, found: _Found) -> fx.Node:
     append = found.append
-    attention = ops.paged_attention.bind(found.attention.args, found.attention.kwargs)
+    attention = named_arguments(found.attention)
     from_append = ("kv", "q", "k", "v", "positions", "table", "slots")
     from_attention = ("page_table", "q_starts", "q_lens", "kv_lens")
     args = [append[name] for name in from_append] + [attention[name] for name in from_attention]

@@ -9,9 +9,9 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.backend import Backend, No, alternatives, has_call_kernels
+from ingot.ir.backend import Backend, No, alternatives
 from ingot.ir.cache.dtype import CacheScales
-from ingot.ir.program import is_call, tensor_type
+from ingot.ir.program import is_call, named_arguments, tensor_type
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
 
@@ -60,7 +60,7 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
     if any(user.op == "call_function" and user < attentions[0] for user in append.users):
         early = [user.name for user in append.users if user.op == "call_function" and user < attentions[0]]
         return f"the cache is read before attention too, by %{early[0]}"
-    written = ops.kv_append.bind(append.args, append.kwargs)
+    written = named_arguments(append)
     if written["v"] is None or tensor_type(written["v"]).shape != tensor_type(written["k"]).shape:
         return "keys and values are not of one width: the fused op writes caches of equal widths"
     q, k = _turned("q", attentions[0].args[0]), _turned("k", written["k"])
@@ -97,20 +97,20 @@ def _turned(name: str, node: Any) -> _Turned | str:
     """How `node` is rotated, or why it is not."""
     turn, last = node, None
     if is_call(node, ops.rms_norm.overload):
-        last = ops.rms_norm.bind(node.args, node.kwargs)
+        last = named_arguments(node)
         turn = last["x"]
     if not is_call(turn, ops.rope.overload):
         return f"{name} is not rotated: it is {described(node)}"
     uses = max(len(node.users), len(turn.users))
     if uses > 1:
         return f"the rotated {name} is used elsewhere too: {uses} times in all"
-    rope = ops.rope.bind(turn.args, turn.kwargs)
+    rope = named_arguments(turn)
     x = rope["x"]
     if last is not None:
         return _Turned(x, rope, last, norm_last=True)
     if not is_call(x, ops.rms_norm.overload) or len(x.users) > 1:
         return _Turned(x, rope)
-    norm = ops.rms_norm.bind(x.args, x.kwargs)
+    norm = named_arguments(x)
     return _Turned(norm["x"], rope, norm)
 
 

@@ -9,7 +9,7 @@ from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.ops import OPS
 from ingot.ir.ops.collectives import collective_of
-from ingot.ir.program import is_call, tensor_type
+from ingot.ir.program import is_call, named_arguments, tensor_type
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
@@ -28,7 +28,7 @@ class InsertCollectives(Pass):
         for node in list(rewriter.program.calls(ops.redistribute.overload)):
             if not rewriter.take(node):
                 break
-            bound: dict[str, Any] = ops.redistribute.bind(node.args, node.kwargs)
+            bound: dict[str, Any] = named_arguments(node)
             name = collective_of(bound["src"], bound["dst"])
             assert name is not None  # the shape function refuses others
             attrs = {} if name == "all_reduce" else {"dim": bound["dim"], "parts": bound["parts"]}

@@ -20,7 +20,7 @@ from ingot.ir.features.sharing import COLUMNS
 from ingot.ir.infer_placement import cache_placement, placement_of
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import stated_options
-from ingot.ir.program import Program, StateSpec, tensor_type
+from ingot.ir.program import Program, StateSpec, named_arguments, tensor_type
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, trimmed
@@ -77,7 +77,7 @@ class InsertPagedKV(Pass):
         for node in attentions:
             if not rewriter.take(node):
                 break
-            bound = ops.attention.bind(node.args, node.kwargs)
+            bound = named_arguments(node)
             q, k, v = bound["q"], bound["k"], bound["v"]
             if program.ending.name == POOL.name and Mask.named(bound["mask"]).looks_ahead:
                 raise PassError(
@@ -148,7 +148,7 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
     for node in attentions:
         if not rewriter.take(node):
             break
-        bound = ops.attention.bind(node.args, node.kwargs)
+        bound = named_arguments(node)
         if not (form := _form_of(bound)).equal:
             raise PassError(
                 f"attention within a step, with {form}",
@@ -216,5 +216,5 @@ def _scales_of(bound: Mapping[str, Any]) -> CacheScales:
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:
     """The group of the cache of an `attention`. What holds the longest sequence gives nothing back."""
-    mask = Mask.named(ops.attention.bind(node.args, node.kwargs)["mask"])
+    mask = Mask.named(named_arguments(node)["mask"])
     return FULL if mask.size >= context.max_seq_len else CacheGroup.of(mask)

@@ -13,7 +13,7 @@ from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import PassError
 from ingot.ir.granule import granule_of
 from ingot.ir.ops import op_of
-from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.program import Program, RegionCall, named_values, target_name
 from ingot.ir.types import DTYPE_NAMES, StateType, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.insert_ending import InsertEnding
@@ -158,7 +158,7 @@ def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...],
     items = getattr(node.meta["type"], "items", None)
     updates: tuple[str, ...] = ()
     if op is not None and op.states:
-        bound = op.bind(node.args, node.kwargs)
+        bound = named_values(node)
         updates = tuple(named[bound[name]] for name in op.states)
     if items is None:
         return ((), updates) if updates else ((named[node],), ())

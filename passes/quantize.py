@@ -9,7 +9,7 @@ from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import OptionError
 from ingot.ir.formats import Format, find_format
-from ingot.ir.program import ParamSpec, Program, Stage, is_call, tensor_type
+from ingot.ir.program import ParamSpec, Program, Stage, is_call, named_arguments, tensor_type
 from ingot.ir.recipe import quantize
 from ingot.ir.weights import StoredWeight, product_of
 from ingot.passes.base import Pass, PassContext
@@ -66,7 +66,7 @@ class Quantize(Pass):
 
 
 def _weight(linear: fx.Node) -> fx.Node:
-    weight = ops.linear.bind(linear.args, dict(linear.kwargs))["weight"]
+    weight = named_arguments(linear)["weight"]
     assert isinstance(weight, fx.Node)
     return weight
 

@@ -12,7 +12,7 @@ from ingot.ir.artifact.plan import FEW_TOKENS, GPU_FEW_TOKENS, BucketClass
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import Effect, op_of
-from ingot.ir.program import is_call, target_name, tensor_type
+from ingot.ir.program import is_call, named_arguments, target_name, tensor_type
 from ingot.ir.types import Size, TupleType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
@@ -94,7 +94,7 @@ def _row_arguments(call: fx.Node) -> list[fx.Node]:
     elif op.across is not None:
         works_by_row = True  # ranks share columns: what a symbol counts is not divided
     else:
-        bound = op.bind(call.args, call.kwargs)
+        bound = named_arguments(call)
         works_by_row = {bound[name] for name in op.rows if bound[name] is not None} == set(rows)
     return rows if works_by_row else []
 

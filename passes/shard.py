@@ -17,7 +17,7 @@ from ingot.ir.mesh import mesh_text
 from ingot.ir.ops import Op
 from ingot.ir.ops.collectives import collective_of
 from ingot.ir.placements import Spot, viewed_dim
-from ingot.ir.program import ParamSpec, Program, is_call, tensor_type
+from ingot.ir.program import ParamSpec, Program, is_call, named_arguments, named_values, tensor_type
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Placement, Size, TensorType, ValueType
 from ingot.ir.weights import Product, product_of
@@ -101,7 +101,7 @@ def _prepare(rewriter: Rewriter) -> None:
     """Give ops that know nothing of ranks the form that does: a split embedding, a bias after a sum over ranks."""
     program = rewriter.program
     for node in list(program.calls()):
-        target, bound = _target(node), _bound(node)
+        target, bound = _target(node), named_arguments(node)
         if target is ops.embedding and (place := _splits(program, bound["weight"], 0)):
             node.target, node.args = ops.vocab_embedding.overload, (bound["tokens"], bound["weight"])
             node.kwargs = {"axis": place.axis, "parts": program.mesh[place.axis]}
@@ -132,11 +132,6 @@ def _target(node: fx.Node) -> Op | None:
     return ops.op_of(node.target)
 
 
-def _bound(node: fx.Node) -> dict[str, Any]:
-    op = _target(node)
-    return op.bind(node.args, dict(node.kwargs)) if op is not None else {}
-
-
 @dataclass
 class _Walk:
     """Goes through the calls in order. `whole` keeps the types of whole values, `known` what was moved already."""
@@ -156,7 +151,7 @@ class _Walk:
                 self._localize_view(node, axis)
             elif _target(node) is not None or node.target in _ARITHMETIC:
                 needs = fit(node, program, axis).needs
-                for name, value in _named_nodes(node).items():
+                for name, value in named_values(node).items():
                     at = next((place for place in placement_of(value, program) if place.axis == axis), None)
                     if at != needs.get(name):
                         moved = self.moved(value, axis, at, needs.get(name), before=node)
@@ -216,15 +211,6 @@ class _Walk:
 
 
 _ARITHMETIC = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor, torch.ops.aten.slice.Tensor})
-
-
-def _named_nodes(node: fx.Node) -> dict[str, fx.Node]:
-    """The arguments of a call that are values, by parameter name."""
-    op = _target(node)
-    named = (
-        op.bind(node.args, dict(node.kwargs)) if op is not None else dict(zip(("x", "other"), node.args, strict=False))
-    )
-    return {name: value for name, value in named.items() if isinstance(value, fx.Node)}
 
 
 def _elements(sizes: tuple[Size, ...]) -> int:

@@ -9,6 +9,7 @@ import torch
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Splitter
+from ingot.ir.program import named_arguments
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
@@ -32,7 +33,7 @@ class SplitAddRMSNorm(Pass):
                 continue
             if not rewriter.take(node):
                 continue
-            bound = ops.add_rms_norm.bind(node.args, node.kwargs)
+            bound = named_arguments(node)
             total = rewriter.call(torch.ops.aten.add.Tensor, bound["residual"], bound["x"], before=node)
             normed = rewriter.call(ops.rms_norm, total, bound["weight"], before=node, eps=bound["eps"])
             for item in [user for user in node.users if user.target is operator.getitem]:

@@ -4,7 +4,6 @@ A region's compiled code checks nothing about the tensors that it is given, so i
 with the types that the plan promises; the executor compares those with the tensors.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 
 from ingot.backends.table import BACKENDS
@@ -14,6 +13,7 @@ from ingot.ir.errors import ArtifactError, IngotError, ParseError, VerifyError
 from ingot.ir.features import FEATURES, Ending, find_ending, find_input, step_inputs
 from ingot.ir.mesh import Mesh, mesh_text, world_size
 from ingot.ir.ops import OPS
+from ingot.ir.ops.aten import ATEN
 from ingot.ir.outputs import may_stand_for
 from ingot.ir.parse import parse_ending, parse_type
 from ingot.ir.plugins import load_user_ops
@@ -22,14 +22,6 @@ from ingot.ir.types import DTYPES, LOADED_DIMS
 # Sizes that are known when an artifact is loaded; the other dims come with each step.
 LOAD_DIMS = frozenset({"R", *LOADED_DIMS})
 _MAIN = "main"
-# The aten calls of the dialect: how many arguments they take.
-_ATEN_ARITY = {
-    "aten.add.Tensor": 2,
-    "aten.mul.Tensor": 2,
-    "aten.view.default": 2,
-    "aten.slice.Tensor": 4,
-    "aten.permute.default": 2,
-}
 
 
 def check_positions(file: PlanFile, mesh: Mesh) -> None:
@@ -233,8 +225,8 @@ def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
     for argument in (*instruction.args, *instruction.kwargs.values()):
         if isinstance(argument, DType) and argument.dtype not in DTYPES:
             raise _error(f"the dtype is '{argument.dtype}'", place, ", ".join(DTYPES))
-    if instruction.target in _ATEN_ARITY:
-        count, results = _ATEN_ARITY[instruction.target], 1
+    if instruction.target in ATEN:
+        count, results = ATEN[instruction.target].given, 1
         if len(instruction.args) != count or instruction.kwargs or instruction.updates:
             raise _error(f"it has {len(instruction.args)} arguments", place, str(count))
     else:
@@ -252,7 +244,7 @@ def _check_arguments(instruction: Instruction, place: str) -> int:
         raise _error("the op is unknown", place, ", ".join(OPS))
     schema = op.overload._schema
     try:
-        bound = inspect.signature(op.reference).bind(*instruction.args, **instruction.kwargs).arguments
+        bound = op.bind(instruction.args, instruction.kwargs)
     except TypeError as error:
         raise _error(f"its arguments do not fit: {error}", place, str(schema)) from None
     for parameter in schema.arguments:

@@ -19,7 +19,7 @@ from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
-from ingot.ir.program import target_name, tensor_type
+from ingot.ir.program import named_values, target_name, tensor_type
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
 LIBRARY = "kernels.so"
@@ -85,19 +85,13 @@ class Cpu:
         return Executable(id=key, backend=self.name, inputs=(), outputs=(), files=(LIBRARY,))
 
 
-def _arguments(node: fx.Node) -> dict[str, fx.Node]:
-    op = op_of(node.target)
-    assert op is not None
-    return {name: item for name, item in op.bind(node.args, node.kwargs).items() if isinstance(item, fx.Node)}
-
-
 def _argument_type(node: fx.Node, name: str) -> TensorType:
-    return tensor_type(_arguments(node)[name])
+    return tensor_type(named_values(node)[name])
 
 
 def _same_dtype(node: fx.Node, *names: str) -> str | None:
     """Why a kernel cannot take these arguments, if it cannot: one dtype that it knows, dense along the last axis."""
-    found = {name: tensor_type(item) for name, item in _arguments(node).items() if name in names}
+    found = {name: tensor_type(item) for name, item in named_values(node).items() if name in names}
     dtypes = {value_type.dtype for value_type in found.values()}
     if len(dtypes) > 1 or not dtypes <= set(_DTYPES):
         return "no kernel for " + " with ".join(sorted(DTYPE_NAMES[dtype] for dtype in dtypes))
@@ -117,7 +111,7 @@ def _linear(node: fx.Node) -> str | None:
 
 
 def _norm(node: fx.Node) -> str | None:
-    arguments = _arguments(node)
+    arguments = named_values(node)
     x, weight = tensor_type(arguments["x"]), tensor_type(arguments["weight"])
     if weight.dtype not in (x.dtype, torch.float32):
         return f"no kernel for a weight in {DTYPE_NAMES[weight.dtype]} with x in {DTYPE_NAMES[x.dtype]}"

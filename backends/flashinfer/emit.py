@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import fx
@@ -19,7 +18,7 @@ from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
 from ingot.ir.masks import Mask
 from ingot.ir.ops import op_of, paged_attention
-from ingot.ir.program import Program, held_type, target_name
+from ingot.ir.program import Program, held_type, named_arguments, named_values, target_name
 from ingot.ir.types import DTYPE_NAMES, TensorType
 
 _DTYPES = {torch.bfloat16: "INGOT_BF16", torch.float16: "INGOT_F16"}
@@ -53,7 +52,7 @@ class FlashInfer:
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
     ) -> int:
         """The attention and the scratch. The library answers without a GPU."""
-        q, page_table = (held_type(_arguments(_call_of(body))[name]) for name in ("q", "page_table"))
+        q, page_table = (held_type(named_values(_call_of(body))[name]) for name in ("q", "page_table"))
         tokens, heads, dim = q.bind(sizes)
         words = Library(directory / LIBRARY).work_words(tokens, page_table.bind(sizes)[0])
         return tokens * heads * dim * q.dtype.itemsize + words * torch.int32.itemsize
@@ -83,7 +82,7 @@ class FlashInfer:
         )
 
     def _kernel_for(self, node: fx.Node, sm: int) -> str:
-        page = held_type(_arguments(node)["kv"]).shape[2]
+        page = held_type(named_values(node)["kv"]).shape[2]
         assert isinstance(page, int)
         return self._kernel or kernel_for(sm, page)
 
@@ -101,7 +100,7 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
         return f"the kernels are for steps of more than {GPU_FEW_TOKENS} tokens, and these have {bucket.tokens[1]}"
     if bucket.q_max == 1:
         return "the kernels are for steps that feed prompts, and these feed one token of each sequence"
-    types = {name: held_type(source) for name, source in _arguments(node).items()}
+    types = {name: held_type(source) for name, source in named_values(node).items()}
     q, kv = types["q"], types["kv"]
     if is_narrow(kv.dtype):
         return f"the kernels are built for caches of q's dtype, and this one is of {DTYPE_NAMES[kv.dtype]}"
@@ -111,14 +110,14 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
         return "no kernel for attention sinks"
     if "slopes" in types:
         return "no kernel for slopes of positions (ALiBi)"
-    form = CacheForm.of_cache(kv.shape, q.shape[2], _call_arguments(node)["value_width"])
+    form = CacheForm.of_cache(kv.shape, q.shape[2], named_arguments(node)["value_width"])
     if not form.equal:
         return f"{form}, and the kernels are for values beside keys of their width"
     if q.shape[2] not in _DIMS:
         return f"heads of {q.shape[2]} elements, and it has {', '.join(map(str, _DIMS))}"
     if any(isinstance(size, str) for size in (*q.shape[1:], *kv.shape[2:])):
         return f"sizes that are not known: q {q}, kv {kv}"
-    mask = Mask.named(_call_arguments(node)["mask"])
+    mask = Mask.named(named_arguments(node)["mask"])
     if mask.kind not in ("causal", "window"):
         return f"no kernel for the mask {mask.name}"
     token, head, element = _strides(q)
@@ -131,9 +130,9 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
 
 def _constants(node: fx.Node) -> dict[str, object]:
     """What the kernel's source is compiled with."""
-    types = {name: held_type(source) for name, source in _arguments(node).items()}
+    types = {name: held_type(source) for name, source in named_values(node).items()}
     q, (_, _, page, kv_heads, dim) = types["q"], types["kv"].shape
-    call = _call_arguments(node)
+    call = named_arguments(node)
     token, head, _ = _strides(q)
     mask = Mask.named(call["mask"])
     return {
@@ -161,15 +160,3 @@ def _strides(q: TensorType) -> tuple[int, int, int]:
 
 def _call_of(body: Program) -> fx.Node:
     return next(iter(body.calls()))
-
-
-def _call_arguments(node: fx.Node) -> dict[str, Any]:
-    """All that a call is given, by parameter."""
-    op = op_of(node.target)
-    assert op is not None
-    return op.bind(node.args, node.kwargs)
-
-
-def _arguments(node: fx.Node) -> dict[str, fx.Node]:
-    """The tensors of it."""
-    return {name: item for name, item in _call_arguments(node).items() if isinstance(item, fx.Node)}

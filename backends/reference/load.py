@@ -3,19 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from ingot.ir.errors import BackendError
 from ingot.ir.ops import OPS, Op
-
-# By name and not through ingot.ir.program, which needs torch.fx.
-_ATEN: dict[str, Callable[..., Any]] = {
-    "aten.add.Tensor": torch.add,
-    "aten.mul.Tensor": torch.mul,
-    "aten.view.default": lambda x, shape: x.view(shape),
-    "aten.permute.default": lambda x, dims: x.permute(dims),
-    "aten.slice.Tensor": lambda x, dim, begin, end: x[(slice(None),) * dim + (slice(begin, end),)],
-}
+from ingot.ir.ops.aten import ATEN
 
 
 def load_op(target: str) -> Callable[..., Any]:
@@ -32,8 +22,8 @@ def load_rowwise(target: str) -> Callable[..., Any]:
 
 
 def _find(target: str, form: Callable[[Op], Callable[..., Any]]) -> Callable[..., Any]:
-    if target in _ATEN:
-        return _ATEN[target]
+    if target in ATEN:
+        return ATEN[target].run
     op = OPS.get(target.removeprefix("ingot."))
     if op is None:
         raise BackendError(f"unknown op '{target}'", expected=", ".join(OPS))

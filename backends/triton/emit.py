@@ -26,7 +26,7 @@ from ingot.ir.errors import BackendError
 from ingot.ir.layout import Layout
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import add_rms_norm, linear, op_of
-from ingot.ir.program import Program, held_type, target_name
+from ingot.ir.program import Program, held_type, named_arguments, target_name
 from ingot.ir.types import DTYPES, TensorType
 
 
@@ -172,15 +172,9 @@ def _call_of_node(node: fx.Node) -> Call:
 
 def _call(node: fx.Node, values: Mapping[fx.Node, Value]) -> Call:
     op = op_of(node.target)
-    if op is None:
-        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]  # aten's
-        bound = {"x" if name == "self" else name: value for name, value in zip(names, node.args, strict=False)}
-        bound |= node.kwargs
-    else:
-        bound = op.bind(node.args, node.kwargs)
     tensors: dict[str, Value | None] = {}
     attributes: dict[str, Any] = {}
-    for name, value in bound.items():
+    for name, value in named_arguments(node).items():
         if isinstance(value, fx.Node):
             tensors[name] = values[value]
         elif value is None:

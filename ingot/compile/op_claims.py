@@ -108,7 +108,7 @@ def one_call_of_each(ops: Mapping[str, Op], dtype: torch.dtype = torch.float32) 
                 return program.add_state(full, StateSpec("sample", op.name, "sequence", value_type))
             return program.add_input(full, value_type)
 
-        args = [value(name, given) for name, given in zip(op.parameters(), sample.args, strict=False)]
+        args = [value(name, given) for name, given in zip(op.parameters.names, sample.args, strict=False)]
         kwargs = {name: value(name, given) for name, given in sample.kwargs.items()}
         nodes[f"ingot.{op.name}"] = build.call(program, op.overload, args, kwargs)
     return program, nodes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ingot.ir.ops import op_of
-from ingot.ir.program import ParamSpec, Program
+from ingot.ir.program import ParamSpec, Program, named_arguments
 
 Read = Callable[[str], torch.Tensor]
 
@@ -121,7 +121,7 @@ def _params(programs: Iterable[Program]) -> Iterator[tuple[str, ParamSpec, str]]
             op = op_of(node.target)
             if op is None or op.name not in _ROLES:
                 continue
-            weight = op.bind(node.args, node.kwargs)["weight"]
+            weight = named_arguments(node)["weight"]
             name, role = str(weight.target), _ROLES[op.name]
             if name in program.params and (name not in found or role == "embedding"):
                 found[name] = program.params[name], role

@@ -220,7 +220,7 @@ def _change(item: Item, twin: Item, field: str, old: str, new: str) -> Differenc
 def _layout_change(item: Item, twin: Item) -> Difference:
     """A weight lies otherwise in memory than before, and is turned where it is read."""
     old, new = (f"{one.type} turned" if one.is_call else f"{one.type} as stored" for one in (item, twin))
-    before, after = (one.args["self"][0].name if one.is_call else one.name for one in (item, twin))
+    before, after = (one.args["x"][0].name if one.is_call else one.name for one in (item, twin))
     return Difference("param", before, after, "layout", old, new, **_place(item if twin.is_call else twin))
 
 

@@ -16,7 +16,7 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.layout import TRANSPOSE
 from ingot.ir.ops import Effect, op_of
 from ingot.ir.origin import layer_of
-from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.program import Program, RegionCall, named_arguments, target_name
 from ingot.ir.recipe import Recipe
 from ingot.ir.text import print_argument, value_name
 from ingot.ir.types import Placement
@@ -189,7 +189,7 @@ def _add(node: fx.Node, scope: _Scope, flat: Flat) -> None:
         _take_item(node, scope)
     else:
         item = Item(node.name, target_name(node.target), node, scope.program, group=scope.group)
-        for name, argument in _named(node):
+        for name, argument in named_arguments(node).items():
             item.attrs[name] = _attribute(argument)
             for slot, source in _sources(name, argument):
                 item.args[slot], item.reads[slot] = scope.value(source), value_name(source)
@@ -253,21 +253,6 @@ def _shift(layer: int | None, body: Program) -> int:
     origins = [str(node.meta["origin"]) for node in body.calls() if node.meta.get("origin")]
     first = layer_of(f"{origins[0]} … {origins[-1]}") if origins else None
     return layer - first if layer is not None and first is not None else 0
-
-
-def _named(node: fx.Node) -> list[tuple[str, Any]]:
-    """The arguments by parameter, defaults filled in, in the order of the schema."""
-    given = dict(node.kwargs)
-    found: list[tuple[str, Any]] = []
-    for place, parameter in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]  # an OpOverload
-        if place < len(node.args):
-            found.append((parameter.name, node.args[place]))
-        elif parameter.name in given:
-            found.append((parameter.name, given.pop(parameter.name)))
-        else:
-            found.append((parameter.name, parameter.default_value))
-    surplus = node.args[len(found) :]
-    return [*found, *((f"#{place}", value) for place, value in enumerate(surplus, len(found))), *given.items()]
 
 
 def _attribute(value: Any) -> str:

@@ -10,7 +10,7 @@ from ingot.ir import ops
 from ingot.ir.formats import Format, dequantize, find_format, quantize
 from ingot.ir.numerics.contracts import Breach, RankParams
 from ingot.ir.numerics.tolerances import TOLERANCES
-from ingot.ir.program import Program, is_call
+from ingot.ir.program import Program, is_call, named_arguments
 from ingot.ir.recipe import Recipe
 
 
@@ -149,7 +149,7 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
     names = {spec.recipe: name for name, spec in before.params.items()}
     seen = set(before.params)
     for node in after.calls(ops.quant_linear.overload):
-        bound = ops.quant_linear.bind(node.args, node.kwargs)
+        bound = named_arguments(node)
         parts = {part: str(bound[part].target) for part in ("weight", "scales", "zeros") if bound[part] is not None}
         if parts["weight"] in seen or parts["weight"] not in after.params:
             continue
@@ -169,5 +169,5 @@ def _quantizing(recipe: Recipe) -> Recipe | None:
 
 
 def _reweigh(linear: fx.Node, old: fx.Node, new: fx.Node) -> None:
-    if ops.linear.bind(linear.args, linear.kwargs)["weight"] is old:
+    if named_arguments(linear)["weight"] is old:
         linear.replace_input_with(old, new)

@@ -1,8 +1,7 @@
 """How an op is defined: once, by a function that is its meaning, fallback, shape function and test oracle."""
 
 import enum
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from ingot.ir.errors import InternalError
+from ingot.ir.ops.parameters import Parameters
 
 # Ops go through torch.library.Library: unlike `custom_op` it imports neither dynamo nor inductor when one is called.
 _LIBRARY = torch.library.Library("ingot", "DEF")
@@ -113,26 +113,23 @@ class Op:
         return self.overload(*args, **kwargs)
 
     @cached_property
-    def signature(self) -> inspect.Signature:
-        """That of the reference, made once: passes ask for it at every call."""
-        return inspect.signature(self.reference)
+    def parameters(self) -> Parameters:
+        """Those of the reference."""
+        return Parameters.of(self.reference)
 
-    def parameters(self) -> tuple[str, ...]:
-        return tuple(self.signature.parameters)
-
-    def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by parameter name, defaults filled in."""
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return dict(bound.arguments)
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter, defaults filled in. Raises TypeError for a call that does not fit."""
+        return self.parameters.bind(args, kwargs)
 
     def changed(
-        self, args: Sequence[Any], kwargs: dict[str, Any], change: Callable[[str, Any], Any]
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[str, Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a call, each as `change(name, value)` gives it."""
-        bound = self.signature.bind(*args, **kwargs)
-        bound.arguments.update({name: change(name, value) for name, value in bound.arguments.items()})
-        return bound.args, bound.kwargs
+        names = self.parameters.names
+        return (
+            tuple(change(names[place], value) for place, value in enumerate(args)),
+            {name: change(name, value) for name, value in kwargs.items()},
+        )
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
         """Cost of a call with these tensors; meta tensors will do. Of requests that ask for nothing but tokens."""
@@ -169,14 +166,14 @@ def nothing(*_: Any, **__: Any) -> int:
 
 def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
     """`reference` applied to one row at a time of the parameters named in `rows`."""
-    signature = inspect.signature(reference)
+    parameters = Parameters.of(reference)
 
     def rowwise(*args: Any, **kwargs: Any) -> Any:
-        named = signature.bind(*args, **kwargs).arguments
-        count = named[rows[0]].shape[0]
+        named = parameters.bind(args, kwargs)
+        by_row = {name: named[name] for name in rows if named[name] is not None}
         results = [
-            reference(**{name: own_row(value, i) if name in rows else value for name, value in named.items()})
-            for i in range(count)
+            reference(**{**named, **{name: own_row(value, i) for name, value in by_row.items()}})
+            for i in range(named[rows[0]].shape[0])
         ]
         if results and isinstance(results[0], tuple):
             return tuple(torch.cat(parts) for parts in zip(*results, strict=True))

@@ -124,7 +124,7 @@ def test_every_mask_and_cache_is_taken_or_refused_by_name(mask: str, narrow: boo
 
 def test_the_table_has_every_kind_of_mask_and_every_op_that_reads_a_cache() -> None:
     assert {Mask.named(mask).kind for mask in (*MASKS, TREE)} == set(KINDS)
-    reading = {name for name, op in OPS.items() if {"kv", "mask"} <= set(op.parameters())}
+    reading = {name for name, op in OPS.items() if {"kv", "mask"} <= set(op.parameters.names)}
     assert reading == set(OPS_OVER_CACHES) and all(OPS[name].needs_kernel for name in reading)
 
 

@@ -131,7 +131,7 @@ def _stale_position(program: Program, nodes: list[fx.Node], rewrite: Rewrite) ->
 
 def _unpenalized(program: Program, nodes: list[fx.Node], rewrite: Rewrite) -> None:
     (node,) = calls(nodes, ops.sample.overload)
-    place = ops.sample.parameters().index("frequency")
+    place = ops.sample.parameters.names.index("frequency")
     node.args = (*node.args[:place], program.find("presence"), *node.args[place + 1 :])
 
 

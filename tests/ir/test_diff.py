@@ -369,7 +369,7 @@ return y=%slice_1
     found = parse_program(text).diff(parse_program(after.replace("=%slice_1", "=%slice_41")))
     assert str(found).splitlines() == [
         "~ %slice_41 (was slice_1) = aten.slice.Tensor(...): "
-        "end 256 -> 4; self %linear -> %half; type f32[T, 256] -> f32[T, 4; 256, 1]",
+        "end 256 -> 4; x %linear -> %half; type f32[T, 256] -> f32[T, 4; 256, 1]",
         "+ %half = aten.slice.Tensor(%linear, 1, 64, 128) : f32[T, 64; 256, 1]",
     ]
     # What stands on the line says all: no type behind it, and nothing of what did not change.

@@ -15,8 +15,9 @@ from ingot.ir.formats import FORMATS, quantize
 from ingot.ir.infer_placement import fit
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS, Op, Sample
+from ingot.ir.ops.aten import ATEN
 from ingot.ir.placements import RULES, Fit, viewed_dim
-from ingot.ir.program import ATEN, Program, Stage, StateSpec
+from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.types import Placement, TensorType
 
 RANKS = 2
@@ -100,7 +101,7 @@ def ways_of(tensors: dict[str, torch.Tensor], says: Callable[[dict[str, Spot]], 
 
 def check_in_parts(name: str, op: Op | None, target: Any, sample: Sample) -> set[str]:
     """Compute the sample in parts for each way of splitting that the rule accepts; those ways, in words."""
-    names = op.parameters() if op is not None else ("x", "other", "start", "end")
+    names = op.parameters.names if op is not None else ("x", "other", "start", "end")
     values = dict(zip(names, sample.args, strict=False))
     tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
     function, states = (target, ()) if op is None else (op.reference, op.states)
@@ -220,7 +221,7 @@ def test_what_a_rule_accepts_computes_the_same_in_parts(name: str) -> None:
 
 def test_arithmetic_in_parts() -> None:
     x, other, row = torch.randn(3, 4).double(), torch.randn(3, 4).double(), torch.randn(4).double()
-    add, mul = ATEN["aten.add.Tensor"], ATEN["aten.mul.Tensor"]
+    add, mul = ATEN["aten.add.Tensor"].overload, ATEN["aten.mul.Tensor"].overload
     ways = {
         (name, index): check_in_parts(name, None, target, Sample(args))
         for name, target in (("add", add), ("mul", mul))
@@ -232,7 +233,7 @@ def test_arithmetic_in_parts() -> None:
     assert ways["add", 1] == ways["mul", 1] | {"x:partial0 other:partial0"}
     assert ways["add", 2] == {"", "x:shard1"} and ways["mul", 2] == {"", "x:shard1", "x:partial0"}
     assert ways["mul", 3] == {"", "x:shard2 other:shard2"}
-    turned = check_in_parts("permute", None, ATEN["aten.permute.default"], Sample((x[:, None], [2, 0, -2])))
+    turned = check_in_parts("permute", None, ATEN["aten.permute.default"].overload, Sample((x[:, None], [2, 0, -2])))
     assert turned == {"", "x:shard2", "x:partial0"}
 
 

@@ -10,7 +10,7 @@ from ingot.ir import ops
 from ingot.ir.artifact.record import PassRecord
 from ingot.ir.errors import OptionError, PassError, VerifyError
 from ingot.ir.parse import parse_program
-from ingot.ir.program import Program
+from ingot.ir.program import Program, named_arguments
 from ingot.ir.text import print_program
 from ingot.ir.verify import verify
 from ingot.passes.insert_paged_kv import InsertPagedKV
@@ -128,11 +128,11 @@ SLOPED = (
 
 def test_slopes_go_where_attention_goes(apply: Apply) -> None:
     program, _ = apply(InsertPagedKV(), SLOPED, max_seq_len=33, max_batch=4)
-    calls = [ops.paged_attention.bind(one.args, one.kwargs) for one in program.calls(ops.paged_attention.overload)]
+    calls = [named_arguments(one) for one in program.calls(ops.paged_attention.overload)]
     assert [str(call["slopes"]) for call in calls] == ["slopes", "None"]
     text = SLOPED.replace("stage=NORMAL\n", "stage=NORMAL\nending pool(pooling=mean)\n")
     whole, _ = apply(InsertPagedKV(), text, max_batch=4)
-    calls = [ops.step_attention.bind(one.args, one.kwargs) for one in whole.calls(ops.step_attention.overload)]
+    calls = [named_arguments(one) for one in whole.calls(ops.step_attention.overload)]
     assert [str(call["slopes"]) for call in calls] == ["slopes", "None"]
 
 
@@ -166,7 +166,7 @@ def test_a_mask_that_looks_ahead_is_not_deterministic(apply: Apply) -> None:
 def test_a_tree_is_verified_by_causal_attention(apply: Apply) -> None:
     text = TWO_LAYERS.format(layer=1).replace("NORMAL\n", "NORMAL\nending verify_tree(drafted=3)\n")
     program, _ = apply(InsertPagedKV(), text, max_seq_len=33, max_batch=4)
-    calls = [ops.paged_attention.bind(one.args, one.kwargs) for one in program.calls(ops.paged_attention.overload)]
+    calls = [named_arguments(one) for one in program.calls(ops.paged_attention.overload)]
     assert [(call["mask"], str(call["ancestors"])) for call in calls] == [("tree", "ancestors")] * 2
     with pytest.raises(OptionError, match="a tree of drafts is verified by attention with the mask window_8") as error:
         apply(InsertPagedKV(), text.replace("layer=1)", 'layer=1, mask="window_8")'), max_seq_len=33)

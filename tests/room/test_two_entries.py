@@ -30,7 +30,7 @@ from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.errors import ArtifactError, OptionError, VerifyError
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.parse import parse_program
-from ingot.ir.program import ParamSpec, Program, Stage, merged_params
+from ingot.ir.program import ParamSpec, Program, Stage, merged_params, named_arguments
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
 from ingot.models.blocks.decoder import Decoder
@@ -121,7 +121,7 @@ class AcceptDrafts(Pass):
         (moved,) = program.calls(ops.advance.overload)
         rewriter.take(moved)
         ids = next(user for user in fed.users if user.args[1] == 0)
-        sampled = ops.advance.bind(moved.args, moved.kwargs)["sampled"]
+        sampled = named_arguments(moved)["sampled"]
         accept = ops.OPS["toy_accept"]
         places = [program.find(name) for name in ("logit_rows", "q_starts", "q_lens")]
         rejected = rewriter.call(accept, ids, sampled, *places, before=moved)

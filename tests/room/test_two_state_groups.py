@@ -33,7 +33,7 @@ from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS, Op, Sample, define
-from ingot.ir.program import Stage, StateSpec, tensor_type
+from ingot.ir.program import Stage, StateSpec, named_arguments, tensor_type
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.ir.verify import verify
 from ingot.models import architectures
@@ -156,7 +156,7 @@ class InsertConvState(Pass):
         written = {}
         for node in list(program.calls(OPS["toy_conv"].overload)):
             rewriter.take(node)
-            bound = OPS["toy_conv"].bind(node.args, node.kwargs)
+            bound = named_arguments(node)
             x, weight = tensor_type(bound["x"]), tensor_type(bound["weight"])
             name = f"conv.{bound['layer']}"
             assert isinstance(weight.shape[1], int)

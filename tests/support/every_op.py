@@ -9,7 +9,8 @@ from torch import fx
 
 from ingot.ir import build, ops
 from ingot.ir.ops import OPS, Op, Sample
-from ingot.ir.program import ATEN, Program, Stage
+from ingot.ir.ops.aten import ATEN
+from ingot.ir.program import Program, Stage
 from ingot.ir.types import Dim, TensorType
 
 T_MAX, L_MAX = 300, 40
@@ -67,17 +68,17 @@ def _layer(every: EveryOp, dtype: torch.dtype, table: fx.Node, positions: fx.Nod
     product = every.call(ops.linear, normed, weight("qkv", 64, 48), weight("qkv.bias", 64))
     q, k, v = (
         every.call(
-            ATEN["aten.view.default"],
-            every.call(ATEN["aten.slice.Tensor"], product, 1, begin, begin + width),
+            ATEN["aten.view.default"].overload,
+            every.call(ATEN["aten.slice.Tensor"].overload, product, 1, begin, begin + width),
             [-1, width // 8, 8],
         )
         for begin, width in ((0, 32), (32, 16), (48, 16))
     )
     q = every.call(ops.rms_norm, q, head_norm, eps=1e-6)
     gated = every.call(ops.linear, total, weight("gate_up", 96, 48))
-    gate, up = (every.call(ATEN["aten.slice.Tensor"], gated, 1, begin, begin + 48) for begin in (0, 48))
+    gate, up = (every.call(ATEN["aten.slice.Tensor"].overload, gated, 1, begin, begin + 48) for begin in (0, 48))
     mlp = every.call(ops.silu_mul, gate, up)
-    scaled = every.call(ATEN["aten.mul.Tensor"], every.call(ATEN["aten.add.Tensor"], total, mlp), 0.5)
+    scaled = every.call(ATEN["aten.mul.Tensor"].overload, every.call(ATEN["aten.add.Tensor"].overload, total, mlp), 0.5)
     logits = every.call(ops.cast, every.call(ops.rms_norm, last, norm, eps=1e-5), dtype=torch.float32)
     results = {
         "total": total,

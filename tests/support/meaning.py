@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ingot.ir.ops import op_of
-from ingot.ir.program import Program, RegionCall, target_name
+from ingot.ir.program import Program, RegionCall, named_arguments, target_name
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import DTYPE_NAMES
 
@@ -73,7 +73,7 @@ def _region(node: fx.Node, program: Program, values: dict[fx.Node, Any], lines: 
 def _arguments(node: fx.Node, values: dict[fx.Node, Any]) -> str:
     op = op_of(node.target)
     if op is not None:
-        named = op.bind(node.args, dict(node.kwargs))
+        named = named_arguments(node)
     else:
         parameters = node.target._schema.arguments
         named = {parameter.name: parameter.default_value for parameter in parameters}

@@ -237,7 +237,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
         **{
             name: [
                 Sample(
-                    (kv, *[torch.tensor([6, 0, 2]), torch.tensor([0, 5, 6])][: len(OPS[name].parameters()) - 2]),
+                    (kv, *[torch.tensor([6, 0, 2]), torch.tensor([0, 5, 6])][: len(OPS[name].parameters.names) - 2]),
                     {"axis": 0},
                 )
             ]

@@ -13,7 +13,8 @@ from ingot.compile.buckets import bucket_classes
 from ingot.ir import build
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
-from ingot.ir.program import ATEN, Program, Stage, StateSpec
+from ingot.ir.ops.aten import ATEN
+from ingot.ir.program import Program, Stage, StateSpec
 from ingot.ir.types import Dim, TensorType
 from ingot.passes.call_bodies import call_body
 
@@ -49,14 +50,14 @@ SYMBOLS: Mapping[str, Mapping[str, str]] = {
     "add_rms_norm": {"x": "T", "residual": "T"},
     "embedding": {"tokens": "T"},
     "select_rows": {"x": "T", "rows": "L"},
-    "aten.add.Tensor": {"self": "T", "other": "T"},
-    "aten.mul.Tensor": {"self": "T"},
+    "aten.add.Tensor": {"x": "T", "other": "T"},
+    "aten.mul.Tensor": {"x": "T"},
     "page_slots": {"positions": "T", "token_seqs": "T", "page_table": "B"},
     "feed": {"tokens": "T", "token_seqs": "T", "rows": "B", "starts": "B", **_LENS},
     "advance": {"rows": "B", "kv_lens": "B", "sampled": "L", "sample_index": "B", "rejected": "B"},
     "count_tokens": {"ids": "T", "positions": "T", "token_seqs": "T", "rows": "B", "prompt_ends": "B"},
-    "sample": dict.fromkeys(OPS["sample"].parameters(), "L"),
-    "top_logprobs": dict.fromkeys(OPS["top_logprobs"].parameters(), "L"),
+    "sample": dict.fromkeys(OPS["sample"].parameters.names, "L"),
+    "top_logprobs": dict.fromkeys(OPS["top_logprobs"].parameters.names, "L"),
 }
 # Arguments that live from step to step: kind, and the symbol of their leading axis.
 _STATES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -78,8 +79,8 @@ class OneCall:
     @property
     def names(self) -> tuple[str, ...]:
         if self.op in OPS:
-            return OPS[self.op].parameters()
-        return tuple(argument.name for argument in ATEN[self.op]._schema.arguments)  # type: ignore[attr-defined]
+            return OPS[self.op].parameters.names
+        return ATEN[self.op].parameters.names
 
     @property
     def written(self) -> tuple[int, ...]:
@@ -95,7 +96,7 @@ class OneCall:
     def reference(self, *, exact: bool = False) -> list[torch.Tensor]:
         """The results, written states last; `exact`: in float64."""
         args = widened(self.args) if exact else self.args
-        found = (OPS[self.op].reference if self.op in OPS else ATEN[self.op])(*args, **self.kwargs)
+        found = (OPS[self.op].reference if self.op in OPS else ATEN[self.op].overload)(*args, **self.kwargs)
         return [found] if isinstance(found, torch.Tensor) else list(found)
 
     def body(self) -> Program:
@@ -122,7 +123,7 @@ class OneCall:
         program.dims = {name: Dim(name, 1, MAX_SEQUENCES if name == "B" else MAX_TOKENS) for name in sizes}
         tokens = sizes.get("T", max(sizes.get("B", 1), sizes.get("L", 1)))
         program.bucket = next(one for one in _CLASSES if one.holds(tokens, tokens))
-        target = OPS[self.op].overload if self.op in OPS else ATEN[self.op]
+        target = OPS[self.op].overload if self.op in OPS else ATEN[self.op].overload
         return call_body(program, build.call(program, target, args, dict(self.kwargs)), "call")
 
     def call_of(self, body: Program) -> fx.Node:

@@ -13,7 +13,7 @@ from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.lower.weight import plain_weight
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir import ops
-from ingot.ir.program import Program, is_call, tensor_type
+from ingot.ir.program import Program, is_call, named_arguments, tensor_type
 
 _ADD = torch.ops.aten.add.Tensor
 _SLICE = torch.ops.aten.slice.Tensor
@@ -69,7 +69,7 @@ def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
 
 def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
     """The longest chain around `linear` of calls that are `free`, and of slices."""
-    source = ops.linear.bind(linear.args, dict(linear.kwargs))["x"]
+    source = named_arguments(linear)["x"]
     norm = source if is_call(source, ops.rms_norm.overload) and source in free and len(source.users) == 1 else None
     if norm is not None and len(tensor_type(norm).shape) != 2:
         norm = None
@@ -86,7 +86,7 @@ def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any
     (gate,) = gates
     if gate not in free or gate.target not in _GATES:
         return None
-    bound = _bound(gate)
+    bound = named_arguments(gate)
     if {bound["gate"], bound["up"]} != set(slices) or len(tensor_type(gate).shape) != 2:
         return None
     return _Chain(norm, linear, slices, gate)
@@ -102,7 +102,7 @@ def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]
             return _Chain(norm, linear, end=end)
         if is_call(end, ops.activate.overload):
             return _Chain(norm, linear, end=end)
-        if is_call(end, ops.cast.overload) and _bound(end)["dtype"] == torch.float32:
+        if is_call(end, ops.cast.overload) and named_arguments(end)["dtype"] == torch.float32:
             return _Chain(norm, linear, end=end)
     return _Chain(norm, linear)
 
@@ -129,9 +129,9 @@ def _residual(add: fx.Node, linear: fx.Node) -> fx.Node | None:
 
 
 def _linear(chain: _Chain, values: Mapping[fx.Node, Value]) -> Linear:
-    bound = _bound(chain.linear)
+    bound = named_arguments(chain.linear)
     last = chain.members()[-1]
-    given = bound["x"] if chain.norm is None else _bound(chain.norm)["x"]
+    given = bound["x"] if chain.norm is None else named_arguments(chain.norm)["x"]
     bias = bound["bias"]
     linear = Linear(
         values[given],
@@ -140,12 +140,12 @@ def _linear(chain: _Chain, values: Mapping[fx.Node, Value]) -> Linear:
         tensor_type(last),
     )
     if chain.norm is not None:
-        norm = _bound(chain.norm)
+        norm = named_arguments(chain.norm)
         linear = replace(linear, norm=Norm(values[norm["weight"]], norm["eps"]))
     if chain.slices:
         linear = replace(linear, gate=_gate(last))
     elif chain.end is not None and is_call(chain.end, ops.activate.overload):
-        linear = replace(linear, activation=_bound(chain.end)["kind"])
+        linear = replace(linear, activation=named_arguments(chain.end)["kind"])
     elif chain.end is not None and is_call(chain.end, _ADD):
         residual = _residual(chain.end, chain.linear)
         assert residual is not None
@@ -154,14 +154,8 @@ def _linear(chain: _Chain, values: Mapping[fx.Node, Value]) -> Linear:
 
 
 def _gate(node: fx.Node) -> Gate:
-    bound = _bound(node)
+    bound = named_arguments(node)
     gate, up = _first_column(bound["gate"]), _first_column(bound["up"])
     if node.target is ops.silu_mul.overload:
         return Gate("silu", gate, up)
     return Gate({"none": "gelu", "tanh": "gelu_tanh"}[bound["approximate"]], gate, up)
-
-
-def _bound(node: fx.Node) -> dict[str, Any]:
-    op = ops.op_of(node.target)
-    assert op is not None
-    return op.bind(node.args, dict(node.kwargs))

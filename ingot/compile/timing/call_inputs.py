@@ -11,8 +11,7 @@ from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 from ingot.ir.cache.dtype import is_narrow
 from ingot.ir.errors import BackendError
 from ingot.ir.features.sharing import COLUMNS
-from ingot.ir.ops import op_of
-from ingot.ir.program import Program, held_type
+from ingot.ir.program import Program, held_type, named_values
 from ingot.ir.types import TensorType
 
 # Positions that a sequence has in the cache in a step that feeds one token of it: those of a chat.
@@ -75,10 +74,7 @@ def inputs_for(body: Program, step: TimedStep, device: str, generator: torch.Gen
 
 def _parameters(body: Program) -> dict[fx.Node, str]:
     call = call_of(body)
-    op = op_of(call.target)
-    if op is None:
-        return {}
-    return {value: name for name, value in op.bind(call.args, call.kwargs).items() if isinstance(value, fx.Node)}
+    return {value: name for name, value in named_values(call).items()}
 
 
 def _page_size(body: Program) -> int:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import ValidationError
 from torch import fx
@@ -16,7 +15,7 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.machine.gpus import Gpu
 from ingot.ir.masks import CAUSAL
 from ingot.ir.ops import op_of
-from ingot.ir.program import VIEWS, held_type, target_name
+from ingot.ir.program import VIEWS, held_type, named_arguments, target_name
 from ingot.runtime.artifact import Artifact, malformed
 
 # Tokens of a tile of attention, by the kernel and the size of a head, 0 for any other: lower/attention_prefill.py has
@@ -69,7 +68,7 @@ def launches_of(
 def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence[Choice]) -> Launched:
     """A launch as it is, but for attention: what its programs do depends on contexts."""
     if rows := _PROMPT_ROWS.get(launch.name):
-        dim = held_type(_arguments(node)["q"]).bind(shape.asked)[2]
+        dim = held_type(named_arguments(node)["q"]).bind(shape.asked)[2]
         name = f"{launch.name}, heads of {dim}" if dim in rows else launch.name
         return _prompts(node, shape).launched(name, rows.get(dim, rows[0]), shape.gpu.cores)
     tiles = next((one for one in chosen if one.kernel == DECODE_ATTENTION == launch.name), None)
@@ -78,16 +77,9 @@ def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence
     return Contexts(shape.asked["T"], shape.context, tiles).launched(launch.name, shape.gpu.cores)
 
 
-def _arguments(node: fx.Node) -> Mapping[str, Any]:
-    """Of a call of an op of ours, by parameter."""
-    op = op_of(node.target)
-    assert op is not None
-    return op.bind(node.args, dict(node.kwargs))
-
-
 def _prompts(node: fx.Node, shape: Shape) -> Prompts:
     """Attention of prompts as a step asks for it."""
-    call = _arguments(node)
+    call = named_arguments(node)
     heads, sequences = held_type(call["q"]).bind(shape.asked)[1], shape.asked["B"]
     return Prompts(sequences, -(-shape.asked["T"] // sequences), shape.context, heads, call.get("mask", CAUSAL.name))
 

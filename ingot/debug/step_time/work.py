@@ -10,14 +10,13 @@ from torch import fx
 from ingot.backends.triton.launches import Launch
 from ingot.debug.step_time.launches import Shape, launches_of, op_name
 from ingot.debug.step_time.programs import Launched
-from ingot.ir import ops
 from ingot.ir.artifact.plan import BucketPlan, Instruction
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.costs import call_cost
 from ingot.ir.errors import ArtifactError
 from ingot.ir.infer import sized_meta_tensor
 from ingot.ir.ops.registry import Cost, bytes_of
-from ingot.ir.program import VIEWS, Program, RegionCall
+from ingot.ir.program import VIEWS, Program, RegionCall, named_arguments
 from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
 
 # What totals are given for, in order; the first that an op of a call belongs to is what the call counts as.
@@ -132,7 +131,7 @@ def _what(names: Sequence[str], product: fx.Node | None) -> str:
 
 
 def _weight(product: fx.Node) -> tuple[int, ...] | None:
-    weight = ops.op_of(product.target).bind(product.args, dict(product.kwargs))["weight"]  # type: ignore[union-attr]
+    weight = named_arguments(product)["weight"]
     value_type = weight.meta["type"]
     return tuple(int(size) for size in value_type.shape) if isinstance(value_type, TensorType) else None
 

@@ -24,7 +24,7 @@ def test_calls(op: str, dtype: torch.dtype, tokens: tuple[int, int]) -> None:
         if number % 2 and dtype is not torch.float32:
             continue  # the kernels are the same but for what they load
         by_token, by_sequence = DIMS[op]
-        named = dict(zip(OPS[op].parameters(), call.args, strict=False))
+        named = dict(zip(OPS[op].parameters.names, call.args, strict=False))
         dims = {"T": named[by_token].shape[0], "B": named[by_sequence].shape[0]}
         # Weights of a softmax are rounded once more, as in test_attention.py.
         factor = 4.0 if op == "step_attention" else 1.0

@@ -33,7 +33,7 @@ F32, I32 = torch.float32, torch.int32
     ],
 )
 def test_refused(name: str, first: TensorType, rest: TensorType, reason: str) -> None:
-    first_name, *others = OPS[name].parameters()
+    first_name, *others = OPS[name].parameters.names
     values = {other: Value(rest, input=place + 1) for place, other in enumerate(others)}
     values[first_name] = Value(first, input=0)
     with pytest.raises(Refused, match=reason):

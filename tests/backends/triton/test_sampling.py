@@ -36,7 +36,7 @@ _MANY_ROWS = BucketClass(name="test", tokens=(65, 128), q_max=1)
 def _check(*given: torch.Tensor, bucket: BucketClass | None = None) -> torch.Tensor:
     """The tokens are the reference's, and what is kept of rows that are drawn; gives that, bool[L, V]. Where no
     penalties are given, none are asked for."""
-    names = _OP.parameters()
+    names = _OP.parameters.names
     args = given if len(given) == len(names) else (*given, *no_penalties(*given[0].shape))
     inputs = [value.to(DEVICE) for value in args]
     values = {

@@ -26,7 +26,7 @@ from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import VerifyError
 from ingot.ir.features import turn_of
 from ingot.ir.mesh import Rank, ranks
-from ingot.ir.program import Program, StateSpec
+from ingot.ir.program import Program, StateSpec, named_arguments
 
 # Tokens that are generated after each prompt: the second is fed from what the first left on the device.
 GENERATED = 2
@@ -275,4 +275,4 @@ def _cached(program: Program) -> dict[str, tuple[fx.Node, fx.Node | None]]:
 
 
 def _bound(node: fx.Node) -> dict[str, Any]:
-    return ops.attention.bind(node.args, node.kwargs)
+    return named_arguments(node)
