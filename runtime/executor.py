@@ -1,4 +1,8 @@
-"""What runs a plan: the protocol that the executor of every device keeps."""
+"""What runs a plan: the protocol of executors, and of the steps that they launch.
+
+The executor of each device is a subclass, and only `ingot.runtime.loader` names it. Everyone else asks what stands
+here: an engine that of `StepLauncher`, all others that of `Executor`.
+"""
 
 import math
 from collections.abc import Mapping
@@ -56,7 +60,10 @@ class StepHandle(SampledStep, Protocol):
 
 
 class StepLauncher(Protocol):
-    """What an engine asks of an executor. Steps run in the order in which they are launched."""
+    """What an engine asks of an executor, or of several that run in each step (`ingot.runtime.round`).
+
+    Steps run in the order in which they are launched.
+    """
 
     def launch(self, inputs: StepInputs) -> SampledStep:
         """Start a step on these inputs (tensors by name, on the host) and return without waiting for it.
@@ -82,7 +89,7 @@ class Captured:
 NOTHING_CAPTURED = Captured()
 
 
-class Executor(Protocol):
+class Executor(StepLauncher, Protocol):
     """A plan bound to weights, executables and states on one device.
 
     plan      the entry's plan

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Sequence
 
-from ingot.runtime.executor import Executor, SampledStep, StepHandle
+from ingot.runtime.executor import Executor, SampledStep, StepHandle, StepLauncher
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.step import StepInputs
 
 
-class Round:
+class Round(StepLauncher):
     """Launches several entries for each step, and gives the outputs of the first.
 
     They share a stream, so each entry finds in the states what those in front of it have left there."""

@@ -32,7 +32,7 @@ class StepTimes:
     after_decode: bool = False
 
 
-class WatchedExecutor:
+class WatchedExecutor(StepLauncher):
     """An executor whose steps are timed, by events on its `stream` where it has one. `steps` are those that retired."""
 
     def __init__(self, executor: StepLauncher, stream: torch.cuda.Stream | None = None) -> None:

@@ -11,7 +11,7 @@ from ingot.ir.artifact.plan import Plan
 from ingot.ir.parse import parse_type
 from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Executables, Libraries, Watch, bound_buckets
-from ingot.runtime.executor import NOTHING_CAPTURED, Captured
+from ingot.runtime.executor import NOTHING_CAPTURED, Captured, Executor
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.logprobs import OutputLogprobs
 from ingot.runtime.states import States
@@ -43,7 +43,7 @@ class CpuStepHandle:
         return self.outputs[VECTORS]
 
 
-class CpuExecutor:
+class CpuExecutor(Executor):
     """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.
 
     `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,

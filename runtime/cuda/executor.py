@@ -18,12 +18,13 @@ from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.cuda.decision import Decider, Decision
 from ingot.runtime.cuda.graphs.captured import Graphs
+from ingot.runtime.cuda.graphs.captured.staging import PaddedInputs, to_device
 from ingot.runtime.cuda.graphs.choice import Capture, GraphChoice
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.sizes import decode_steps, graph_arena, mixed_tokens, prompt_steps
 from ingot.runtime.cuda.graphs.staging import PaddedInputs, to_device
 from ingot.runtime.cuda.handle import CudaStepHandle, to_host
-from ingot.runtime.executor import Captured
+from ingot.runtime.executor import Captured, Executor
 from ingot.runtime.late_step import LateStep
 from ingot.runtime.states import States
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes
@@ -37,7 +38,7 @@ _WARMED = (128, 512, 2048)
 _SIZED = frozenset({"tokens", "rows", "logit_rows", "q_lens"})
 
 
-class CudaExecutor:
+class CudaExecutor(Executor):
     """A plan, checked by `check_plan`, bound to weights, executables and states on a GPU.
 
     Arguments are those of `ingot.runtime.cpu.executor.CpuExecutor`, tensors on the device of `context`. Steps run on
