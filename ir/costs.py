@@ -8,16 +8,16 @@ import torch
 from torch import fx
 
 from ingot.ir.infer import sized_meta_tensor
-from ingot.ir.ops import op_of
+from ingot.ir.ops.aten import definition_of
 from ingot.ir.ops.registry import Cost, bytes_of
-from ingot.ir.program import VIEWS, Program, RegionCall
+from ingot.ir.program import Program, RegionCall
 from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 
 def call_cost(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
     """The least that a call does. A view costs nothing; a region computes what its calls do, and moves only what it
     reads from outside and what it yields."""
-    if node.target in VIEWS or node.target is operator.getitem:
+    if node.target is operator.getitem:
         return Cost()
 
     def tensor(value: Any) -> Any:
@@ -31,10 +31,9 @@ def call_cost(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost
         inside = sum((call_cost(call, body, sizes) for call in body.calls()), Cost())
         return Cost(inside.flops, bytes_of(*map(tensor, node.args), *results))
     args = [tensor(value) for value in node.args]
-    if op := op_of(node.target):
-        return op.count(args, dict(node.kwargs), results)
-    # Of aten there are elementwise calls alone.
-    return Cost(sum(result.numel() for result in results), bytes_of(*args, *results))
+    op = definition_of(node.target)
+    assert op is not None
+    return op.count(args, dict(node.kwargs), results)
 
 
 def _meta(value_type: ValueType, program: Program, sizes: Mapping[str, int]) -> torch.Tensor:

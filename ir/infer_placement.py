@@ -6,7 +6,8 @@ from collections.abc import Callable
 from torch import fx
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.placements import RULES, Call, Fit, Spot, whole
+from ingot.ir.ops.aten import definition_of
+from ingot.ir.placements import Call, Fit, Spot
 from ingot.ir.program import Program, RegionCall, named_arguments, named_values, target_name
 from ingot.ir.types import Placement, StateType, TensorType, TupleType
 
@@ -27,7 +28,8 @@ def placement_of(node: fx.Node, program: Program) -> Placements:
 def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) -> Fit:
     """What the rule of the node's op says on `axis`, given where its arguments lie."""
     look = look or (lambda value: placement_of(value, program))
-    name, named = target_name(node.target), named_arguments(node)
+    op, named = definition_of(node.target), named_arguments(node)
+    assert op is not None
     nodes = {key: value for key, value in named.items() if isinstance(value, fx.Node)}
     types = {
         key: program.states[value.meta["type"].name].type
@@ -38,9 +40,10 @@ def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) ->
     at = {key: _spot(look(value), axis) for key, value in nodes.items()}
     call = Call(named, at, types, node.meta["type"], axis, program.mesh[axis])
     try:
-        return RULES.get(name, whole)(call)
+        return op.placement(call)
     except VerifyError as error:
-        raise VerifyError(f"{name} on axis {axis}: {error.what}", expected=error.expected) from error
+        place = f"{target_name(node.target)} on axis {axis}"
+        raise VerifyError(f"{place}: {error.what}", expected=error.expected) from error
 
 
 def infer_placement(node: fx.Node, program: Program) -> Placements:

@@ -13,8 +13,8 @@ from ingot.ir.artifact.plan import BucketClass, Executable, Plan
 from ingot.ir.artifact.record import PassRecord
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.features.feature import SAMPLED, EndingUse
-from ingot.ir.ops import OPS, op_of
-from ingot.ir.ops.aten import ATEN, aten_of
+from ingot.ir.ops import OPS
+from ingot.ir.ops.aten import ATEN, definition_of
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Dim, Placement, Split, StateType, TensorType, ValueType
 
@@ -345,7 +345,7 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of a call by the parameters of its op, in their order and with defaults filled in. A region and
     `getitem` have no parameters: their arguments go by their places, "0", "1". Raises TypeError for a call that does
     not fit its op."""
-    op = op_of(node.target) or aten_of(node.target)
+    op = definition_of(node.target)
     if op is None:
         return {str(place): value for place, value in enumerate(node.args)}
     return op.bind(node.args, node.kwargs)

@@ -24,13 +24,14 @@ OPS = '''
 """An op: relu(x) * scale, row by row."""
 import torch
 from ingot.ir.ops import Sample, define
+from ingot.ir.placements import whole
 
 
 def _samples(g, dtype):
     return [Sample((torch.randn(3, 8, generator=g).to(dtype),), {"scale": 2.0})]
 
 
-@define(rows=("x",), samples=_samples)
+@define(rows=("x",), samples=_samples, placement=whole, flops=2)
 def scaled_relu(x: torch.Tensor, *, scale: float) -> torch.Tensor:
     """relu(x) * scale in x's dtype."""
     return torch.relu(x) * scale

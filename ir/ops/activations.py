@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.registry import Sample, define, wide
+from ingot.ir.placements import elementwise
 
 # The kinds of `activate`, on float32.
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -27,7 +28,7 @@ def _silu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((merged[:, :32], merged[:, 32:])), Sample((_randn(g, dtype, 1, 24), _randn(g, dtype, 1, 24)))]
 
 
-@define(rows=("gate", "up"), samples=_silu_mul_samples)
+@define(rows=("gate", "up"), samples=_silu_mul_samples, flops=1, placement=elementwise)
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """`silu(gate) * up`, both [T, F], rounded once (SwiGLU's gate, arXiv 2002.05202)."""
     return (F.silu(wide(gate)) * wide(up)).to(gate.dtype).contiguous()
@@ -38,7 +39,7 @@ def _gelu_mul_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((gate, up), {"approximate": "tanh"}), Sample((gate, up), {"approximate": "none"})]
 
 
-@define(rows=("gate", "up"), samples=_gelu_mul_samples)
+@define(rows=("gate", "up"), samples=_gelu_mul_samples, flops=1, placement=elementwise)
 def gelu_mul(gate: torch.Tensor, up: torch.Tensor, *, approximate: str) -> torch.Tensor:
     """`gelu(gate) * up`, both [T, F], rounded once; `approximate` is "none" or "tanh" (arXiv 1606.08415)."""
     return (F.gelu(wide(gate), approximate=approximate) * wide(up)).to(gate.dtype).contiguous()
@@ -48,7 +49,7 @@ def _activate_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((_randn(g, dtype, 5, 24),), {"kind": kind}) for kind in ACTIVATIONS]
 
 
-@define(rows=("x",), samples=_activate_samples)
+@define(rows=("x",), samples=_activate_samples, flops=1, placement=elementwise)
 def activate(x: torch.Tensor, *, kind: str) -> torch.Tensor:
     """The activation `kind` of x [T, F], rounded once: "gelu" and "gelu_tanh" (arXiv 1606.08415), "relu", and
     "relu_squared" (arXiv 2109.08668)."""
@@ -61,7 +62,7 @@ def _soft_cap_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((_randn(g, dtype, 4, 33) * 40,), {"cap": 30.0})]
 
 
-@define(rows=("x",), samples=_soft_cap_samples)
+@define(rows=("x",), samples=_soft_cap_samples, flops=1, placement=elementwise)
 def soft_cap(x: torch.Tensor, *, cap: float) -> torch.Tensor:
     """`cap * tanh(x / cap)` in x's dtype: logits that stay within ±cap (Gemma 2, arXiv 2408.00118, section 2)."""
     return (torch.tanh(wide(x) / cap) * cap).to(x.dtype)
@@ -71,7 +72,7 @@ def _clamp_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((_randn(g, dtype, 4, 33) * 2,), {"limit": 0.7})]
 
 
-@define(rows=("x",), samples=_clamp_samples)
+@define(rows=("x",), samples=_clamp_samples, flops=1, placement=elementwise)
 def clamp(x: torch.Tensor, *, limit: float) -> torch.Tensor:
     """x where it is within ±limit, and the nearer of these where it is not, in x's dtype."""
     return wide(x).clamp(-limit, limit).to(x.dtype).contiguous()

@@ -12,6 +12,7 @@ from ingot.ir.ops.attention import like_q, slopes_sample, stated_options
 from ingot.ir.ops.paged_attention import paged_attention
 from ingot.ir.ops.registry import Sample, bytes_of, define
 from ingot.ir.ops.rope_append import qk_norm_rope_append
+from ingot.ir.placements import Call, Fit, by_heads
 from ingot.ir.tables import make_table
 
 
@@ -114,6 +115,11 @@ def _traffic(*args: Any, **kwargs: Any) -> float:
     return _sum("traffic")(*args, **kwargs) - 2 * bytes_of(call["q"])
 
 
+def _placement(call: Call) -> Fit:
+    dims = {"kv": 3, "q": 1, "k": 1, "v": 1, "sinks": 0, "slopes": 0}
+    return by_heads(call, dims, (call.shard(1), call.shard(3)))
+
+
 @define(
     samples=_samples,
     rowwise=_rowwise,
@@ -126,6 +132,7 @@ def _traffic(*args: Any, **kwargs: Any) -> float:
     traffic=_traffic,
     fusible=False,
     needs_kernel=True,
+    placement=_placement,
 )
 def append_attention(
     kv: torch.Tensor,

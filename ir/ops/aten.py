@@ -7,6 +7,9 @@ from typing import Any
 import torch
 
 from ingot.ir.ops.parameters import Parameters
+from ingot.ir.ops.registry import Cost, Op, bytes_of, op_of
+from ingot.ir.placements import Call, Fit, Rule, elementwise, viewed_dim, whole
+from ingot.ir.types import TensorType
 
 
 @dataclass(frozen=True)
@@ -14,12 +17,14 @@ class AtenOp:
     """One op of aten that the dialect takes over.
 
     `overload` stands in a graph as the target of a call. `parameters` are named as the dialect names them: `x` is what
-    torch calls `self`. The result of a `view` shares memory with `x`. `run` computes an instruction of a plan, which
-    gives the first `given` arguments by position and no other.
+    torch calls `self`. `placement` is its rule, as of `ingot.ir.ops.Op`. The result of a `view` shares memory with `x`,
+    so that a call costs nothing. `run` computes an instruction of a plan, which gives the first `given` arguments by
+    position and no other.
     """
 
     overload: torch._ops.OpOverload
     parameters: Parameters
+    placement: Rule
     view: bool
     run: Callable[..., Any]
     given: int
@@ -33,6 +38,12 @@ class AtenOp:
         """Arguments by parameter, defaults filled in. Raises TypeError for a call that does not fit."""
         return self.parameters.bind(args, kwargs)
 
+    def count(self, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[torch.Tensor]) -> Cost:
+        """What a call with these arguments and results costs: a view else an operation for each element."""
+        if self.view:
+            return Cost()
+        return Cost(sum(result.numel() for result in results), bytes_of(*args, *kwargs.values(), *results))
+
 
 def _parameters(overload: torch._ops.OpOverload) -> Parameters:
     found = overload._schema.arguments
@@ -44,23 +55,77 @@ def _parameters(overload: torch._ops.OpOverload) -> Parameters:
     )
 
 
-def _op(overload: torch._ops.OpOverload, run: Callable[..., Any], *, view: bool = False, given: int = 2) -> AtenOp:
-    return AtenOp(overload, _parameters(overload), view, run, given)
+def _op(
+    overload: torch._ops.OpOverload,
+    run: Callable[..., Any],
+    placement: Rule,
+    *,
+    view: bool = False,
+    given: int = 2,
+) -> AtenOp:
+    return AtenOp(overload, _parameters(overload), placement, view, run, given)
 
 
-def _slice(x: torch.Tensor, dim: int, begin: int, end: int) -> torch.Tensor:
+def _run_slice(x: torch.Tensor, dim: int, begin: int, end: int) -> torch.Tensor:
     return x[(slice(None),) * dim + (slice(begin, end),)]
+
+
+def _sum(call: Call) -> Fit:
+    """A sum of partial sums is a partial sum."""
+    if len(call.types) == 2 and all(call.kind(name) == "partial" for name in call.types):
+        return Fit(call.at, call.partial)
+    return elementwise(call)
+
+
+def _product(call: Call) -> Fit:
+    """A multiple of a partial sum by a constant is one too."""
+    if len(call.types) == 1 and all(call.kind(name) == "partial" for name in call.types):
+        return Fit(call.at, call.partial)
+    return elementwise(call)
+
+
+def _view(call: Call) -> Fit:
+    x = call.at["x"]
+    if x is None or x.kind == "partial":
+        return Fit({"x": x}, x)
+    assert isinstance(call.result, TensorType)
+    found = viewed_dim(call.types["x"].shape, call.result.shape, x.dim)
+    if found is None or (x.segments and call.size("x", x.dim) != call.result.shape[found]):
+        return whole(call)
+    return Fit({"x": x}, call.shard(found, x.segments))
+
+
+def _slice(call: Call) -> Fit:
+    """Along a split axis only whole segments can be taken."""
+    x, values = call.at["x"], call.values
+    if x is None or x.kind == "partial" or x.dim != values["dim"]:
+        return Fit({"x": x}, x)
+    bounds = [0]
+    for segment in x.segments:
+        bounds.append(bounds[-1] + segment // call.parts)
+    if values["step"] != 1 or values["start"] not in bounds or values["end"] not in bounds:
+        return whole(call)
+    kept = x.segments[bounds.index(values["start"]) : bounds.index(values["end"])]
+    return Fit({"x": x}, call.shard(x.dim, kept if len(kept) > 1 else ()))
+
+
+def _permute(call: Call) -> Fit:
+    x = call.at["x"]
+    if x is None or x.kind == "partial":
+        return Fit({"x": x}, x)
+    axes = len(call.types["x"].shape)
+    return Fit({"x": x}, call.shard([dim % axes for dim in call.values["dims"]].index(x.dim), x.segments))
 
 
 _aten = torch.ops.aten
 ATEN: Mapping[str, AtenOp] = {
     op.name: op
     for op in (
-        _op(_aten.add.Tensor, torch.add),
-        _op(_aten.mul.Tensor, torch.mul),
-        _op(_aten.view.default, lambda x, shape: x.view(shape), view=True),
-        _op(_aten.slice.Tensor, _slice, view=True, given=4),
-        _op(_aten.permute.default, lambda x, dims: x.permute(dims), view=True),
+        _op(_aten.add.Tensor, torch.add, _sum),
+        _op(_aten.mul.Tensor, torch.mul, _product),
+        _op(_aten.view.default, lambda x, shape: x.view(shape), _view, view=True),
+        _op(_aten.slice.Tensor, _run_slice, _slice, view=True, given=4),
+        _op(_aten.permute.default, lambda x, dims: x.permute(dims), _permute, view=True),
     )
 }
 _BY_OVERLOAD: Mapping[Any, AtenOp] = {op.overload: op for op in ATEN.values()}
@@ -69,3 +134,8 @@ _BY_OVERLOAD: Mapping[Any, AtenOp] = {op.overload: op for op in ATEN.values()}
 def aten_of(target: Any) -> AtenOp | None:
     """The op of aten that a graph node's target calls; None when it is not one of the table."""
     return _BY_OVERLOAD.get(target)
+
+
+def definition_of(target: Any) -> Op | AtenOp | None:
+    """The op, of ours or of aten, that a graph node's target calls; None for `getitem` and regions."""
+    return op_of(target) or aten_of(target)

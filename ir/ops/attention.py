@@ -11,6 +11,7 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.registry import Sample, define, own_row, wide
 from ingot.ir.ops.tree import MAX_NODES, bits_of
+from ingot.ir.placements import Call, Fit, by_heads
 
 UNSCALED = CacheScales()
 
@@ -220,6 +221,21 @@ def flops_of(q: torch.Tensor, form: CacheForm) -> int:
     return 2 * q.shape[0] * q.shape[1] * (form.key_width + form.value_width)
 
 
+def _attention_placement(call: Call) -> Fit:
+    fit = by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0, "slopes": 0}, call.shard(1))
+    if fit.needs and call.at["k"] is None and call.values.get("v") is None and int(call.size("k", 1)) % call.parts:
+        raise VerifyError(
+            f"a cache whose rows are keys and values has {call.size('k', 1)} heads: no split among {call.parts} ranks",
+            expected="all heads of q on every rank, or heads of the cache that divide",
+        )
+    if fit.needs and all(call.at[name] == fit.needs[name] for name in ("q", "k")):
+        heads, kv_heads = call.size("q", 1), call.size("k", 1)
+        assert isinstance(heads, int) and isinstance(kv_heads, int)
+        if heads % kv_heads:
+            raise VerifyError(f"a rank has {heads} heads of q for {kv_heads} of k and v", expected="a multiple")
+    return fit
+
+
 @define(
     samples=_samples,
     rows=("q",),
@@ -228,6 +244,7 @@ def flops_of(q: torch.Tensor, form: CacheForm) -> int:
     flops=_attention_flops,
     fusible=False,
     legal="pure",
+    placement=_attention_placement,
 )
 def attention(
     q: torch.Tensor,

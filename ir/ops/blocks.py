@@ -4,6 +4,7 @@ import torch
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.registry import Effect, Sample, define, wide
+from ingot.ir.placements import whole
 
 
 def _ints(*values: int) -> torch.Tensor:
@@ -24,7 +25,14 @@ def _take_fake(tokens: torch.Tensor, *_: torch.Tensor, mask_token: int) -> tuple
 
 
 @define(
-    samples=_take_samples, fake=_take_fake, fusible=False, legal="cached", effect=Effect.READS_STATE, on_device=True
+    samples=_take_samples,
+    fake=_take_fake,
+    fusible=False,
+    legal="cached",
+    effect=Effect.READS_STATE,
+    on_device=True,
+    flops=1,
+    placement=whole,
 )
 def take_block(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, blocks: torch.Tensor, *, mask_token: int
@@ -83,6 +91,7 @@ def _fill_fake(
     fusible=False,
     legal="cached",
     on_device=True,
+    placement=whole,
 )
 def fill_block(
     logits: torch.Tensor,

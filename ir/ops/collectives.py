@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from ingot.ir.errors import InternalError
-from ingot.ir.ops.registry import Sample, define, lookup_traffic, nothing, wide
+from ingot.ir.errors import InternalError, VerifyError
+from ingot.ir.ops.registry import Sample, define, lookup_traffic, wide
+from ingot.ir.placements import Call, Fit, Rule, whole
 
 Ranks = list[torch.Tensor]
 
@@ -97,11 +98,43 @@ def _move_fake(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, 
     return _resized(x, dim, x.shape[dim] * (parts if src == "shard" else 1))
 
 
+def _collective(source: str = "", target: str = "") -> Rule:
+    """From one kind of placement to another along the op's own axis, by its `src` and `dst` where it has them; along
+    others it changes nothing."""
+
+    def rule(call: Call) -> Fit:
+        if call.values["axis"] != call.axis:
+            return Fit({"x": call.at["x"]}, call.at["x"])
+        _check_parts(call)
+        spots = {
+            "replicated": None,
+            "partial": call.partial,
+            "shard": call.shard(call.values.get("dim", 0)),
+        }
+        return Fit({"x": spots[call.values.get("src", source)]}, spots[call.values.get("dst", target)])
+
+    return rule
+
+
+def _check_parts(call: Call) -> None:
+    if call.values.get("parts", call.parts) != call.parts:
+        raise VerifyError(f"{call.values['parts']} parts on axis {call.axis}", expected=f"{call.parts}, its size")
+
+
+def _vocab_placement(call: Call) -> Fit:
+    if call.values["axis"] != call.axis:
+        return whole(call)
+    _check_parts(call)
+    return Fit({"weight": call.shard(0)}, call.partial)
+
+
 @define(
     samples=_samples(),
     fake=lambda x, *, axis: torch.empty_like(x, memory_format=torch.contiguous_format),
     across=_reduce,
     fusible=False,
+    flops=1,
+    placement=_collective("partial", "replicated"),
 )
 def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
     """The sum of x over the ranks of `axis`, accumulated wider in their order and rounded to x's dtype once."""
@@ -113,6 +146,8 @@ def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
     fake=lambda x, *, axis, dim, parts: _resized(x, dim, x.shape[dim] * parts),
     across=_gather,
     fusible=False,
+    flops=0,
+    placement=_collective("shard", "replicated"),
 )
 def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
     """The x of all ranks of `axis` one after the other along `dim`."""
@@ -124,6 +159,8 @@ def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Ten
     fake=lambda x, *, axis, dim, parts: _resized(x, dim, _divided(x, dim, parts)),
     across=_reduce_part,
     fusible=False,
+    flops=1,
+    placement=_collective("partial", "shard"),
 )
 def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
     """A rank's part along `dim` of what `all_reduce` gives."""
@@ -135,6 +172,8 @@ def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch
     fake=lambda x, *, axis, dim, parts: _resized(x, dim, _divided(x, dim, parts)),
     across=_part,
     fusible=False,
+    flops=0,
+    placement=_collective("replicated", "shard"),
 )
 def take_part(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
     """A rank's part along `dim` of an x that every rank has whole; nothing is sent."""
@@ -150,9 +189,10 @@ def _lookup_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     samples=_lookup_samples,
     fake=lambda tokens, weight, *, axis, parts: weight.index_select(0, tokens),
     across=_lookup,
-    flops=nothing,
+    flops=0,
     traffic=lookup_traffic,
     fusible=False,
+    placement=_vocab_placement,
 )
 def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, parts: int) -> torch.Tensor:
     """Rows of a vocabulary split over `axis`, weight [V / parts, D]: [T, D], zero for tokens of other ranks' parts."""
@@ -165,6 +205,8 @@ def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, pa
     across=_move,
     fusible=False,
     legal="open",
+    flops=1,
+    placement=_collective(),
 )
 def redistribute(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, parts: int = 1) -> torch.Tensor:
     """x in another placement: a collective that is owed. `src`, `dst` are kinds, `dim` is that of the shard."""

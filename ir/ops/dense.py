@@ -3,7 +3,9 @@
 import torch
 import torch.nn.functional as F
 
-from ingot.ir.ops.registry import Sample, bytes_of, define, lookup_traffic, nothing, wide
+from ingot.ir.errors import VerifyError
+from ingot.ir.ops.registry import Sample, bytes_of, define, lookup_traffic, wide
+from ingot.ir.placements import Call, Fit, elementwise, whole
 from ingot.ir.tables import make_table
 
 
@@ -19,9 +21,10 @@ def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 @define(
     rows=("tokens",),
     samples=_embedding_samples,
-    flops=nothing,
+    flops=0,
     traffic=lookup_traffic,
     fusible=False,
+    placement=whole,
 )
 def embedding(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Rows of `weight` [V, D] by token id [T]: [T, D]."""
@@ -37,10 +40,53 @@ def _linear_flops(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     return 2 * x.numel() * weight.shape[0]
 
 
+def _linear_placement(call: Call) -> Fit:
+    """A weight split by rows gives a split result; one split by columns takes a split x and gives partial sums."""
+    weight = call.at["weight"]
+    last = len(call.types["x"].shape) - 1
+    if weight is not None and weight.kind == "shard" and weight.dim == 0:
+        bias = {"bias": weight} if "bias" in call.types else {}
+        return Fit({"weight": weight, **bias}, call.shard(last, weight.segments))
+    if weight == call.shard(1):
+        check_bias(call)
+        return Fit({"weight": weight, "x": call.shard(last)}, call.partial)
+    return whole(call)
+
+
+def check_bias(call: Call) -> None:
+    """Raise VerifyError for a bias that each rank would add to its partial sum."""
+    if "bias" in call.types:
+        raise VerifyError("a bias on partial sums is added once by each rank", expected="an add behind the sum")
+
+
+def _norm_placement(call: Call) -> Fit:
+    """Over the last axis, so any other may be split; gains of one row for each head are split with the heads."""
+    x = call.at["x"]
+    if len(call.types["weight"].shape) == 2:
+        if call.is_shard("x", 1) or call.is_shard("weight", 0):
+            bias = {"bias": call.shard(0)} if "bias" in call.types else {}
+            return Fit({"x": call.shard(1), "weight": call.shard(0), **bias}, call.shard(1))
+        return whole(call)
+    if x is not None and x.kind == "shard" and x.dim < len(call.types["x"].shape) - 1:
+        return Fit({"x": x}, x)
+    return whole(call)
+
+
+def _rope_placement(call: Call) -> Fit:
+    return Fit({"x": call.shard(1)}, call.shard(1)) if call.is_shard("x", 1) else whole(call)
+
+
+def _select_rows_placement(call: Call) -> Fit:
+    x = call.at["x"]
+    return Fit({"x": x}, x) if x is not None and (x.kind == "partial" or x.dim > 0) else whole(call)
+
+
 @define(
     rows=("x",),
     samples=_linear_samples,
     flops=_linear_flops,
+    multiplies=True,
+    placement=_linear_placement,
 )
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """`x @ weight.T + bias` with x [T, K], weight [N, K], bias [N]: [T, N] in x's dtype, accumulated wider."""
@@ -56,7 +102,7 @@ def _norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
-@define(rows=("x",), samples=_norm_samples)
+@define(rows=("x",), samples=_norm_samples, flops=1, placement=_norm_placement)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
     """`x / rms(x)` over the last axis, times `weight` [D], in x's dtype (arXiv 1910.07467).
 
@@ -81,7 +127,7 @@ def _layer_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
-@define(rows=("x",), samples=_layer_norm_samples)
+@define(rows=("x",), samples=_layer_norm_samples, flops=1, placement=_norm_placement)
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, eps: float) -> torch.Tensor:
     """`(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], plus `bias`, in x's dtype (arXiv
     1607.06450).
@@ -109,6 +155,8 @@ def _decompose_add_rms_norm(
     rows=("x", "residual"),
     samples=_add_norm_samples,
     decompose=_decompose_add_rms_norm,
+    flops=1,
+    placement=whole,
 )
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float
@@ -141,6 +189,7 @@ def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     samples=_rope_samples,
     flops=rope_flops,
     traffic=lambda x, positions, table, **_: 2 * bytes_of(x) + rope_reads(positions, table),
+    placement=_rope_placement,
 )
 def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
     """Rotary embedding of x [T, H, D] at positions [T] (arXiv 2104.09864).
@@ -171,9 +220,10 @@ def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]
 @define(
     rows=("rows",),
     samples=_select_rows_samples,
-    flops=nothing,
+    flops=0,
     traffic=lambda x, rows: lookup_traffic(rows, x),
     fusible=False,
+    placement=_select_rows_placement,
 )
 def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Rows [L] of x [T, …]: [L, …]."""
@@ -184,7 +234,7 @@ def _cast_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((_randn(g, dtype, 3, 8),), {"dtype": torch.float32})]
 
 
-@define(rows=("x",), samples=_cast_samples)
+@define(rows=("x",), samples=_cast_samples, flops=1, placement=elementwise)
 def cast(x: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
     """x in another dtype. A cast is pinned: no pass moves or removes its rounding."""
     # `copy=True`: an op's result never aliases its input, whatever the dtype.

@@ -3,6 +3,7 @@
 import torch
 
 from ingot.ir.ops.registry import Effect, Sample, define
+from ingot.ir.placements import whole
 
 
 def _ints(*values: int) -> torch.Tensor:
@@ -21,6 +22,8 @@ def _take_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     legal="cached",
     effect=Effect.READS_STATE,
     on_device=True,
+    flops=1,
+    placement=whole,
 )
 def take_drafts(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, drafts: torch.Tensor
@@ -49,6 +52,8 @@ def _accept_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     fusible=False,
     legal="cached",
     on_device=True,
+    flops=1,
+    placement=whole,
 )
 def accept_drafts(
     tokens: torch.Tensor,
@@ -87,6 +92,8 @@ def _row_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     legal="cached",
     effect=Effect.READS_STATE,
     on_device=True,
+    flops=0,
+    placement=whole,
 )
 def read_rows(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Rows `rows` i32[B] of a state [S, …]; zeros for a row of -1, which is padding."""
@@ -122,6 +129,8 @@ def _write(state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index:
     in_place=_write,
     fusible=False,
     on_device=True,
+    flops=0,
+    placement=whole,
 )
 def write_rows(
     state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None = None

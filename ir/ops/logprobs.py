@@ -4,7 +4,8 @@ penalty."""
 import torch
 
 from ingot.ir.logprob_limits import MAX_LOGPROBS
-from ingot.ir.ops.registry import Sample, bytes_of, define, nothing, own_row
+from ingot.ir.ops.registry import Sample, bytes_of, define, own_row
+from ingot.ir.placements import whole
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -61,11 +62,12 @@ def _of_equals(
     fake=_fake,
     costliest=_of_equals,
     # Without a request that asks for it, the logits are not read.
-    flops=nothing,
+    flops=0,
     traffic=lambda logits, *asked: bytes_of(*asked, *_fake(logits, *asked)),
     # No `rows`: each is computed by itself anyway, so that a vocabulary's worth of scores stays in the cache.
     fusible=False,
     legal="cached",
+    placement=whole,
 )
 def top_logprobs(
     logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.activations import silu_mul
 from ingot.ir.ops.registry import Sample, bytes_of, define, wide
+from ingot.ir.placements import Call, Fit, whole
 
 
 def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -137,14 +138,26 @@ def _all_to_the_same(
     return _through(x, weights, order, [x.shape[0]] * top_k, gate_up, down)
 
 
+def _placement(call: Call) -> Fit:
+    """Every rank has a part of each expert, of gate and up alike, and gives partial sums."""
+    if call.kind("gate_up") != "shard" and not call.is_shard("down", 2):
+        return whole(call)
+    size = call.size("down", 2)
+    assert isinstance(size, int)
+    halves = (size * call.parts,) * 2
+    return Fit({"gate_up": call.shard(1, halves), "down": call.shard(2)}, call.partial)
+
+
 @define(
     rows=("x", "router_logits"),
     samples=_samples,
     fake=_fake,
     costliest=_all_to_the_same,
     flops=_flops,
+    multiplies=True,
     traffic=_traffic,
     fusible=False,
+    placement=_placement,
 )
 def moe(
     x: torch.Tensor,

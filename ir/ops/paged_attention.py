@@ -22,7 +22,8 @@ from ingot.ir.ops.attention import (
     seen_in_step,
     slopes_sample,
 )
-from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, nothing, own_row
+from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, own_row
+from ingot.ir.placements import Call, Fit, by_heads
 
 
 def _kv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -95,16 +96,25 @@ def _kv_traffic(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots
     return bytes_of(k, v, slots) + written
 
 
+def _kv_placement(call: Call) -> Fit:
+    return by_heads(call, {"kv": 3, "k": 1, "v": 1}, call.shard(3))
+
+
+def _paged_placement(call: Call) -> Fit:
+    return by_heads(call, {"q": 1, "kv": 3, "sinks": 0, "slopes": 0}, call.shard(1))
+
+
 @define(
     samples=_kv_samples,
     fake=_kv_fake,
     states=("kv",),
     in_place=_write,
     costliest=_write_padded,
-    flops=nothing,
+    flops=0,
     traffic=_kv_traffic,
     fusible=False,
     needs_kernel=True,
+    placement=_kv_placement,
 )
 def kv_append(
     kv: torch.Tensor,
@@ -380,6 +390,7 @@ def _paged_costliest(
     needs_kernel=True,
     legal="cached",
     effect=Effect.READS_STATE,
+    placement=_paged_placement,
 )
 def paged_attention(
     q: torch.Tensor,

@@ -15,6 +15,7 @@ from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import attention_scores, result_of, weighted_values
 from ingot.ir.ops.paged_attention import cached_keys, longest_read, paged_attention, paged_samples
 from ingot.ir.ops.registry import Effect, Sample, define, own_row, wide
+from ingot.ir.placements import Call, Fit, by_heads
 
 Part = tuple[torch.Tensor, torch.Tensor]
 
@@ -113,6 +114,15 @@ def _traffic(q: torch.Tensor, *args: Any, **kwargs: Any) -> float:
     return float(paged_attention.traffic(q, *args, **kwargs)) + 4 * q.shape[0] * q.shape[1]
 
 
+def _placement(call: Call) -> Fit:
+    return by_heads(call, {"q": 1, "kv": 3, "sinks": 0}, (call.shard(1), call.shard(1)))
+
+
+def _merge_placement(call: Call) -> Fit:
+    names = ("one", "one_lse", "other", "other_lse")
+    return by_heads(call, dict.fromkeys(names, 1), (call.shard(1), call.shard(1)))
+
+
 @define(
     samples=_samples,
     rows=("q",),
@@ -125,6 +135,7 @@ def _traffic(q: torch.Tensor, *args: Any, **kwargs: Any) -> float:
     needs_kernel=True,
     legal="cached",
     effect=Effect.READS_STATE,
+    placement=_placement,
 )
 def partial_attention(
     q: torch.Tensor,
@@ -146,7 +157,7 @@ def partial_attention(
 
     The arguments are those of `paged_attention`, with pages and lengths of a part of each sequence: its end, by a mask
     that tells positions by their distance, or another part of which all is seen, by `bidirectional`. A part may hold
-    fewer positions than the sequence feeds. Where a token sees nothing, its attention is zero and its log-sum-exp is
+    fewer positions than the sequence feeds. Where a token sees its attention is zero and its log-sum-exp is
     -inf. `sinks` are to be given with one of the parts. There are no slopes:
     where a part lies in its sequence is not known, and distances follow from that.
     """
@@ -175,6 +186,7 @@ def _merge_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     rows=("one", "one_lse", "other", "other_lse"),
     fake=lambda one, one_lse, *_: (torch.empty_like(one), torch.empty_like(one_lse)),
     flops=lambda one, *_: 3 * one.numel(),
+    placement=_merge_placement,
 )
 def merge_attention(
     one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor

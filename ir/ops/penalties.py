@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from ingot.ir.ops.registry import Sample, define, wide_copy
+from ingot.ir.placements import whole
 
 # Tokens that a row of logits may be denied: the end tokens of a model (a few) and of a request. Ours; 64 bytes a row.
 MAX_BANNED = 16
@@ -79,6 +80,8 @@ def _count_all(
     in_place=_count,
     costliest=_count_all,
     fusible=False,
+    flops=1,
+    placement=whole,
 )
 def count_tokens(
     token_counts: torch.Tensor,

@@ -6,6 +6,7 @@ import torch
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.registry import Sample, bytes_of, define, wide, wide_copy
+from ingot.ir.placements import whole
 
 # Which hidden states make the vector: the last token's, their mean, the first token's. Names are those of vLLM's
 # pooling types (`CLS` is the first token's).
@@ -54,6 +55,7 @@ def _costliest(x: torch.Tensor, q_starts: torch.Tensor, *rest: torch.Tensor, poo
     costliest=_costliest,
     fusible=False,
     legal="cached",
+    placement=whole,
 )
 def pool(
     x: torch.Tensor,

@@ -4,9 +4,10 @@ import torch
 import torch.nn.functional as F
 
 from ingot.ir.formats import dequantize, find_format, quantize
-from ingot.ir.ops.dense import linear
+from ingot.ir.ops.dense import check_bias, linear
 from ingot.ir.ops.registry import Sample, define, wide
-from ingot.ir.types import DTYPE_NAMES
+from ingot.ir.placements import Call, Fit, Spot, whole
+from ingot.ir.types import DTYPE_NAMES, Split
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -56,11 +57,31 @@ def _fake(
     return F.linear(x, x.new_empty(shape), bias)
 
 
+def _placement(call: Call) -> Fit:
+    """As a linear. Where the packed elements are split, what scales them is too; all in sizes of their own."""
+    weight, format = call.at["weight"], find_format(call.values["format"])
+    if weight is None or weight.kind != "shard" or weight.dim > 1 or (weight.dim and weight.segments):
+        return whole(call)
+    tile, last = format.layout.tile[weight.dim], len(call.types["x"].shape) - 1
+    split = Split(call.axis, weight.dim, tuple(size * tile for size in weight.segments))
+    needs: dict[str, Spot] = {"weight": weight}
+    for part in format.parts[1:]:
+        if part in call.types and (own := format.split(split, part)) is not None:
+            needs[part] = call.shard(own.dim, own.segments)
+    if weight.dim == 0:
+        bias = {"bias": call.shard(0, split.segments)} if "bias" in call.types else {}
+        return Fit({**needs, **bias}, call.shard(last, split.segments))
+    check_bias(call)
+    return Fit({**needs, "x": call.shard(last)}, call.partial)
+
+
 @define(
     rows=("x",),
     samples=_samples,
     fake=_fake,
     flops=_flops,
+    multiplies=True,
+    placement=_placement,
 )
 def quant_linear(
     x: torch.Tensor,

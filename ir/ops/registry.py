@@ -10,6 +10,7 @@ import torch
 
 from ingot.ir.errors import InternalError
 from ingot.ir.ops.parameters import Parameters
+from ingot.ir.placements import Rule
 
 # Ops go through torch.library.Library: unlike `custom_op` it imports neither dynamo nor inductor when one is called.
 _LIBRARY = torch.library.Library("ingot", "DEF")
@@ -66,30 +67,35 @@ Function = Callable[..., Any]
 class Op:
     """One op of the dialect.
 
-    `reference` is its meaning. `fake` gives results of the right shape for meta tensors. `rowwise` computes the same
-    with each token's arithmetic independent of the other tokens in the step (bitwise batch-invariant), a row of the
-    parameters `rows` at a time. `states` names the parameters that are state values; `in_place` is the lowered form
-    that updates them instead of returning them, and returns the remaining results. `costliest` allocates what a call
-    that runs (in place, if it has states) allocates at most, and looks at no data: memory is planned by it. `decompose`
-    rebuilds a fused op from simpler ones. Every result has memory of its own. `fusible` says that a region compiler may
-    take it into a region. `legal` says where it may stand: "any" stage, "pure" ones without states, "cached" ones with
-    them, or only where placements are "open". `across` computes a collective for all ranks of its axis at once: from a
-    list for each tensor argument to a list of results. `effect` says when two calls may become one, and when one may
-    go. `on_device`: the forms that run compute with tensors alone and copy nothing from the host, so that a captured
-    graph can hold a call of them. `needs_kernel`: its reference goes from one sequence to the next, and on a GPU stands
-    in for a missing kernel only where references were asked for. `flops` counts the operations of a call, by default
-    one for each element of its results, and `traffic` its bytes, by default those of all arguments and results but
-    written states: both look at shapes alone.
+    `reference` is its meaning. `placement` is its rule on an axis of a mesh: how its arguments must lie, and how its
+    results then do. `flops` are the operations of a call: so many for each element of its results (0 where it only
+    moves data), or a function of its arguments. `traffic` gives its bytes, by default those of all arguments and
+    results but written states. Both look at shapes alone. `multiplies`: a call multiplies rows by its weights.
+
+    `fake` gives results of the right shape for meta tensors. `rowwise` computes the same with each token's arithmetic
+    independent of the other tokens in the step (bitwise batch-invariant), a row of the parameters `rows` at a time.
+    `states` names the parameters that are state values; `in_place` is the lowered form that updates them instead of
+    returning them, and returns the remaining results. `costliest` allocates what a call that runs (in place, if it has
+    states) allocates at most, and looks at no data: memory is planned by it. `decompose` rebuilds a fused op from
+    simpler ones. Every result has memory of its own. `fusible` says that a region compiler may take it into a region.
+    `legal` says where it may stand: "any" stage, "pure" ones without states, "cached" ones with them, or only where
+    placements are "open". `across` computes a collective for all ranks of its axis at once: from a list for each tensor
+    argument to a list of results. `effect` says when two calls may become one, and when one may go. `on_device`: the
+    forms that run compute with tensors alone and copy nothing from the host, so that a captured graph can hold a call
+    of them. `needs_kernel`: its reference goes from one sequence to the next, and on a GPU stands in for a missing
+    kernel only where references were asked for.
     """
 
     name: str
     schema: str
     reference: Function
+    placement: Rule
     fake: Function
     rowwise: Function
     rows: tuple[str, ...]
     samples: Samples
-    flops: Function | None
+    flops: int | Function
+    multiplies: bool
     traffic: Function | None
     states: tuple[str, ...]
     in_place: Function | None
@@ -141,7 +147,10 @@ class Op:
         """`cost` where the results are known too, or tensors like them. Computes nothing."""
         written = results[: len(results) - len(self.states)]
         read = [value for name, value in self.bind(args, kwargs).items() if name not in self.states]
-        flops = self.flops(*args, **kwargs) if self.flops else sum(tensor.numel() for tensor in written)
+        if isinstance(self.flops, int):
+            flops = self.flops * sum(tensor.numel() for tensor in written)
+        else:
+            flops = self.flops(*args, **kwargs)
         traffic = self.traffic(*args, **kwargs) if self.traffic else bytes_of(*read, *written)
         return Cost(int(flops), int(traffic))
 
@@ -157,11 +166,6 @@ def bytes_of(*values: Any) -> int:
 def lookup_traffic(indices: torch.Tensor, table: torch.Tensor, **_: object) -> int:
     """Bytes of taking rows of a table: those rows are read, and written."""
     return bytes_of(indices) + 2 * indices.numel() * bytes_of(table[:1])
-
-
-def nothing(*_: Any, **__: Any) -> int:
-    """The flops of a call that only moves data, or that is not asked to do anything."""
-    return 0
 
 
 def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
@@ -198,10 +202,12 @@ def _schema_of(reference: Function) -> str:
 def define(
     *,
     samples: Samples,
+    placement: Rule,
+    flops: int | Function,
     rows: tuple[str, ...] = (),
     rowwise: Function | None = None,
     fake: Function | None = None,
-    flops: Function | None = None,
+    multiplies: bool = False,
     traffic: Function | None = None,
     states: tuple[str, ...] = (),
     in_place: Function | None = None,
@@ -217,8 +223,9 @@ def define(
     """Define an op from its reference implementation, which gives its name and, by its annotations, its schema;
     attributes are keyword-only.
 
-    `rows` names the parameters whose leading axis
-    counts independent rows; an op without any is independent of the batch by nature (or gives its own `rowwise`).
+    What has no default is said of every op: how tests call it, how it lies on a mesh (`ingot.ir.placements.whole` where
+    every rank takes and gives whole values), and what it costs. `rows` names the parameters whose leading axis counts
+    independent rows; an op without any is independent of the batch by nature (or gives its own `rowwise`).
     `fake` defaults to the reference, which then must run on meta tensors, and `costliest` to the form that runs, which
     must too. A state result comes last, in the order of `states`; an op with any writes state, and one that only reads
     a state must say so by its `effect`. Defining a name twice is an error.
@@ -236,11 +243,13 @@ def define(
             name=name,
             schema=schema,
             reference=reference,
+            placement=placement,
             fake=fake or reference,
             rowwise=rowwise or (_each_row(reference, rows) if rows else reference),
             rows=rows,
             samples=samples,
             flops=flops,
+            multiplies=multiplies,
             traffic=traffic,
             states=states,
             in_place=in_place,

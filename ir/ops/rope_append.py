@@ -10,6 +10,7 @@ from ingot.ir.cache.form import CacheForm
 from ingot.ir.ops.dense import rms_norm, rope, rope_flops, rope_reads
 from ingot.ir.ops.paged_attention import kv_append
 from ingot.ir.ops.registry import Sample, bytes_of, define
+from ingot.ir.placements import Call, Fit, by_heads
 from ingot.ir.tables import make_table
 
 
@@ -148,6 +149,10 @@ def _traffic(
     return bytes_of(q, k, v) + bytes_of(q) + written + rope_reads(positions, table) + bytes_of(*rest)
 
 
+def _placement(call: Call) -> Fit:
+    return by_heads(call, {"kv": 3, "q": 1, "k": 1, "v": 1}, (call.shard(1), call.shard(3)))
+
+
 @define(
     samples=_samples,
     fake=_fake,
@@ -159,6 +164,7 @@ def _traffic(
     traffic=_traffic,
     fusible=False,
     needs_kernel=True,
+    placement=_placement,
 )
 def qk_norm_rope_append(
     kv: torch.Tensor,

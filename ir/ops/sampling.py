@@ -4,6 +4,7 @@ import torch
 
 from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties, penalized, penalized_most
 from ingot.ir.ops.registry import Effect, Sample, bytes_of, define, wide
+from ingot.ir.placements import whole
 
 # Philox 4x32-10: multipliers and key increments of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC11).
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -154,6 +155,7 @@ def _traffic(logits: torch.Tensor, *asked: torch.Tensor) -> int:
     effect=Effect.READS_STATE,
     fusible=False,
     legal="cached",
+    placement=whole,
 )
 def sample(
     logits: torch.Tensor,

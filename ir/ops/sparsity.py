@@ -3,6 +3,7 @@
 import torch
 
 from ingot.ir.ops.registry import Sample, define, wide
+from ingot.ir.placements import whole
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -13,7 +14,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
-@define(rows=("x",), samples=_samples)
+@define(rows=("x",), samples=_samples, flops=1, placement=whole)
 def gaussian_top_k(x: torch.Tensor, *, deviations: float) -> torch.Tensor:
     """`relu(x - cutoff)` with the cutoff `mean(x) + deviations * std(x)` of each row, in x's dtype; x [T, F].
 

@@ -8,6 +8,7 @@ import torch
 
 from ingot.ir.cache.dtype import as_movable
 from ingot.ir.ops.registry import Sample, define
+from ingot.ir.placements import Call, Fit, whole
 
 
 def _places(*values: int) -> torch.Tensor:
@@ -27,12 +28,21 @@ def _copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
     state.index_copy_(axis, targets, state.index_select(axis, sources))
 
 
+def _between_steps(call: Call) -> Fit:
+    """A rank copies, moves and clears its part of a state, split along any axis but the one of pages or slots."""
+    state = call.at["state"]
+    kept = state is None or (state.kind == "shard" and state.dim != call.values["axis"])
+    return Fit({"state": state}, state) if kept else whole(call)
+
+
 @define(
     samples=_copy_samples,
     fake=lambda state, *_, **__: torch.empty_like(state),
     states=("state",),
     in_place=_copy,
     fusible=False,
+    flops=0,
+    placement=_between_steps,
 )
 def state_copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
     """The state with entries `targets` i64[N] along `axis` as `sources` i64[N] were; the targets are distinct."""
@@ -54,6 +64,8 @@ def _move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
     states=("state",),
     in_place=_move,
     fusible=False,
+    flops=0,
+    placement=_between_steps,
 )
 def state_move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
     """As `state_copy`; sources that are no targets are zero then."""
@@ -77,6 +89,8 @@ def _zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
     states=("state",),
     in_place=_zero,
     fusible=False,
+    flops=0,
+    placement=_between_steps,
 )
 def state_zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
     """The state with entries `targets` i64[N] along `axis` zero."""

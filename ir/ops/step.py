@@ -7,6 +7,7 @@ first and moves them last, so the next step needs nothing from the host.
 import torch
 
 from ingot.ir.ops.registry import Effect, Sample, define
+from ingot.ir.placements import whole
 
 
 def _ints(*values: int) -> torch.Tensor:
@@ -71,6 +72,8 @@ def _feed_fake(
     fusible=False,
     legal="cached",
     effect=Effect.READS_STATE,
+    flops=1,
+    placement=whole,
 )
 def feed(
     tokens: torch.Tensor,
@@ -115,6 +118,8 @@ def _page_slots_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     fake=lambda positions, *_, page_size: torch.empty(positions.shape, dtype=torch.int64, device=positions.device),
     fusible=False,
     legal="cached",
+    flops=1,
+    placement=whole,
 )
 def page_slots(
     positions: torch.Tensor, token_seqs: torch.Tensor, page_table: torch.Tensor, *, page_size: int
@@ -172,6 +177,8 @@ def _move_all(
     in_place=_move,
     costliest=_move_all,
     fusible=False,
+    flops=1,
+    placement=whole,
 )
 def advance(
     last_token: torch.Tensor,

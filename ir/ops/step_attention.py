@@ -7,6 +7,7 @@ import torch
 from ingot.ir.masks import CAUSAL, Mask
 from ingot.ir.ops.attention import attention, like_q, slopes_sample
 from ingot.ir.ops.registry import Function, Sample, bytes_of, define
+from ingot.ir.placements import Call, Fit, by_heads
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -68,6 +69,10 @@ def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
     return out
 
 
+def _placement(call: Call) -> Fit:
+    return by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0, "slopes": 0}, call.shard(1))
+
+
 @define(
     samples=_samples,
     rows=("q",),
@@ -79,6 +84,7 @@ def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
     fusible=False,
     needs_kernel=True,
     legal="cached",
+    placement=_placement,
 )
 def step_attention(
     q: torch.Tensor,

@@ -3,7 +3,8 @@
 import torch
 
 from ingot.ir.errors import VerifyError
-from ingot.ir.ops.registry import Sample, define, nothing, wide
+from ingot.ir.ops.registry import Sample, define, wide
+from ingot.ir.placements import whole
 
 
 def _randn(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -23,6 +24,7 @@ def _mix_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     rows=("x", "weights"),
     samples=_mix_samples,
     flops=lambda x, weights: 2 * weights.numel() * x.shape[-1],
+    placement=whole,
 )
 def mix(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sums of the streams of each token with weights of its own: x [T, n, D], weights [T, m, n]: [T, m, D], rounded
@@ -42,7 +44,7 @@ def _concat_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
-@define(rows=("x", "y"), samples=_concat_samples, flops=nothing)
+@define(rows=("x", "y"), samples=_concat_samples, flops=0, placement=whole)
 def concat(x: torch.Tensor, y: torch.Tensor, *, dim: int) -> torch.Tensor:
     """x and then y along an axis, which is not that of the tokens.
 
@@ -61,7 +63,7 @@ def _match_rms_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     ]
 
 
-@define(rows=("x", "like"), samples=_match_rms_samples)
+@define(rows=("x", "like"), samples=_match_rms_samples, flops=1, placement=whole)
 def match_rms(x: torch.Tensor, like: torch.Tensor, *, least: float) -> torch.Tensor:
     """x with the root mean square of `like` over the last axis, in x's dtype: `x * rms(like) / rms(x)`.
 

@@ -9,6 +9,7 @@ import torch
 
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops.registry import Effect, Sample, bytes_of, define
+from ingot.ir.placements import Call, Fit, by_heads, whole
 
 MAX_NODES = 64  # bits of an i64
 
@@ -44,6 +45,8 @@ def _ancestor_fake(
     legal="cached",
     effect=Effect.READS_STATE,
     on_device=True,
+    flops=1,
+    placement=whole,
 )
 def tree_ancestors(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, parents: torch.Tensor
@@ -78,6 +81,8 @@ def _position_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     fusible=False,
     legal="cached",
     on_device=True,
+    flops=1,
+    placement=whole,
 )
 def tree_positions(
     positions: torch.Tensor, token_seqs: torch.Tensor, q_starts: torch.Tensor, ancestors: torch.Tensor
@@ -114,7 +119,9 @@ def _accept_fake(
     return torch.empty_like(logit_rows), rejected, taken, torch.empty_like(token_seqs)
 
 
-@define(samples=_accept_samples, fake=_accept_fake, fusible=False, legal="cached", on_device=True)
+@define(
+    samples=_accept_samples, fake=_accept_fake, fusible=False, legal="cached", on_device=True, flops=1, placement=whole
+)
 def accept_tree(
     tokens: torch.Tensor,
     sampled: torch.Tensor,
@@ -190,15 +197,20 @@ def _move(kv: torch.Tensor, slots: torch.Tensor, source: torch.Tensor) -> None:
     kv[target // page_size, :, target % page_size] = kv[origin // page_size, :, origin % page_size]
 
 
+def _slots_placement(call: Call) -> Fit:
+    return by_heads(call, {"kv": 3}, call.shard(3))
+
+
 @define(
     samples=_move_samples,
     fake=lambda kv, *_: torch.empty_like(kv),
     states=("kv",),
     in_place=_move,
-    flops=lambda *_: 0,
+    flops=0,
     traffic=lambda kv, slots, source: bytes_of(slots, source) + 2 * slots.shape[0] * bytes_of(kv[:1, :, :1]),
     fusible=False,
     on_device=True,
+    placement=_slots_placement,
 )
 def move_slots(kv: torch.Tensor, slots: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """The cache where the slot of token t, `slots[t]` i64[T], holds what the slot of token `source[t]` i32[T] held. A

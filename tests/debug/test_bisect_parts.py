@@ -24,6 +24,7 @@ from ingot.debug.bisect.verdict import Kind
 from ingot.ir import build, ops
 from ingot.ir.artifact.record import Rewrite
 from ingot.ir.ops import OPS, Op, Sample, define
+from ingot.ir.placements import whole
 from ingot.ir.program import Program
 from ingot.passes.insert_paged_kv import InsertPagedKV
 
@@ -44,7 +45,7 @@ def split_op() -> dict[str, Op]:
         shapes = [(tokens,), (tokens,), (tokens, table.shape[1]), (tokens,), (tokens, 1), (tokens,)]
         return tuple(make(shape, dtype=torch.int32) for shape in shapes)
 
-    @define(samples=samples, fake=fake, fusible=False)
+    @define(placement=whole, flops=1, samples=samples, fake=fake, fusible=False)
     def toy_split_pages(
         positions: torch.Tensor, token_seqs: torch.Tensor, page_table: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

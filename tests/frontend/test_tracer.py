@@ -17,6 +17,7 @@ from ingot.frontend.tracer import Tracer
 from ingot.ir import ops, recipe
 from ingot.ir.errors import ConfigError
 from ingot.ir.ops import OPS, Op, Sample, define
+from ingot.ir.placements import whole
 from ingot.ir.program import ParamSpec, Program, Stage
 from ingot.ir.text import print_call, print_program
 from ingot.ir.types import Dim, TensorType
@@ -110,7 +111,7 @@ def test_what_a_definition_can_write(case: str) -> None:
 def halves_op() -> dict[str, Op]:
     samples = lambda g, dtype: [Sample((torch.ones(2, 4),))]  # noqa: E731
 
-    @define(samples=samples)
+    @define(placement=whole, flops=1, samples=samples)
     def toy_halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The halves of the last axis."""
         left, right = x.chunk(2, -1)

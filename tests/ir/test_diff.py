@@ -11,6 +11,7 @@ from ingot.ir.diff.text import numbers_text
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops import Effect, Op, define
 from ingot.ir.parse import parse_program
+from ingot.ir.placements import whole
 
 TEXT = """\
 program main stage=NORMAL
@@ -417,7 +418,7 @@ CAPPED = tuple(
 
 
 def _coin() -> dict[str, Op]:
-    @define(samples=lambda g, dtype: [], effect=Effect.RANDOM)
+    @define(placement=whole, flops=1, samples=lambda g, dtype: [], effect=Effect.RANDOM)
     def coin(x: torch.Tensor) -> torch.Tensor:
         return torch.rand_like(x)
 

@@ -17,6 +17,7 @@ from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.interpret import interpret
 from ingot.ir.ops import OPS, Effect, Op, define
 from ingot.ir.parse import parse_program
+from ingot.ir.placements import whole
 from ingot.ir.program import ParamSpec, Program, Stage, StateSpec, op_counts
 from ingot.ir.recipe import source
 from ingot.ir.text import print_program
@@ -152,7 +153,7 @@ return last_token=%item, position=%position
 def _dice() -> Op:
     throws = iter(range(1, 1_000_000))
 
-    @define(samples=lambda g, dtype: [], effect=Effect.RANDOM)
+    @define(placement=whole, flops=1, samples=lambda g, dtype: [], effect=Effect.RANDOM)
     def dice(x: torch.Tensor) -> torch.Tensor:
         return x + (0 if x.is_meta else next(throws))
 
@@ -216,7 +217,7 @@ def test_a_contract_cannot_contradict_the_states(states: tuple[str, ...], effect
         return kv
 
     with pytest.raises(InternalError, match=message):
-        define(samples=lambda g, dtype: [], states=states, effect=effect)(wrong)
+        define(placement=whole, flops=1, samples=lambda g, dtype: [], states=states, effect=effect)(wrong)
     assert "wrong" not in OPS
 
 

@@ -27,6 +27,7 @@ from ingot.ir import ops, recipe
 from ingot.ir.errors import OptionError
 from ingot.ir.features.feature import EndingUse
 from ingot.ir.ops import Op, Sample, define
+from ingot.ir.placements import whole
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
 from ingot.models.params import parameter
@@ -46,7 +47,14 @@ PARAMS = [
 def whole_op() -> dict[str, Op]:
     samples = lambda g, dtype: [Sample((torch.tensor([[3.0, 5.0]], dtype=dtype),))]  # noqa: E731
 
-    @define(samples=samples, fake=lambda x: torch.empty_like(x, dtype=torch.int32), on_device=True, fusible=False)
+    @define(
+        placement=whole,
+        flops=1,
+        samples=samples,
+        fake=lambda x: torch.empty_like(x, dtype=torch.int32),
+        on_device=True,
+        fusible=False,
+    )
     def toy_whole(x: torch.Tensor) -> torch.Tensor:
         """Whole numbers that a table holds as others."""
         return x.int()

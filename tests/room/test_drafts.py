@@ -28,6 +28,7 @@ from ingot.ir.errors import OptionError
 from ingot.ir.features.feature import EndingUse
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
+from ingot.ir.placements import whole
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
 from ingot.models.params import parameter
@@ -50,7 +51,7 @@ def argmax_op() -> dict[str, Op]:
     samples = lambda g, dtype: [Sample((torch.randn(3, 8, generator=g),), {"parts": 2})]  # noqa: E731
     fake = lambda x, *, parts: torch.empty(x.shape[0], parts, dtype=torch.int32, device=x.device)  # noqa: E731
 
-    @define(samples=samples, fake=fake, on_device=True, fusible=False)
+    @define(placement=whole, flops=1, samples=samples, fake=fake, on_device=True, fusible=False)
     def toy_argmax(x: torch.Tensor, *, parts: int) -> torch.Tensor:
         """The place of the largest of each of `parts` parts of a row, i32[B, parts]."""
         return x.view(x.shape[0], parts, -1).argmax(-1).int()

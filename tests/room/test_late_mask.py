@@ -24,6 +24,7 @@ from ingot.ir.features import Feature, Fed, OpCall, StepInput, register_feature
 from ingot.ir.features.feature import EndingUse
 from ingot.ir.features.registry import forget_feature
 from ingot.ir.ops import OPS, Op, Sample, define
+from ingot.ir.placements import whole
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
 
@@ -41,6 +42,8 @@ def allowed(token: int) -> np.ndarray:
 
 def mask_op() -> dict[str, Op]:
     @define(
+        placement=whole,
+        flops=1,
         samples=lambda g, dtype: [Sample((torch.randn(2, 40, generator=g), torch.full((2, 2), -2, dtype=torch.int32)))],
         fake=lambda logits, toy_allowed: torch.empty_like(logits),
         fusible=False,

@@ -30,6 +30,7 @@ from ingot.ir.cache.memory import MemoryNeed
 from ingot.ir.errors import ArtifactError, OptionError, VerifyError
 from ingot.ir.ops import Op, Sample, define
 from ingot.ir.parse import parse_program
+from ingot.ir.placements import whole
 from ingot.ir.program import ParamSpec, Program, Stage, merged_params, named_arguments
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
@@ -83,6 +84,8 @@ def accept_op() -> dict[str, Op]:
         return [Sample((rows, rows, rows, torch.tensor([0, 2]).int(), torch.tensor([2, 2]).int()))]
 
     @define(
+        placement=whole,
+        flops=1,
         samples=samples,
         fake=lambda tokens, sampled, logit_rows, q_starts, q_lens: torch.empty_like(q_lens),
         fusible=False,

@@ -33,6 +33,7 @@ from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.numerics.harness import teacher_forced
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops import OPS, Op, Sample, define
+from ingot.ir.placements import whole
 from ingot.ir.program import Stage, StateSpec, named_arguments, tensor_type
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.ir.verify import verify
@@ -75,6 +76,8 @@ def conv_ops() -> dict[str, Op]:
         return [Sample((torch.ones(3, 2), torch.ones(2, 4), ints), {"layer": 0})]
 
     @define(
+        placement=whole,
+        flops=1,
         samples=pure_samples,
         fake=lambda x, weight, token_seqs, *, layer: torch.empty_like(x),
         fusible=False,
@@ -118,6 +121,8 @@ def conv_ops() -> dict[str, Op]:
         return [Sample((torch.zeros(2, 3, 2), torch.ones(1, 2), torch.ones(2, 4), one, one + 1, one, one))]
 
     @define(
+        placement=whole,
+        flops=1,
         samples=step_samples,
         fake=lambda conv, x, *_: (torch.empty_like(x), torch.empty_like(conv)),
         states=("conv",),

@@ -17,6 +17,7 @@ from ingot.ir.errors import RequestError
 from ingot.ir.features import Ending, EndingUse, OpCall, Output, register_ending, step_inputs, unserved_params
 from ingot.ir.features.registry import forget_ending
 from ingot.ir.ops import Op, Sample, define
+from ingot.ir.placements import whole
 from ingot.ir.types import TensorType
 from ingot.models.architectures import Entry
 
@@ -54,6 +55,8 @@ ASKED: dict[str, Any] = {
 
 def argmax_op() -> dict[str, Op]:
     @define(
+        placement=whole,
+        flops=1,
         samples=lambda g, dtype: [Sample((torch.randn(3, 8, generator=g),))],
         fake=lambda logits: torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device),
         fusible=False,

@@ -20,6 +20,7 @@ from ingot.ir import ops, recipe
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.numerics.harness import InterpreterRun
 from ingot.ir.ops import OPS, Effect, Op, Sample, define
+from ingot.ir.placements import whole
 from ingot.ir.program import Stage, StateSpec, tensor_type
 from ingot.ir.types import LOADED_DIMS, Dim, TensorType
 from ingot.models.architectures import Entry
@@ -44,7 +45,14 @@ def conv_ops() -> dict[str, Op]:
     def conv_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
         return [Sample((torch.ones(3, 2), torch.ones(WIDTH, 2), torch.zeros(3).int()))]
 
-    @define(samples=conv_samples, fake=lambda x, *_: torch.empty_like(x), fusible=False, legal="pure")
+    @define(
+        placement=whole,
+        flops=1,
+        samples=conv_samples,
+        fake=lambda x, *_: torch.empty_like(x),
+        fusible=False,
+        legal="pure",
+    )
     def toy_causal_conv(x: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """A causal convolution of x [T, C] with weight [WIDTH, C] along each sequence, from its beginning."""
         return mixed(x, weight, positions.long(), x.new_zeros(x.shape[0], WIDTH - 1, x.shape[1]))
@@ -58,7 +66,7 @@ def conv_ops() -> dict[str, Op]:
 
     reads = {"legal": "cached", "effect": Effect.READS_STATE, "fusible": False, "on_device": True}
 
-    @define(samples=step_samples, fake=fake, **reads)  # type: ignore[arg-type]
+    @define(placement=whole, flops=1, samples=step_samples, fake=fake, **reads)  # type: ignore[arg-type]
     def toy_causal_conv_step(
         state: torch.Tensor,
         x: torch.Tensor,

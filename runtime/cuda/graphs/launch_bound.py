@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from ingot.ir.artifact.plan import BucketPlan, Instruction, Plan, Ref
 from ingot.ir.machine.gpus import Gpu, product_rate
+from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_type
 from ingot.ir.types import DTYPE_NAMES, Size
 from ingot.runtime.step import StepSizes
@@ -17,8 +18,6 @@ _CALL = 55e-6
 # Of the published rate, what products with weights come to at most where a step's other kernels are counted in: on an
 # H200 steps of 8192 tokens of these two models take 13 and 29 ms, in which their products come to 0.56.
 _SHARE = 0.56
-# Ops that multiply rows by weights, beside compiled regions, which may. Tables that others look up are no work.
-_PRODUCTS = frozenset({"ingot.linear", "ingot.quant_linear", "ingot.moe"})
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class LaunchBound:
         calls = [one for one in bucket.instructions if not _is_view(one, bucket)]
         products: dict[Size, float] = {}
         for call in calls:
-            weights = _weights(call, plan) if call.target in _PRODUCTS or call.target.startswith("exe.") else 0
+            weights = _weights(call, plan) if _multiplies(call) else 0
             if weights and (name := next(filter(None, call.results), None)):
                 made = parse_type(bucket.values[name].type)
                 seconds = 2 * weights / (_SHARE * product_rate(gpu, DTYPE_NAMES[made.dtype]))
@@ -51,6 +50,12 @@ class LaunchBound:
 def _is_view(instruction: Instruction, bucket: BucketPlan) -> bool:
     made = [bucket.values[name] for name in instruction.results if name]
     return bool(made) and all(value.buffer == "view" for value in made)
+
+
+def _multiplies(call: Instruction) -> bool:
+    """Whether the weights that it takes are multiplied by rows. A compiled region may do so; a table is looked up."""
+    op = OPS.get(call.target.removeprefix("ingot."))
+    return op.multiplies if op is not None else call.target.startswith("exe.")
 
 
 def _weights(call: Instruction, plan: Plan) -> int:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ingot.ir.errors import InternalError
 from ingot.ir.masks import Mask
 from ingot.ir.ops import OPS, Op, Sample, define, op_of
+from ingot.ir.placements import whole
 
 ROWS: dict[str, tuple[str, ...]] = {
     "embedding": ("tokens",),
@@ -358,7 +359,7 @@ def test_cost_needs_no_data(name: str) -> None:
 
 def test_defining_a_name_twice_is_an_error() -> None:
     with pytest.raises(InternalError, match="op 'linear' is defined twice"):
-        define(samples=lambda g, dtype: [])(OPS["linear"].reference)
+        define(placement=whole, flops=1, samples=lambda g, dtype: [])(OPS["linear"].reference)
 
 
 def test_an_op_without_annotations_is_refused() -> None:
@@ -366,7 +367,7 @@ def test_an_op_without_annotations_is_refused() -> None:
         return x
 
     with pytest.raises(InternalError, match=r"signature of op 'bare'[\s\S]*Parameter x"):
-        define(samples=lambda g, dtype: [])(bare)
+        define(placement=whole, flops=1, samples=lambda g, dtype: [])(bare)
     assert "bare" not in OPS
 
 
@@ -374,3 +375,11 @@ def test_op_of_knows_its_own_only() -> None:
     assert op_of(torch.ops.aten.add.Tensor) is None
     assert op_of("ingot.linear") is None
     assert op_of(torch.ops.ingot.linear) is None  # a packet is not a target
+
+
+@pytest.mark.parametrize("missing", ["placement", "flops", "samples"])
+def test_an_op_says_how_it_lies_on_a_mesh_and_what_it_costs(missing: str) -> None:
+    said: dict[str, Any] = {"placement": whole, "flops": 1, "samples": lambda g, dtype: []}
+    del said[missing]
+    with pytest.raises(TypeError, match=f"'{missing}'"):
+        define(**said)

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from ingot.ir import ops
 from ingot.ir.ops import Sample, define
 from ingot.ir.ops.registry import wide
+from ingot.ir.placements import whole
 
 
 def _samples(generator: torch.Generator, dtype: torch.dtype) -> list[Sample]:
@@ -31,6 +32,7 @@ def _decompose(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     rows=("x",),
     samples=_samples,
     flops=_flops,
+    placement=whole,
     decompose=_decompose,
 )
 def swiglu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
