@@ -15,7 +15,8 @@ from ingot.runtime.logprobs import SequenceLogprobs, StepLogprobs
 from ingot.runtime.outputs import CompletionOutput, RequestOutput
 from ingot.runtime.prompt import Prompt, PromptLike
 from ingot.runtime.request import INVALID_TOKEN, Given, Request
-from ingot.runtime.sampling_params import MAX_SEED, SamplingParams
+from ingot.runtime.sampling_checks import MAX_SEED
+from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.scheduler import Scheduler
 from ingot.runtime.serving_loop import ServingLoop
 from ingot.runtime.spare_time import Work, nothing_to_do

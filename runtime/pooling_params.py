@@ -1,10 +1,12 @@
 """`PoolingParams`: what one request wants of its vector. Names are vLLM's."""
 
-import numbers
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ingot.ir.errors import RequestError
+from ingot.runtime.param_checks import boolean, integer, optional
+
+_DIMENSIONS = optional(integer(1, expected="None or an integer >= 1"))
+_NORMALIZE = optional(boolean)
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,5 @@ class PoolingParams:
     include_stop_str_in_output: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        given = self.dimensions
-        if given is not None and (not isinstance(given, numbers.Integral) or isinstance(given, bool) or given < 1):
-            raise RequestError(
-                f"dimensions is {given!r:.80}", where="PoolingParams", expected="an integer from 1 on, or None"
-            )
-        if self.normalize is not None and not isinstance(self.normalize, bool):
-            raise RequestError(
-                f"normalize is {self.normalize!r:.80}", where="PoolingParams", expected="True, False or None"
-            )
+        _DIMENSIONS("PoolingParams.dimensions", self.dimensions)
+        _NORMALIZE("PoolingParams.normalize", self.normalize)

@@ -127,7 +127,7 @@ REFUSED: dict[str, tuple[Callable[[LLM], Any], str]] = {
     "tokens": (lambda llm: llm.generate("x"), "vectors and no tokens"),
     "a stream of tokens": (lambda llm: llm.stream("x"), "vectors and no tokens"),
     "more than there is": (lambda llm: llm.embed("x", PoolingParams(dimensions=257)), "257 dimensions of a vector"),
-    "none of it": (lambda llm: PoolingParams(dimensions=0), "dimensions is 0"),
+    "none of it": (lambda llm: PoolingParams(dimensions=0), "dimensions = 0"),
     "other parameters": (lambda llm: llm.embed("x", [SamplingParams()]), "parameters of type SamplingParams"),
     "fewer parameters": (lambda llm: llm.embed(["x", "y"], [PoolingParams()]), "1 pooling params for 2 prompts"),
     "a priority": (lambda llm: llm.embed("x", priority=[1]), "priority 1"),

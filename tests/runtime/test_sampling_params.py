@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from ingot.ir.errors import RequestError
-from ingot.runtime.sampling_params import NOT_SUPPORTED_YET, SamplingParams
+from ingot.runtime.sampling_checks import CHECKS, NOT_SUPPORTED_YET
+from ingot.runtime.sampling_params import _DEFAULTS, SamplingParams
 
 
 def test_defaults_are_those_of_vllm():
@@ -130,3 +131,12 @@ def test_long_values_are_cut_in_messages():
     with pytest.raises(RequestError) as caught:
         SamplingParams(stop=["a" * 10_000, ""])
     assert len(str(caught.value)) < 400
+
+
+def test_every_field_has_a_check_that_keeps_its_default():
+    """Defaults are not checked each time they are left: they are in their one form."""
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    assert names == list(CHECKS) == list(_DEFAULTS)
+    assert all(CHECKS[name](name, default) is default for name, default in _DEFAULTS.items())
+    assert dataclasses.asdict(SamplingParams()) == _DEFAULTS
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()  # vLLM's way of saying it

@@ -1,0 +1,73 @@
+"""Checks of what a caller asks of a request: each takes where a value stands ("SamplingParams.n") and the value, and
+gives it in its one form. It raises RequestError, naming field, value and legal range, for a bad one."""
+
+import numbers
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ingot.ir.errors import RequestError
+
+Check = Callable[[str, object], Any]
+
+
+def refuse(where: str, value: object, expected: str) -> NoReturn:
+    """Raise RequestError for a value that is not legal."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    raise RequestError(f"{where.rpartition('.')[2]} = {shown} is out of range", where=where, expected=expected)
+
+
+def integer(low: int, high: int | None = None, expected: str = "") -> Check:
+    """An integer of any type but bool, of Python or numpy, in [low, high]."""
+    legal = expected or (f"an integer in [{low}, {high}]" if high is not None else f"an integer >= {low}")
+
+    def check(where: str, value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            refuse(where, value, legal)
+        number = int(value)
+        if number < low or (high is not None and number > high):
+            refuse(where, value, legal)
+        return number
+
+    return check
+
+
+def real(low: float, high: float, expected: str) -> Check:
+    """A real number of any type but bool in [low, high], as a float."""
+
+    def check(where: str, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            refuse(where, value, expected)
+        try:
+            number = float(value)
+        except OverflowError:  # an int beyond every float
+            refuse(where, value, expected)
+        if not low <= number <= high:  # also false for NaN
+            refuse(where, value, expected)
+        return number
+
+    return check
+
+
+def boolean(where: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        refuse(where, value, "True or False")
+    return value
+
+
+def optional(check: Check) -> Check:
+    """None, or what `check` takes."""
+    return lambda where, value: None if value is None else check(where, value)
+
+
+def several(one: Check, expected: str) -> Check:
+    """None for nothing, or a list or tuple of what `one` takes; as a tuple."""
+
+    def check(where: str, value: object) -> tuple[Any, ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple):
+            refuse(where, value, expected)
+        return tuple(one(where, item) for item in value)
+
+    return check
