@@ -13,7 +13,7 @@ from ingot.ir.artifact.plan import BucketClass, Executable, Plan
 from ingot.ir.artifact.record import PassRecord
 from ingot.ir.errors import InternalError, VerifyError
 from ingot.ir.features.feature import SAMPLED, EndingUse
-from ingot.ir.ops import OPS
+from ingot.ir.ops import OPS, op_of
 from ingot.ir.ops.aten import ATEN, definition_of
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Dim, Placement, Split, StateType, TensorType, ValueType
@@ -354,6 +354,15 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
 def named_values(node: fx.Node) -> dict[str, fx.Node]:
     """Those of `named_arguments` that are values of the program."""
     return {name: value for name, value in named_arguments(node).items() if isinstance(value, fx.Node)}
+
+
+def states_written(node: fx.Node) -> tuple[fx.Node, ...]:
+    """The versions of states that a call overwrites, in the order in which it gives the next ones."""
+    op = op_of(node.target)
+    if op is None or not op.states:
+        return ()
+    named = named_values(node)
+    return tuple(named[name] for name in op.states)
 
 
 def is_call(node: Any, target: Any) -> bool:

@@ -12,7 +12,7 @@ from ingot.ir.infer import infer
 from ingot.ir.infer_placement import check_param, check_state, infer_placement, placement_of, spot_text
 from ingot.ir.ops import OPS, Effect, op_of
 from ingot.ir.ops.aten import ATEN
-from ingot.ir.program import VIEWS, Program, RegionCall, Stage, named_arguments, target_name
+from ingot.ir.program import VIEWS, Program, RegionCall, Stage, states_written, target_name
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
@@ -253,19 +253,11 @@ def _check_states(program: Program, where: str) -> None:
 
 def _writer(version: fx.Node, where: str) -> fx.Node | None:
     """The call that makes the next version of a state; two of them are an error."""
-    found = [user for user in version.users if version in _states_written(user)]
+    found = [user for user in version.users if version in states_written(user)]
     if len(found) > 1:
         writers = " and ".join(f"%{node.name}" for node in found)
         raise VerifyError(f"{value_name(version)} is overwritten twice, by {writers}", where=_at(found[1], where))
     return found[0] if found else None
-
-
-def _states_written(node: fx.Node) -> list[fx.Node]:
-    op = op_of(node.target)
-    if op is None or not op.states:
-        return []
-    named = named_arguments(node)
-    return [named[name] for name in op.states]
 
 
 def _next_version(writer: fx.Node, name: str, where: str) -> fx.Node:

@@ -12,8 +12,7 @@ from ingot.ir.artifact.plan import Argument, BucketPlan, DType, Executable, Inst
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import PassError
 from ingot.ir.granule import granule_of
-from ingot.ir.ops import op_of
-from ingot.ir.program import Program, RegionCall, named_values, target_name
+from ingot.ir.program import Program, RegionCall, states_written, target_name
 from ingot.ir.types import DTYPE_NAMES, StateType, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.insert_ending import InsertEnding
@@ -154,12 +153,8 @@ def _result_nodes(node: fx.Node) -> list[fx.Node]:
 
 def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of what a call yields, in order ("" where nothing takes it), and of the states that it updates."""
-    op = op_of(node.target)
     items = getattr(node.meta["type"], "items", None)
-    updates: tuple[str, ...] = ()
-    if op is not None and op.states:
-        bound = named_values(node)
-        updates = tuple(named[bound[name]] for name in op.states)
+    updates = tuple(named[version] for version in states_written(node))
     if items is None:
         return ((), updates) if updates else ((named[node],), ())
     taken = {int(str(user.args[1])): named[user] for user in node.users if user.target is operator.getitem}

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from ingot.ir.ops import op_of
-from ingot.ir.program import Program, Region, RegionCall, named_arguments
+from ingot.ir.program import Program, Region, RegionCall, states_written
 from ingot.ir.types import StateType
 
 
@@ -123,8 +122,7 @@ def _order(program: Program, draw: random.Random) -> list[fx.Node]:
 
 
 def _writes(user: fx.Node, version: fx.Node) -> bool:
-    op = op_of(user.target)
-    return op is not None and any(named_arguments(user)[name] is version for name in op.states)
+    return version in states_written(user)
 
 
 def _spelled(node: fx.Node, draw: random.Random) -> tuple[list[Any], dict[str, Any]]:
