@@ -343,12 +343,15 @@ def held_type(node: fx.Node) -> TensorType:
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:
     """The arguments of a call by the parameters of its op, in their order and with defaults filled in. A region and
-    `getitem` have no parameters: their arguments go by their places, "0", "1". Raises TypeError for a call that does
+    `getitem` have no parameters: their arguments go by their places, "0", "1". Raises VerifyError for a call that does
     not fit its op."""
     op = definition_of(node.target)
     if op is None:
         return {str(place): value for place, value in enumerate(node.args)}
-    return op.bind(node.args, node.kwargs)
+    try:
+        return op.bind(node.args, node.kwargs)
+    except TypeError as error:
+        raise VerifyError(f"%{node.name} is no call of {target_name(node.target)}: {error}") from None
 
 
 def named_values(node: fx.Node) -> dict[str, fx.Node]:

@@ -15,8 +15,9 @@ from ingot.ir.diff.follows import misfit
 from ingot.ir.errors import VerifyError
 from ingot.ir.layout import TRANSPOSE
 from ingot.ir.ops import Effect, op_of
+from ingot.ir.ops.aten import definition_of
 from ingot.ir.origin import layer_of
-from ingot.ir.program import Program, RegionCall, named_arguments, target_name
+from ingot.ir.program import Program, RegionCall, target_name
 from ingot.ir.recipe import Recipe
 from ingot.ir.text import print_argument, value_name
 from ingot.ir.types import Placement
@@ -189,7 +190,9 @@ def _add(node: fx.Node, scope: _Scope, flat: Flat) -> None:
         _take_item(node, scope)
     else:
         item = Item(node.name, target_name(node.target), node, scope.program, group=scope.group)
-        for name, argument in named_arguments(node).items():
+        op = definition_of(node.target)
+        assert op is not None
+        for name, argument in op.parameters.name(node.args, node.kwargs).items():
             item.attrs[name] = _attribute(argument)
             for slot, source in _sources(name, argument):
                 item.args[slot], item.reads[slot] = scope.value(source), value_name(source)

@@ -48,3 +48,10 @@ class Parameters:
             unknown = next(name for name in given if name not in bound)
             raise TypeError(f"got an unexpected keyword argument '{unknown}'")
         return bound
+
+    def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """`bind` for a call that may not fit, of a program that was not verified: what is missing is None, what is too
+        much goes by its place, "#3"."""
+        given = {**kwargs, **dict(zip(self.names, args, strict=False))}
+        surplus = {f"#{place}": value for place, value in enumerate(args) if place >= len(self.names)}
+        return {**dict.fromkeys(self.names), **self.defaults, **given, **surplus}

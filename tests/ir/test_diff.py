@@ -482,3 +482,23 @@ def test_the_features_of_a_bucket_class_have_no_order() -> None:
 
 def test_runs_of_numbers() -> None:
     assert numbers_text([0, 1, 2, 5, 7, 8]) == "0–2, 5, 7–8"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "change"),
+    [
+        ("%x", "weight – -> %y"),
+        ("%x, %y, None, 3", "#3 3 -> –"),
+        ("%x, %y, frob=3", "frob 3 -> –"),
+    ],
+)
+def test_a_call_that_fits_no_op_is_compared_as_it_stands(arguments: str, change: str) -> None:
+    text = """program main stage=FUSED
+dim T in [1, 8]
+input x: f32[T, 6]
+input y: f32[4, 6]
+%a = ingot.linear({}) : f32[T, 4]
+return out=%a
+"""
+    broken, whole = (parse_program(text.format(given)) for given in (arguments, "%x, %y"))
+    assert str(broken.diff(whole)) == f"~ %a = ingot.linear(...): {change}"

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import fx
 
+from ingot.cli.main.views import lines
 from ingot.cli.views import lines
+from ingot.ir.errors import VerifyError
 from ingot.ir.ops import OPS, linear, rope, select_rows
 from ingot.ir.ops.aten import ATEN
 from ingot.ir.ops.parameters import Parameters
@@ -71,7 +73,7 @@ def test_the_arguments_of_nodes() -> None:
     assert named_arguments(turned)["interleaved"] is False
     added = graph.call_function(ATEN["aten.add.Tensor"].overload, (product, 2))
     assert named_arguments(added) == {"x": product, "other": 2, "alpha": 1}
-    with pytest.raises(TypeError, match="'rows'"):
+    with pytest.raises(VerifyError, match=r"no call of ingot\.select_rows: missing a required argument: 'rows'"):
         named_arguments(graph.call_function(select_rows.overload, (x,)))
 
 
