@@ -178,7 +178,7 @@ def _with(**changes: Any) -> dict[str, Any]:
     ("log", "error", "what"),
     [
         ({**LOG, "target": "sm_100"}, TargetError, "the tuning log is for sm_100, and this compile for sm_90"),
-        ({**LOG, "version": 2}, OptionError, "malformed: version: "),
+        ({**LOG, "version": 1}, OptionError, "malformed: version: "),
         ({**LOG, "choices": [CHOICE, CHOICE]}, OptionError, r"two choices for linear\(columns=64"),
         (_with(microseconds=0.0), OptionError, r"malformed: choices.0.microseconds: "),
         (_with(source="guessed"), OptionError, r"malformed: choices.0.source: "),

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ingot.backends.table import BACKENDS
 from ingot.compile.executable_cache import build_executable, explained, measure_workspace
 from ingot.error_text import described
 from ingot.ir.artifact.provider_times import Candidate
@@ -26,37 +27,43 @@ def main() -> None:
     # Compilers print to stdout whatever they like; the answers go where stdout was, and the noise to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    from ingot.compile.providers import backend_named, with_choices  # after the noise is redirected: it imports torch
+    from ingot.compile.providers import backend_named  # after the noise is redirected: it imports torch
 
     load_user_ops()
     for line in sys.stdin:
         request = json.loads(line)
         answer: dict[str, object]
         try:
-            device = request.get("target", {}).get("device", "cpu")  # none is named to warm up
-            backend = with_choices(backend_named(request["backend"], device), read_choices(request.get("choices", [])))
             if request.get("warm"):
+                # For no target yet: the compile sides of a backend import the same.
+                backend = backend_named(request["backend"], next(iter(BACKENDS[request["backend"]].emit)))
                 if isinstance(backend, RegionCompiler):
                     backend.warm_up()
                 answer = {"ready": True}
-            elif request.get("measure"):
-                answer = {"choice": _measured(backend, request).model_dump(mode="json")}
             else:
-                body = parse_program(request["program"])
-                target = Target.model_validate_json(json.dumps(request["target"]))
-                if (candidates := request.get("candidates")) is not None:
-                    answer = {"times": _timed(body, candidates, target)}
-                elif (sizes := request.get("sizes")) is not None:
-                    answer = {
-                        "workspace": measure_workspace(_compiler(backend), body, request["key"], sizes, target.cores)
-                    }
-                else:
-                    executable = build_executable(_compiler(backend), body, request["key"], target)
-                    answer = {"executable": executable.model_dump(mode="json")}
+                answer = _answer(request)
         except (IngotError, OSError) as error:
             answer = {"error": described(explained(error))}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
+
+
+def _answer(request: Mapping[str, Any]) -> dict[str, object]:
+    """The best tile sizes for a choice; or, of a program, its times, its workspace or its executable."""
+    from ingot.compile.providers import backend_named, with_choices
+
+    target = Target.model_validate_json(json.dumps(request["target"]))
+    backend = backend_named(request["backend"], target.device)
+    backend = with_choices(backend, read_choices(request.get("choices", [])))
+    if request.get("measure"):
+        return {"choice": _measured(backend, request, target).model_dump(mode="json")}
+    body = parse_program(request["program"])
+    if (candidates := request.get("candidates")) is not None:
+        return {"times": _timed(body, candidates, target)}
+    compiler, key = _compiler(backend), request["key"]
+    if (sizes := request.get("sizes")) is not None:
+        return {"workspace": measure_workspace(compiler, body, key, sizes, target.cores)}
+    return {"executable": build_executable(compiler, body, key, target).model_dump(mode="json")}
 
 
 def _compiler(backend: Backend) -> Compiler:
@@ -77,11 +84,10 @@ def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Targe
     return {name: [one.model_dump() for one in times] for name, times in found.items()}
 
 
-def _measured(backend: Backend, request: Mapping[str, Any]) -> Choice:
+def _measured(backend: Backend, request: Mapping[str, Any], target: Target) -> Choice:
     """The best tile sizes for what the one choice of the request is about."""
     assert isinstance(backend, Tunable)
     (choice,) = read_choices(request["choices"])
-    target = Target.model_validate_json(json.dumps(request["target"]))
     return backend.measure(choice, target, request["measure"])
 
 
