@@ -189,7 +189,7 @@ def test_auto_takes_the_cpu_where_there_is_no_gpu_and_cuda_insists(checkpoint: C
 @pytest.mark.parametrize(
     ("target", "backend", "what", "expected"),
     [
-        ("sm_90", "cpu", "unknown backend 'cpu'", "auto, inductor, triton, reference"),
+        ("sm_90", "cpu", "unknown backend 'cpu'", "auto, triton, inductor, reference"),
         ("cpu", "triton", "the backend 'triton' is not for the target cpu", "auto, inductor, reference"),
         ("cpu", "cuda", "unknown backend 'cuda'", "auto, inductor, reference"),
     ],
