@@ -1,5 +1,6 @@
 # Each target makes what it needs, starting from a fresh clone.
 #   make demo      compile the bundled model and generate with it
+#   make check     while you work: lint, and the tests of the IR and of the scheduler
 #   make test      the tests           make test-all   with the slow ones
 #   make lint      format, lint, types, who imports whom
 #   make format    rewrite the files   make docs       rewrite what docs/ shows of the code
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: demo test test-all lint format docs clean
+.PHONY: demo check test-core test test-all lint format docs clean
 .DELETE_ON_ERROR:
 
 # torch comes first, in a call of its own: where a smaller build of it is offered (CPU only), this call takes it, and the
@@ -26,6 +27,12 @@ demo: $(STAMP)
 	rm -rf build/pico.ingot && mkdir -p build
 	$(BIN)/compile-model models/pico -o build/pico.ingot
 	$(BIN)/ingot run build/pico.ingot "def fibonacci(n):" --max-tokens 64
+
+check: $(STAMP)
+	$(MAKE) --jobs=2 lint test-core
+
+test-core: $(STAMP)
+	$(BIN)/python -m pytest -n $(JOBS) tests/ir tests/runtime/scheduling
 
 # loadgroup: tests that share an expensive fixture name it with `xdist_group`, and run in one worker.
 test: $(STAMP)
