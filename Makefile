@@ -44,7 +44,7 @@ test-all: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p ingot.ir -p ingot.passes -p ingot.debug -p ingot.report -p ingot.cli -p ingot.bench -p ingot.hub
+	$(BIN)/mypy -p ingot
 	$(BIN)/lint-imports
 
 format: $(STAMP)

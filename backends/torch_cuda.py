@@ -1,5 +1,7 @@
 """What code that launches on a GPU needs of torch, by torch's shortest ways: a step has hundreds of launches."""
 
+from typing import Any
+
 import torch
 
 
@@ -12,5 +14,6 @@ def current_stream(device: torch.device) -> int:
 def new_tensor(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """A tensor on the current GPU, which holds anything. As Inductor's code makes its buffers: a third of torch.empty's
     time passes, and the interpreter's lock is not let go, which another thread would take."""
-    made: torch.Tensor = torch._C._dynamo.guards._empty_strided_cuda(shape, strides, dtype)
+    guards: Any = torch._C._dynamo.guards  # torch's stubs leave the function out
+    made: torch.Tensor = guards._empty_strided_cuda(shape, strides, dtype)
     return made

@@ -259,11 +259,11 @@ def _max_position(config: ConfigReader, architecture: Architecture, ropes: tuple
     given = config.integer(architecture.positions, architecture.default)
     if not ropes:
         return given
-    rope, constants = ropes[0], dict(ropes[0].constants)
+    rope = ropes[0]
     if rope.rope_type == "yarn":
-        return _length(float(constants["original_max_position"]) * float(constants["factor"]), config)
+        return _length(rope.number("original_max_position") * rope.number("factor"), config)
     if rope.rope_type in ("linear", "dynamic") and "gemma3" not in str(config.fields.get("model_type")):
-        return _length(given * float(constants["factor"]), config)
+        return _length(given * rope.number("factor"), config)
     return given
 
 

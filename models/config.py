@@ -45,6 +45,12 @@ class RopeSpec:
     rotary_dim: int
     constants: tuple[tuple[str, Attr], ...] = ()
 
+    def number(self, name: str) -> float:
+        """The constant `name`, which is a number."""
+        found = dict(self.constants)[name]
+        assert isinstance(found, int | float), f"{name} is {found!r}"
+        return found
+
 
 class _Watched(dict[str, Any]):
     """Fields that remember which of them were asked for; copies of them do not."""

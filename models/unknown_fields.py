@@ -100,7 +100,7 @@ def _changes_nothing(name: str, value: object, config: Mapping[str, Any], known:
         return kinds <= {"full_attention", *(["sliding_attention"] if without_windows else [])}
     if name == "head_dim":
         size, heads = (_first(config, row, known) for row in (HIDDEN, HEADS))
-        return all(isinstance(one, int) for one in (value, size, heads)) and value * heads == size
+        return isinstance(value, int) and isinstance(size, int) and isinstance(heads, int) and value * heads == size
     return False
 
 

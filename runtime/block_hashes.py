@@ -12,11 +12,11 @@ apart, who could else learn from the speed of an answer that somebody has asked 
 
 import copy
 import hashlib
-import numbers
 import struct
 from collections.abc import Iterable, Sequence
 
 from ingot.ir.errors import InternalError
+from ingot.runtime.given_numbers import as_integer
 
 TAG = b"ingot block hashes 1"
 MAX_TOKEN = 2**32 - 1
@@ -59,7 +59,7 @@ class BlockHashes:
         try:
             self._open += struct.pack(f"<{len(fresh)}I", *fresh)
         except struct.error:
-            odd = [one for one in fresh if not (isinstance(one, numbers.Integral) and 0 <= one <= MAX_TOKEN)]
+            odd = [one for one in fresh if not _is_token(one)]
             raise InternalError(
                 f"{odd[0]} is no token id", where="BlockHashes.extend", expected=f"0 to {MAX_TOKEN}"
             ) from None
@@ -72,3 +72,8 @@ class BlockHashes:
             self.digests.append(self._parent)
         self._open = self._open[filled:]
         return self.digests[begin:]
+
+
+def _is_token(given: object) -> bool:
+    number = as_integer(given)
+    return number is not None and 0 <= number <= MAX_TOKEN

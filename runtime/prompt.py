@@ -1,11 +1,11 @@
 """What a caller may give as a prompt, checked and turned into token ids."""
 
-import numbers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from ingot.ir.errors import RequestError
+from ingot.runtime.given_numbers import as_integer
 from ingot.runtime.tokenizer import Tokenizer
 
 
@@ -92,11 +92,12 @@ def _checked(token_ids: Sequence[object], vocab_size: int) -> list[int]:
             return list(plain)
     checked: list[int] = []
     for index, token in enumerate(token_ids):
-        if not isinstance(token, numbers.Integral) or isinstance(token, bool) or not 0 <= token < vocab_size:
+        number = as_integer(token)
+        if number is None or not 0 <= number < vocab_size:
             raise RequestError(
                 f"token id {token!r:.40} is out of range",
                 where=f"prompt_token_ids[{index}]",
                 expected=f"an integer in [0, {vocab_size - 1}]",
             )
-        checked.append(int(token))
+        checked.append(number)
     return checked

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,12 +18,15 @@ def open_library(library: Path) -> Run:
     By the container runners themselves; torch's own loader for packages would import the compiler to get there. One
     model in a container: calls come one at a time.
     """
-    runners = torch._C._aoti
+    runners: Any = torch._C._aoti  # torch's stubs leave arguments out
+    run: Run
     if library.name == LIBRARIES["cuda"]:
         # No folder of kernels, which are inside. Single-threaded it runs on the current stream and asks for no events,
         # so that a graph can capture it.
-        return _names_lack_of_memory(runners.AOTIModelContainerRunnerCuda(str(library), 1, "cuda", "", True).run)
-    return runners.AOTIModelContainerRunnerCpu(str(library), 1).run
+        run = runners.AOTIModelContainerRunnerCuda(str(library), 1, "cuda", "", True).run
+        return _names_lack_of_memory(run)
+    run = runners.AOTIModelContainerRunnerCpu(str(library), 1).run
+    return run
 
 
 def _names_lack_of_memory(run: Run) -> Run:

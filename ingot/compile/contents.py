@@ -188,7 +188,7 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
         # Not the output's name: the same request in another place is the same artifact.
         name=spec.architecture,
         request_key=key,
-        exe_keys=sorted(executable.id for executable in plans.all_executables()),
+        exe_keys=tuple(sorted(executable.id for executable in plans.all_executables())),
         target=identity,
         versions=versions,
         model={

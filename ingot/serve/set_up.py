@@ -1,6 +1,5 @@
 """What `LLM` imports when one is made, torch with it: an artifact's engine, and the prompts of a call as requests."""
 
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ from ingot.ir.features import POOL, feeds_whole, unserved_params
 from ingot.ir.parse import parse_ending, parse_type
 from ingot.runtime.blocks import blocks_of, max_drafts
 from ingot.runtime.engine import Engine, EngineRequest
+from ingot.runtime.given_numbers import as_integer
 from ingot.runtime.loader import Loaded
 from ingot.runtime.pages import PagePool
 from ingot.runtime.pooling_engine import PoolingEngine, PoolingRequest
@@ -131,7 +131,7 @@ def _paired(
     if len(priorities) != len(listed):
         raise RequestError(f"{len(priorities)} priorities for {len(listed)} prompts", expected="one each")
     for one in priorities:
-        if not isinstance(one, numbers.Integral) or isinstance(one, bool):
+        if as_integer(one) is None:
             raise RequestError(f"priority is {one!r:.80}", where="priority", expected="an integer")
     return list(zip(listed, params, map(int, priorities), strict=True))
 

@@ -69,7 +69,7 @@ class CacheForm:
         return CacheForm(k.shape[2], v.shape[2])
 
     @staticmethod
-    def of_cache(shape: Sequence[Any], key_width: int, value_width: int | None) -> "CacheForm":
+    def of_cache(shape: Sequence[Any], key_width: Any, value_width: int | None) -> "CacheForm":
         """The form of a cache by its shape, the width of q and the `value_width` of the op that reads it. Raises
         VerifyError for a cache of no form."""
         if value_width is not None:

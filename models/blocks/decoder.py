@@ -9,7 +9,7 @@ from ingot.ir import ops
 from ingot.models.blocks.block import Block
 from ingot.models.blocks.embedding import AnyEmbeddingSpec, EmbeddingSpec
 from ingot.models.blocks.head import Head, HeadSpec
-from ingot.models.blocks.layer import LayerSpec
+from ingot.models.blocks.layer import Layer, LayerSpec
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.blocks.positions import Positions, rope_table
 from ingot.models.blocks.skips import SkipSpec
@@ -96,5 +96,5 @@ class Decoder(Block):
 
     def matches(self) -> dict[str, int]:
         """A norm in front of a layer follows the sum at the end of the layer before it. A layer may be empty."""
-        layers = [layer for layer in self.layers if layer.branches]
+        layers = [layer for layer in self.layers if isinstance(layer, Layer) and layer.branches]
         return {"fuse-add-rms-norm": sum(layer.begins_with_rms_norm for layer in layers[1:])}

@@ -135,9 +135,11 @@ def _by_sequence(
         row = slice(start, start + count)
         query = q[row].transpose(0, 1)[None]
         own = None if ancestors is None else ancestors[row]
+        keys, values = (part.to(q.dtype).transpose(0, 1)[None] for part in (k, v))
         mixed = F.scaled_dot_product_attention(
             query,
-            *(part.to(q.dtype).transpose(0, 1)[None] for part in (k, v)),
+            keys,
+            values,
             attn_mask=seen_in_step(by, places[-count:], places, own, length - count),
             scale=scale,
             enable_gqa=q.shape[1] != kv.shape[3],

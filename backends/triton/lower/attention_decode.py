@@ -71,8 +71,8 @@ def _launch(
     and others are left out. Where there is a table `sharing`, that launch is for steps that share no prefix, and there
     are two more for those that do."""
     if not attention.equal:
-        rows = min(_MOST_HEADS, max(LEAST, attention.form.block_group))
-        attention = attention.divided(form_tiles(attention.held(1), schedule.sm, call.want, rows).rows)
+        held = min(_MOST_HEADS, max(LEAST, attention.form.block_group))
+        attention = attention.divided(form_tiles(attention.held(1), schedule.sm, call.want, held).rows)
     form = attention.form
     kv_heads = form.kv_heads
     dtype, cache_dtype = call.dtype_name("q"), call.dtype_name("kv")

@@ -113,7 +113,7 @@ def attention_of(call: Call, sm: int) -> Attention:
     form = _form_of(call, cache)
     names = ("kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")
     tokens, sequences = call.value("q").type.shape[0], call.value("q_starts").type.shape[0]
-    arguments = {
+    arguments: dict[str, Value | Expr | None] = {
         **{name: call.value(name) for name in names},
         "sinks": call.optional("sinks"),
         "slopes": call.optional("slopes"),

@@ -80,7 +80,7 @@ def best(found: Sequence[TimedAttention]) -> TimedAttention:
     least = [min(times) for times in zip(*(one.times for one in found), strict=True)]
 
     def cost(one: TimedAttention) -> float:
-        return sum(weight * time / low for weight, time, low in zip(weights, one.times, least, strict=True))
+        return sum((weight * time / low for weight, time, low in zip(weights, one.times, least, strict=True)), 0.0)
 
     return min(found, key=cost)
 
@@ -184,7 +184,8 @@ class Steps:
         if self.problem.append:
             given["slots"] = place[given["slots"] // page] * page + given["slots"] % page
         result = OPS[_op(self.problem)].reference(*given.values(), **_attributes(self.problem))
-        return (result[0] if self.problem.append else result).float()
+        mixed: torch.Tensor = result[0] if self.problem.append else result
+        return mixed.float()
 
     @cached_property
     def _first(self) -> torch.Tensor:
