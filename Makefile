@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
+# Tests start some two hundred processes that import the same modules, which are then compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo check test-core test test-all lint format docs clean
 .DELETE_ON_ERROR:
 

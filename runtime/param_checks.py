@@ -1,11 +1,11 @@
 """Checks of what a caller asks of a request: each takes where a value stands ("SamplingParams.n") and the value, and
 gives it in its one form. It raises RequestError, naming field, value and legal range, for a bad one."""
 
-import numbers
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ingot.ir.errors import RequestError
+from ingot.runtime.given_numbers import as_integer, as_real
 
 Check = Callable[[str, object], Any]
 
@@ -22,10 +22,8 @@ def integer(low: int, high: int | None = None, expected: str = "") -> Check:
     legal = expected or (f"an integer in [{low}, {high}]" if high is not None else f"an integer >= {low}")
 
     def check(where: str, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-            refuse(where, value, legal)
-        number = int(value)
-        if number < low or (high is not None and number > high):
+        number = as_integer(value)
+        if number is None or number < low or (high is not None and number > high):
             refuse(where, value, legal)
         return number
 
@@ -36,13 +34,8 @@ def real(low: float, high: float, expected: str) -> Check:
     """A real number of any type but bool in [low, high], as a float."""
 
     def check(where: str, value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            refuse(where, value, expected)
-        try:
-            number = float(value)
-        except OverflowError:  # an int beyond every float
-            refuse(where, value, expected)
-        if not low <= number <= high:  # also false for NaN
+        number = as_real(value)
+        if number is None or not low <= number <= high:  # also false for NaN
             refuse(where, value, expected)
         return number
 

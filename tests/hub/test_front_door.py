@@ -19,23 +19,24 @@ pytestmark = pytest.mark.xdist_group("cli")
 SERVE = """
 import json, sys
 from ingot import IngotError, LLM, SamplingParams
-try:
-    llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
-except IngotError as error:
-    print(json.dumps({"error": str(error)}))
-else:
-    out = llm.generate("def ", SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))[0]
-    print(json.dumps({"path": str(llm.loaded.artifact.folder), "tokens": list(out.outputs[0].token_ids)}))
+for model in sys.argv[2:]:
+    try:
+        llm = LLM(model, **json.loads(sys.argv[1]))
+    except IngotError as error:
+        print(json.dumps({"error": str(error)}))
+    else:
+        out = llm.generate("def ", SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))[0]
+        print(json.dumps({"path": str(llm.loaded.artifact.folder), "tokens": list(out.outputs[0].token_ids)}))
 """
 INGOT = (sys.executable, "-m", "ingot")
 OPTIONS = {"backend": "reference", "max_seq_len": 64, "max_batch": 4, "max_tokens": 64}
 
 
-def served(client: Client, model: str, options: dict[str, object] = OPTIONS, **environment: str) -> dict[str, object]:
-    """What LLM(model, **options) answers in a process of its own, and its "stderr"."""
-    done = client.run(sys.executable, "-c", SERVE, model, json.dumps(options), **environment)
+def served(client: Client, *models: str, options: dict[str, object] = OPTIONS) -> tuple[list[dict[str, object]], str]:
+    """What LLM(model, **options) answers for each of `models`, in one process, and its stderr."""
+    done = client.run(sys.executable, "-c", SERVE, json.dumps(options), *models)
     assert done.returncode == 0, done.stderr
-    return {**json.loads(done.stdout), "stderr": done.stderr}
+    return [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
 @pytest.fixture
@@ -48,19 +49,18 @@ def tiny(hub: Hub, tmp_path: Path) -> Path:
 
 
 def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -> None:
-    first = served(client, "org/tiny")
+    (first,), said = served(client, "org/tiny")
     assert "modeling_tiny.py" not in hub.fetched() and "model.safetensors" in hub.fetched()
-    lines = str(first["stderr"]).splitlines()
+    lines = said.splitlines()
     assert lines[0] == "ingot: look for org/tiny on the hub"
     assert sum("download" in line for line in lines) == 1  # quiet: it is no terminal
     assert "ingot: passes and executables" in lines
 
-    again = served(Client(client.folder, "http://127.0.0.1:1"), "org/tiny")  # a port that nothing listens on
-    assert (again["path"], again["tokens"]) == (first["path"], first["tokens"])
-    assert "from the hub's cache: the hub cannot be asked" in str(again["stderr"])
-    assert "passes and executables" not in str(again["stderr"])
-    # The same files in a folder are the same request.
-    assert served(client, str(tiny))["path"] == first["path"]
+    # At a port that nothing listens on; and the same files in a folder are the same request.
+    again, said = served(Client(client.folder, "http://127.0.0.1:1"), "org/tiny", str(tiny))
+    assert again == [first, first]
+    assert "from the hub's cache: the hub cannot be asked" in said
+    assert "passes and executables" not in said
 
     commit = hub.repositories["org/tiny"].revisions["main"]
     timings = json.loads((Path(str(first["path"])) / "timings.json").read_text())
@@ -69,12 +69,13 @@ def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -
 
 
 def test_llm_refuses_what_is_no_model(hub: Hub, client: Client, tiny: Path) -> None:
-    for model, options, words in (
-        ("org/none", {}, ("no folder 'org/none'", "no repository 'org/none' on the hub")),
-        ("org/tiny/", {}, ("no folder 'org/tiny/'", "without the slash")),
-        ("none", {}, ("none is not there", "a repository on the hub, as in org/name")),
-    ):
-        found = served(client, model, options)
+    cases = {
+        "org/none": ("no folder 'org/none'", "no repository 'org/none' on the hub"),
+        "org/tiny/": ("no folder 'org/tiny/'", "without the slash"),
+        "none": ("none is not there", "a repository on the hub, as in org/name"),
+    }
+    answers, _ = served(client, *cases, options={})
+    for words, found in zip(cases.values(), answers, strict=True):
         assert all(word in str(found.get("error")) for word in words), found
 
 
@@ -113,6 +114,16 @@ def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: H
     assert set(hub.fetched()) == {"config.json"} and "LIST org/none" not in hub.asked
 
 
+AGAIN = """
+import sys
+import ingot, ingot.cli.main as cli
+from ingot.compile.request import Request
+request = Request.of_artifact(ingot.open_artifact("a.ingot"))
+print(request.origin, request.key(request.trace()), flush=True)
+sys.exit(cli.run(cli.INGOT, sys.argv[1:]))
+"""
+
+
 def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: Client, tiny: Path) -> None:
     commit = hub.repositories["org/tiny"].commit({one.name: one.read_bytes() for one in tiny.iterdir()}, "v1")
     limits = ["--backend", "reference", *LIMITS]
@@ -128,14 +139,10 @@ def test_compile_model_records_the_commit_and_finds_it_again(hub: Hub, client: C
     # The cache of the hub is gone, and the branch with it: the commit is found again.
     shutil.rmtree(client.cache)
     del hub.repositories["org/tiny"].revisions["v1"]
-    imports = "import ingot; from ingot.compile.request import Request"
-    script = f"{imports}; r = Request.of_artifact(ingot.open_artifact('a.ingot'))"
-    again = client.run(sys.executable, "-c", f"{script}; print(r.origin, r.key(r.trace()))")
+    again = client.run(sys.executable, "-c", AGAIN, "why-miss", "a.ingot", "org/tiny", *limits)
     assert again.returncode == 0, again.stderr
     key = json.loads((client.folder / "a.ingot" / "manifest.json").read_text())["request_key"]
-    assert again.stdout.split() == [f"org/tiny@{commit}", key]
-    same = client.run(*INGOT, "why-miss", "a.ingot", "org/tiny", *limits)
-    assert same.returncode == 0 and same.stdout == f"same request_key {key}\n", same.stderr
+    assert again.stdout.splitlines() == [f"org/tiny@{commit} {key}", f"same request_key {key}"]
 
     refused = client.run(*INGOT, "compile", "org/none", "-o", "b.ingot", *limits)
     assert refused.returncode == 2 and "error: there is no folder 'org/none'" in refused.stderr
