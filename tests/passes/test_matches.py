@@ -8,19 +8,26 @@ from typing import Any
 import pytest
 from drawn import drawn
 from specs import specs
-from staged import BACKENDS, pass_context, staged, traced
+from staged import BACKENDS, LIMITS, pass_context, staged, traced
 from tiny import TINY
 
 from ingot.backends.cpu.emit import Cpu
+from ingot.backends.cublas.emit import Cublas
+from ingot.backends.reference.emit import Reference, Rowwise
+from ingot.backends.triton.emit import Triton
+from ingot.buckets import bucket_classes
 from ingot.ir.program import Stage
+from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.blocks.attention import AttentionSpec
 from ingot.models.blocks.shared_attention import SharedAttentionSpec
 from ingot.passes.manager import run_pipeline
 
-GOLDENS: dict[str, dict[str, int]] = json.loads(
-    (Path(__file__).parents[1] / "goldens" / "matches.json").read_text(encoding="utf-8")
-)
+_FOLDER = Path(__file__).parents[1] / "goldens"
+GOLDENS: dict[str, dict[str, int]] = json.loads((_FOLDER / "matches.json").read_text(encoding="utf-8"))
+# On sm_90, in bfloat16, with the classes of one token and of many.
+ON_A_GPU: dict[str, dict[str, int]] = json.loads((_FOLDER / "matches_on_a_gpu.json").read_text(encoding="utf-8"))
+GPU_BACKENDS = (Triton(), Cublas(), Reference(), Rowwise())
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 32,
@@ -71,7 +78,7 @@ CASES = {**FLAGS, **{name: dict(tiny.config) for name, tiny in TINY.items()}}
 
 
 def test_every_family_has_goldens() -> None:
-    assert GOLDENS.keys() == CASES.keys()
+    assert GOLDENS.keys() == ON_A_GPU.keys() == CASES.keys()
     families = {ARCHITECTURES[config["architectures"][0]].family for config in CASES.values()}
     assert families == {architecture.family for architecture in ARCHITECTURES.values()}
 
@@ -108,6 +115,27 @@ def test_the_passes_match_as_often(case: str) -> None:
     reasons = [refusal.reason for refusal in record.refusals]
     assert all(re.fullmatch(r"%\w+ is read whole too, by %\w+", reason) for reason in reasons)
     assert len(reasons) <= most
+
+
+@pytest.mark.parametrize("case", drawn(10, CASES))
+def test_the_passes_match_as_often_on_a_gpu(case: str) -> None:
+    target = Target.named("sm_90")
+    of_one, *_, of_many = bucket_classes(target, GPU_BACKENDS, LIMITS.max_tokens, LIMITS.max_batch, deterministic=False)
+    context = pass_context(target=target, backends=GPU_BACKENDS, bucket=None)
+    model = traced({**CASES[case], "dtype": "bfloat16"})
+    found: dict[str, int] = {}
+    for record in run_pipeline(model, context, (of_one, of_many), upto=Stage.LOWERED).records:
+        if record.name != "emit-executables":  # kernels, and not calls
+            found[record.name] = found.get(record.name, 0) + record.matches
+    print(f"{json.dumps(case)}: {json.dumps(found)}")  # the line for a new family
+    assert found == ON_A_GPU.get(case), "more is worth a new golden, less is lost speed"
+
+
+def test_each_pass_matches_somewhere() -> None:
+    """But those for which definitions leave nothing to do, or that go by times of calls."""
+    passes = {name for golden in (*GOLDENS.values(), *ON_A_GPU.values()) for name in golden}
+    matched = {name for golden in (*GOLDENS.values(), *ON_A_GPU.values()) for name, count in golden.items() if count}
+    assert passes - matched == {"normalize", "choose-layouts"}
 
 
 @pytest.mark.parametrize("case", drawn(5, [case for case in CASES if "4 layers" not in case]))
