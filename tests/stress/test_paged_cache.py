@@ -4,6 +4,7 @@ With `deterministic=True` every result is bitwise what an ample, tidy pool gives
 on its batch, so there logits are compared by the tolerance table, as far as the tokens agree.
 """
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn import drawn
 
 from ingot import LLM, SamplingParams
 from ingot.ir.numerics.harness import teacher_forced
@@ -198,8 +200,7 @@ def ample(deterministic: Path) -> Callable[[str], Served]:
 
 
 PARAMS = {"greedy": GREEDY, "seeded": SEEDED}
-by_sampling = pytest.mark.parametrize("kind", ["greedy", "seeded"])
-by_chunking = pytest.mark.parametrize("chunked", [False, True], ids=["whole", "chunked"])
+by_work = pytest.mark.parametrize(("kind", "chunked"), drawn(2, itertools.product(["greedy", "seeded"], [False, True])))
 normal_backends = pytest.mark.parametrize("backend", ["reference", pytest.param("inductor", marks=pytest.mark.slow)])
 
 
@@ -229,8 +230,7 @@ def test_page_order_does_not_show_in_normal_mode(backend: str, artifact: Callabl
             assert compare(rows, expected, torch.float32, factor=DEPTH_FACTOR) is None
 
 
-@by_sampling
-@by_chunking
+@by_work
 def test_preemption_changes_no_token(
     deterministic: Path, ample: Callable[[str], Served], kind: str, chunked: bool
 ) -> None:
@@ -240,8 +240,7 @@ def test_preemption_changes_no_token(
     assert_same(served, ample(kind))
 
 
-@by_sampling
-@by_chunking
+@by_work
 def test_poison_in_permuted_pages_is_never_read(
     deterministic: Path, ample: Callable[[str], Served], kind: str, chunked: bool
 ) -> None:
@@ -261,8 +260,7 @@ def test_batch_composition_does_not_show(deterministic: Path, ample: Callable[[s
 
 
 @normal_backends
-@by_sampling
-@by_chunking
+@by_work
 def test_normal_mode_under_stress(
     backend: str, kind: str, chunked: bool, artifact: Callable[..., Path], ample: Callable[[str], Served]
 ) -> None:

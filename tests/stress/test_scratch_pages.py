@@ -3,12 +3,14 @@
 Scratch pages are NaN between steps, and so is what is free or was given up.
 """
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from window_artifacts import caches_of, finish_steps, poison, with_and_without
+from drawn import drawn
+from window_artifacts import caches_of, finish_steps, poison
 
 from ingot import LLM, SamplingParams
 from ingot.ir.cache.groups import CacheGroup
@@ -20,27 +22,13 @@ WINDOW = 20
 GROUP = CacheGroup.named(f"window_{WINDOW}")
 LIMITS = {"max_batch": 4, "max_tokens": 112, "max_seq_len": 320, "deterministic": True}
 BETWEEN = GROUP.pages_between_steps(320, 16)
-# One model whose layers take turns, and one whose layers all have the window.
-MODELS = ("gemma3_text-new", "mistral-window")
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def both(model: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An artifact with windows, and one of the same checkpoint whose caches keep every token."""
-    return with_and_without(model, tmp_path_factory.mktemp(model), WINDOW, target=request.param, **LIMITS)
 
 
 def prompts() -> list[list[int]]:
     """Most are longer than a step; some begin alike, and some share a step."""
     generator = torch.Generator().manual_seed(5)
-    drawn = [torch.randint(0, 60, (length,), generator=generator).tolist() for length in (250, 3, 61, 130, 192, 270)]
-    return [*drawn, [*drawn[0], 7, 8], [*drawn[0][:64], 9], drawn[5][:200], drawn[2]]
+    ones = [torch.randint(0, 60, (length,), generator=generator).tolist() for length in (250, 3, 61, 130, 192, 270)]
+    return [*ones, [*ones[0], 7, 8], [*ones[0][:64], 9], ones[5][:200], ones[2]]
 
 
 def window_pool(llm: LLM, pages: int | None = None) -> PagePool:
@@ -83,9 +71,11 @@ def expected(both: tuple[Path, Path]) -> Iterator[list[list[int]]]:
     yield found
 
 
-@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
 # Of one sequence at a time; of two of them; of all, where pieces of several prompts share a step.
-@pytest.mark.parametrize("pages", [BETWEEN, 2 * BETWEEN, 3 * BETWEEN, 4 * BETWEEN + 3])
+@pytest.mark.parametrize(
+    ("pages", "caching"),
+    drawn(2, itertools.product([BETWEEN, 2 * BETWEEN, 3 * BETWEEN, 4 * BETWEEN + 3], [True, False])),
+)
 def test_tokens_are_those_of_whole_caches(
     both: tuple[Path, Path], expected: list[list[int]], pages: int, caching: bool
 ) -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from drawn import drawn
 from window_artifacts import poison as poison_all
-from window_artifacts import with_and_without
 
 from ingot import LLM, SamplingParams
 from ingot.ir.cache.groups import CacheGroup
@@ -16,28 +16,14 @@ pytestmark = pytest.mark.xdist_group("windows")
 # Pages in which four sequences do not fit side by side: of up to 10 each, or of 3 where all layers have the window.
 SMALL = {"gemma3_text-new": 14, "mistral-window": 8}
 LIMITS = {"max_batch": 4, "max_tokens": 24, "max_seq_len": 160, "deterministic": True}
-# One model whose layers take turns, and one whose layers all have the window.
-MODELS = ("gemma3_text-new", "mistral-window")
 WINDOW = 20
-
-
-@pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def both(model: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An artifact with windows, and one of the same checkpoint whose caches keep every token."""
-    return with_and_without(model, tmp_path_factory.mktemp(model), WINDOW, target=request.param, **LIMITS)
 
 
 def prompts() -> list[list[int]]:
     """Longer than a step, than the window and than a page; some begin alike."""
     generator = torch.Generator().manual_seed(5)
-    drawn = [torch.randint(0, 60, (length,), generator=generator).tolist() for length in (90, 3, 41, 70, 17, 110)]
-    return [*drawn, [*drawn[0], 7, 8], [*drawn[0][:64], 9], drawn[5][:100]]
+    ones = [torch.randint(0, 60, (length,), generator=generator).tolist() for length in (90, 3, 41, 70, 17, 110)]
+    return [*ones, [*ones[0], 7, 8], [*ones[0][:64], 9], ones[5][:100]]
 
 
 def tokens(artifact: Path, pages: int | None, *, poison: bool = False, caching: bool = True) -> list[list[int]]:
@@ -55,7 +41,7 @@ def tokens(artifact: Path, pages: int | None, *, poison: bool = False, caching: 
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("caching", [True, False], ids=["cached", "uncached"])
+@pytest.mark.parametrize("caching", drawn(1, [True, False]), ids=["cached", "uncached"])
 def test_tokens_are_those_of_whole_caches(model: str, both: tuple[Path, Path], caching: bool) -> None:
     windows, whole = both
     small = SMALL[model]
