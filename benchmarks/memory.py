@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _measure(artifact: Path) -> dict[str, int]:
-    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    sys.path.extend(map(str, (ROOT / "tests" / "support").glob("*/")))
     from largest_step import allocated_by_step, largest_step, pages_of
 
     from ingot.runtime.artifact import open_artifact

@@ -111,7 +111,7 @@ def site(tmp_path: Path) -> Path:
 
 def python(code: str, *sites: Path) -> str:
     """What `code` prints in a new process, so that its ops are defined there only; a failure shows its traceback."""
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, Path(__file__).parent / "support", *sites)))}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, *sites, *sys.path)))}
     done = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False, timeout=200
     )

@@ -377,7 +377,7 @@ print("built", flush=True)
 def test_two_processes_build_one_key_once(cache: Path, tmp_path: Path) -> None:
     log = tmp_path / "log"
     script = _RACER.format(file=__file__, log=str(log))
-    path = os.pathsep.join([str(Path(__file__).parents[1] / "support"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(sys.path)
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", script],

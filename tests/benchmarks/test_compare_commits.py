@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-FAKE_CHECKOUT = Path(__file__).parents[1] / "support" / "fake_checkout"
+FAKE_CHECKOUT = Path(__file__).parents[1] / "support" / "outside" / "fake_checkout"
 LOAD = ("--batch", "1,2", "--long", 40, "--short", 10, "--prompt", 20, "--requests", 4, "--input", 8, "--output", 5)
 
 

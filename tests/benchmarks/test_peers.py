@@ -15,7 +15,7 @@ import pytest
 from ingot.bench.workload import BenchRequest
 
 # Holds packages with the peers' names: a token takes them a millisecond, and their first start 0.4 s more.
-FAKE_PEERS = Path(__file__).parents[1] / "support" / "fake_peers"
+FAKE_PEERS = Path(__file__).parents[1] / "support" / "outside" / "fake_peers"
 
 
 @pytest.mark.parametrize(("name", "version", "title"), [("vllm", "0.0.1", "vLLM"), ("sglang", "0.0.2", "SGLang")])

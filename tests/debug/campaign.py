@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path.extend(map(str, (Path(__file__).parents[1] / "support").glob("*/")))
 
 from planted.catalogue import SOURCES
 from planted.trial import LIMIT, in_new_process

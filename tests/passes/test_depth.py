@@ -83,7 +83,7 @@ def test_16_layers_need_no_more_code_than_8(architecture: str) -> None:
 # Trace and pipeline of Llama-3-70B's shape, in a process of its own, for its memory is measured.
 _SCRIPT = """
 import json, resource, sys, time
-sys.path.insert(0, {support!r})
+sys.path = {path!r}
 import torch
 from ingot.frontend.trace import Limits, trace
 from ingot.compile.driver import compile_model
@@ -117,7 +117,7 @@ def test_a_70b_configuration_is_traced_in_seconds() -> None:
         rope_theta=500000.0,
         torch_dtype="bfloat16",
     )
-    script = _SCRIPT.format(support=str(Path(__file__).parents[1] / "support"), config=config)
+    script = _SCRIPT.format(path=sys.path, config=config)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])

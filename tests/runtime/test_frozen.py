@@ -12,7 +12,7 @@ import pytest
 from frozen_serve import Job, serve, serve_frozen
 from tiny import CHECKPOINTS
 
-SUPPORT = Path(__file__).parents[1] / "support"
+SUPPORT = Path(__file__).parents[1] / "support" / "serving"
 
 
 @pytest.mark.xdist_group("parity-llama-biased")

@@ -15,8 +15,8 @@ from ingot.ir.numerics.tolerances import TOLERANCES
 
 # Its root mean square error may be this many times the reference's, by the dtype that is computed in. A wrong constant
 # moves all elements a little, in bfloat16 by less than any one of them may be off; their mean shows it. Measured on
-# healthy artifacts of every family in tests/support/tiny.py: at most 1.8 in float32, whose sums run in another order,
-# and 1.1 in 16 bits, where the one rounding of the result outweighs the rest.
+# healthy artifacts of every family that tests have: at most 1.8 in float32, whose sums run in another order, and 1.1 in
+# 16 bits, where the one rounding of the result outweighs the rest.
 _TYPICAL: Mapping[torch.dtype, float] = {
     torch.float64: 8.0,
     torch.float32: 8.0,

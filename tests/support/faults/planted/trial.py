@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.path.extend(map(str, Path(__file__).parents[2].glob("*/")))
 
 from planted.catalogue import SOURCES, compile_healthy, draw_fault
 from planted.fault import NoFault, Setup, work_folder

@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 def config_of(shape: str, **changes: Any) -> dict[str, Any]:
