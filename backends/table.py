@@ -17,9 +17,9 @@ from ingot.ir.machine.extras import require
 if TYPE_CHECKING:
     import torch
 
+    from ingot.ir.artifact.plan import Executable
     from ingot.ir.backend import Backend
     from ingot.ir.machine.load_context import LoadContext
-    from ingot.ir.artifact.plan import Executable
 
     CompileSide = Callable[[str], Backend]
     LoadedCall = Callable[..., Sequence[torch.Tensor]]

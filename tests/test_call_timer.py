@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from lying_providers import Slow, Swift, lying_providers
+from lying_backends import Slow, Swift, lying_backends
 from sm_90 import unplug
 
 import ingot.compile.driver
 from ingot import CompileReport, compile_model
 from ingot.cli.main import INGOT, run
+from ingot.compile.backends import backend_named
 from ingot.compile.emitter import Emitter
-from ingot.compile.providers import backend_named
 from ingot.compile.request import Request
 from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.call_timer import CallTimer
 from ingot.compile.timing.tuning_log import read_log
 from ingot.ir import build
+from ingot.ir.artifact.backend_times import Candidate
 from ingot.ir.artifact.manifest import TUNING
-from ingot.ir.artifact.manifest.provider_times import BackendTime, Candidate
+from ingot.ir.artifact.manifest.backend_times import BackendTime, Candidate
 from ingot.ir.artifact.plan import BucketClass
-from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
@@ -61,7 +61,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("INGOT_CACHE", str(tmp_path / "cache"))
-    with lying_providers():
+    with lying_backends():
         yield
 
 

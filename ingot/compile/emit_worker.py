@@ -13,7 +13,7 @@ from typing import Any
 from ingot.backends.table import BACKENDS
 from ingot.compile.executable_cache import build_executable, explained, measure_workspace
 from ingot.error_text import described
-from ingot.ir.artifact.provider_times import Candidate
+from ingot.ir.artifact.backend_times import Candidate
 from ingot.ir.artifact.tuning import Choice, read_choices
 from ingot.ir.backend import Backend, Compiler, RegionCompiler, Tunable
 from ingot.ir.errors import BackendError, IngotError, InternalError
@@ -27,7 +27,7 @@ def main() -> None:
     # Compilers print to stdout whatever they like; the answers go where stdout was, and the noise to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    from ingot.compile.providers import backend_named  # after the noise is redirected: it imports torch
+    from ingot.compile.backends import backend_named  # after the noise is redirected: it imports torch
 
     load_user_ops()
     for line in sys.stdin:
@@ -50,7 +50,7 @@ def main() -> None:
 
 def _answer(request: Mapping[str, Any]) -> dict[str, object]:
     """The best tile sizes for a choice; or, of a program, its times, its workspace or its executable."""
-    from ingot.compile.providers import backend_named, with_choices
+    from ingot.compile.backends import backend_named, with_choices
 
     target = Target.model_validate_json(json.dumps(request["target"]))
     backend = backend_named(request["backend"], target.device)

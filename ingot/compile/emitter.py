@@ -13,9 +13,9 @@ from ingot.compile.executable_cache import build_library, executable_folder, exp
 from ingot.compile.identity import Document, choices_of, exe_document
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.worker import Worker
+from ingot.ir.artifact.backend_times import Candidate
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.plan import Executable
-from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.backend import Backend, LibraryBuilder, RegionCompiler
 from ingot.ir.errors import IngotError

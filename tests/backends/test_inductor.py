@@ -19,10 +19,10 @@ from tiny import TINY
 
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.inductor.load import load
+from ingot.compile.backends import backend_named
 from ingot.compile.emitter import Emitter
 from ingot.compile.executable_cache import build_executable, executable_folder, find_executable
 from ingot.compile.identity import exe_key
-from ingot.compile.providers import backend_named
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import No, Yes

@@ -11,7 +11,7 @@ from ingot import backends
 from ingot.backends.table import BACKENDS, choices
 from ingot.cli.commands.compile import compile_checkpoint
 from ingot.cli.main.commands.compile import compile_checkpoint
-from ingot.compile.providers import backend_named
+from ingot.compile.backends import backend_named
 from ingot.ir.backend import Compiler, FunctionBackend, LibraryBuilder, RegionCompiler, Splitter, Tunable
 from ingot.ir.errors import TargetError
 

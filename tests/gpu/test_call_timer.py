@@ -10,14 +10,14 @@ import torch
 
 import ingot.compile.timing.call_timer
 from ingot import compile_model
+from ingot.compile.backends import backend_named
 from ingot.compile.emitter import Emitter
-from ingot.compile.providers import backend_named
 from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.tuning_log import read_log
 from ingot.debug.verify import verify
 from ingot.ir import build
+from ingot.ir.artifact.backend_times import Candidate
 from ingot.ir.artifact.plan import BucketClass
-from ingot.ir.artifact.provider_times import Candidate
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS
 from ingot.ir.program import Program, Region, Stage

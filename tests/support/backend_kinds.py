@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ingot.ir.artifact.plan import Executable
-from ingot.ir.program import Program
 from ingot.ir.machine.target import Target
+from ingot.ir.program import Program
 
 
 class Builds:

@@ -1,1 +1,1 @@
-"""Times measured while compiling: of tile sizes, and of the providers of calls."""
+"""Times measured while compiling: of tile sizes, and of the backends of calls."""

@@ -15,14 +15,14 @@ import torch
 from torch import fx
 
 from ingot.cli.views.plan import read_plans
+from ingot.compile.backends import backend_named, with_choices
 from ingot.compile.identity import exe_key
-from ingot.compile.providers import backend_named, with_choices
 from ingot.compile.timing.tuning_log import artifact_log
+from ingot.debug.bisect.execution.backend_reproducer import CALL, write_reproducer
+from ingot.debug.bisect.execution.blame_backend import Misstep, first_misstep
 from ingot.debug.bisect.execution.blame_plan import PlanFault, plan_fault
-from ingot.debug.bisect.execution.blame_provider import Misstep, first_misstep
 from ingot.debug.bisect.execution.blame_recipe import weight_fault
 from ingot.debug.bisect.execution.blame_region import overflow_start, region_fault
-from ingot.debug.bisect.execution.provider_reproducer import CALL, write_reproducer
 from ingot.debug.bisect.execution.steps import pages_needed, recorded_steps
 from ingot.debug.bisect.verdict import Kind, Verdict
 from ingot.ir.artifact.plan import Plan, Ref

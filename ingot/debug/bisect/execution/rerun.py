@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from ingot.debug.bisect.execution.backend_reproducer import CALL, EXECUTABLE, INPUTS, INSTRUCTION
 from ingot.debug.bisect.execution.one_call import wrong_results
-from ingot.debug.bisect.execution.provider_reproducer import CALL, EXECUTABLE, INPUTS, INSTRUCTION
 from ingot.debug.bisect.execution.tensor_check import copied
 from ingot.ir.artifact.plan import DType, Executable, Instruction, Ref
 from ingot.ir.errors import ArtifactError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from ingot.debug.bisect.execution.blame_provider import Misstep
+from ingot.debug.bisect.execution.blame_backend import Misstep
 from ingot.ir.artifact.plan import Plan
 from ingot.ir.json_text import dump_json
 from ingot.ir.text import print_program

@@ -57,7 +57,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {"slow": _slowly, "swift": silu_m
 
 
 @contextmanager
-def lying_providers() -> Iterator[None]:
+def lying_backends() -> Iterator[None]:
     """They compete in this process where `backend="reference"` is asked for on a CPU."""
     with pytest.MonkeyPatch.context() as patch:
         for made in (Slow, Swift):
