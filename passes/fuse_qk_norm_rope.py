@@ -9,7 +9,7 @@ from torch import fx
 
 from ingot.ir import ops
 from ingot.ir.artifact.record import Numerics
-from ingot.ir.backend import Backend, No, alternatives
+from ingot.ir.backend import Backend, No, alternatives, has_call_kernels
 from ingot.ir.cache.dtype import CacheScales
 from ingot.ir.program import is_call, named_arguments, tensor_type
 from ingot.passes.base import Pass, PassContext

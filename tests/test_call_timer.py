@@ -14,16 +14,15 @@ from sm_90 import unplug
 import ingot.compile.driver
 from ingot import CompileReport, compile_model
 from ingot.cli.main import INGOT, run
-from ingot.compile.backends import backend_named
+from ingot.compile.competing import backend_named
 from ingot.compile.emitter import Emitter
 from ingot.compile.request import Request
 from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.call_timer import CallTimer
 from ingot.compile.timing.tuning_log import read_log
 from ingot.ir import build
-from ingot.ir.artifact.backend_times import Candidate
+from ingot.ir.artifact.backend_times import BackendTime, Candidate
 from ingot.ir.artifact.manifest import TUNING
-from ingot.ir.artifact.manifest.backend_times import BackendTime, Candidate
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.tuning import TuningLog
 from ingot.ir.errors import BackendError

@@ -9,7 +9,7 @@ import torch
 from markdown_table import table
 
 from ingot.backends.inductor.emit_cuda import InductorCuda
-from ingot.compile.backends import competing
+from ingot.compile.competing import competing
 from ingot.compile.op_claims import one_call_of_each
 from ingot.ir.artifact.plan import FEW_TOKENS, BucketClass
 from ingot.ir.backend import Backend, No

@@ -27,7 +27,7 @@ def main() -> None:
     # Compilers print to stdout whatever they like; the answers go where stdout was, and the noise to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    from ingot.compile.backends import backend_named  # after the noise is redirected: it imports torch
+    from ingot.compile.competing import backend_named  # after the noise is redirected: it imports torch
 
     load_user_ops()
     for line in sys.stdin:
@@ -50,7 +50,7 @@ def main() -> None:
 
 def _answer(request: Mapping[str, Any]) -> dict[str, object]:
     """The best tile sizes for a choice; or, of a program, its times, its workspace or its executable."""
-    from ingot.compile.backends import backend_named, with_choices
+    from ingot.compile.competing import backend_named, with_choices
 
     target = Target.model_validate_json(json.dumps(request["target"]))
     backend = backend_named(request["backend"], target.device)

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 
 from ingot.backends.table import choices
-from ingot.cli.main.progress import OnProgress, no_progress
 from ingot.cli.progress import OnProgress, no_progress
-from ingot.compile.backends import competing, with_choices
 from ingot.compile.buckets import bucket_classes
+from ingot.compile.competing import competing, with_choices
 from ingot.compile.identity import Document, request_document
 from ingot.compile.timing.tuning_log import artifact_log, read_log
 from ingot.frontend.cache_scales import SCALE_NAMES, read_cache_scales, set_cache_scales
@@ -22,9 +21,9 @@ from ingot.frontend.totality import check_totality, expected_shapes
 from ingot.frontend.trace import Limits, trace
 from ingot.frontend.unsupported import name_code, refuse_unsupported
 from ingot.hub.source import Source, find_source
+from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.manifest import REQUEST, TIMINGS
-from ingot.ir.artifact.manifest.backend_times import BackendTimes
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.trace import LEVELS, Level
 from ingot.ir.artifact.tuning import TuningLog

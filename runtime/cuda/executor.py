@@ -18,7 +18,6 @@ from ingot.runtime.binding import bound_params, choose_bucket, step_sizes
 from ingot.runtime.bucket import Bucket, Executables, Libraries, Watch, bound_buckets
 from ingot.runtime.cuda.decision import Decider, Decision
 from ingot.runtime.cuda.graphs.captured import Graphs
-from ingot.runtime.cuda.graphs.captured.staging import PaddedInputs, to_device
 from ingot.runtime.cuda.graphs.choice import Capture, GraphChoice
 from ingot.runtime.cuda.graphs.memory import GraphMemory
 from ingot.runtime.cuda.graphs.sizes import decode_steps, graph_arena, mixed_tokens, prompt_steps

@@ -19,7 +19,7 @@ from tiny import TINY
 
 from ingot.backends.inductor.emit import Inductor
 from ingot.backends.inductor.load import load
-from ingot.compile.backends import backend_named
+from ingot.compile.competing import backend_named
 from ingot.compile.emitter import Emitter
 from ingot.compile.executable_cache import build_executable, executable_folder, find_executable
 from ingot.compile.identity import exe_key

@@ -15,8 +15,8 @@ import ingot.backends.inductor.emit_cuda as emit_cuda
 import ingot.ir.machine.target
 from ingot.backends.inductor.emit_cuda import InductorCuda, missing_here
 from ingot.backends.inductor.library import open_library
-from ingot.compile.backends import competing
 from ingot.compile.buckets import bucket_classes
+from ingot.compile.competing import competing
 from ingot.compile.contents import linked_with
 from ingot.compile.merged_plans import merged_plans
 from ingot.compile.op_claims import one_call_of_each

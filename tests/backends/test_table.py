@@ -10,8 +10,7 @@ import pytest
 from ingot import backends
 from ingot.backends.table import BACKENDS, choices
 from ingot.cli.commands.compile import compile_checkpoint
-from ingot.cli.main.commands.compile import compile_checkpoint
-from ingot.compile.backends import backend_named
+from ingot.compile.competing import backend_named
 from ingot.ir.backend import Compiler, FunctionBackend, LibraryBuilder, RegionCompiler, Splitter, Tunable
 from ingot.ir.errors import TargetError
 

@@ -12,7 +12,7 @@ import pytest
 from benchmark_scripts import config_of
 from staged import BACKENDS, LIMITS, staged, traced
 
-from ingot.compile.backends import competing
+from ingot.compile.competing import competing
 from ingot.ir.artifact.plan import PlanFile
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Program

@@ -10,7 +10,7 @@ import torch
 
 import ingot.compile.timing.call_timer
 from ingot import compile_model
-from ingot.compile.backends import backend_named
+from ingot.compile.competing import backend_named
 from ingot.compile.emitter import Emitter
 from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.tuning_log import read_log

@@ -16,7 +16,7 @@ from staged import LIMITS, emit_nothing, pass_context, traced
 from tiny import TINY
 from torch import fx
 
-import ingot.compile.backends
+import ingot.compile.competing
 import ingot.compile.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.reference.emit import Reference, Rowwise

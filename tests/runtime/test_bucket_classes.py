@@ -12,7 +12,7 @@ from backend_table import patch_backends
 from tiny import TINY
 from torch import fx
 
-import ingot.compile.backends
+import ingot.compile.competing
 import ingot.compile.request
 from ingot import LLM, SamplingParams, compile_model
 from ingot.backends.inductor.emit import Inductor

@@ -20,8 +20,8 @@ def show_target(*, target: str = "auto", json: AsJson = False) -> None:
         The machine that is asked about: auto (this one's GPU, else its CPU), cpu, cuda, or any GPU by its capability,
         as in sm_90.
     """
-    from ingot.compile.backends import available
     from ingot.compile.cache import cache_root
+    from ingot.compile.competing import available
     from ingot.compile.op_claims import op_claims
     from ingot.compile.tools import tools_found
     from ingot.ir.machine.target import Target

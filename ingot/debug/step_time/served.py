@@ -7,8 +7,6 @@ import torch
 from ingot.debug.explained import StepShape
 from ingot.ir.artifact.plan import BucketPlan, Plan
 from ingot.ir.machine.gpus import Gpu
-from ingot.runtime.cuda.graphs.captured.sizes import decode_steps, filled_up, has_few_tokens, most_pages, prompt_steps
-from ingot.runtime.cuda.graphs.captured.staging import HostInputs
 from ingot.runtime.cuda.graphs.sizes import decode_steps, filled_up, has_few_tokens, most_pages, prompt_steps
 from ingot.runtime.cuda.graphs.staging import HostInputs
 from ingot.runtime.step import StepInputs, StepSizes

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import fx
 
-from ingot.cli.main.views import lines
 from ingot.cli.views import lines
 from ingot.ir.errors import VerifyError
 from ingot.ir.ops import OPS, linear, rope, select_rows

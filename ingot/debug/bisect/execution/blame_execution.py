@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from ingot.cli.views.plan import read_plans
-from ingot.compile.backends import backend_named, with_choices
+from ingot.compile.competing import backend_named, with_choices
 from ingot.compile.identity import exe_key
 from ingot.compile.timing.tuning_log import artifact_log
 from ingot.debug.bisect.execution.backend_reproducer import CALL, write_reproducer

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 from ingot.backends.table import choices
-from ingot.compile.backends import backends_named
+from ingot.compile.competing import backends_named
 from ingot.debug.bisect.programs.chain import build_nothing, emit_nothing, rewritten
 from ingot.debug.bisect.programs.compare import differs
 from ingot.debug.bisect.programs.observe import Observed, observe
 from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.programs.quantized import broken_quantization
 from ingot.debug.bisect.programs.schedule import Step, is_cached
-from ingot.ir.artifact.manifest.backend_times import BackendTimes
+from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import ArtifactError, VerifyError
