@@ -15,9 +15,9 @@ from ingot.backends.cpu.emit import Cpu
 from ingot.backends.cublas.emit import Cublas
 from ingot.backends.reference.emit import Reference, Rowwise
 from ingot.backends.triton.emit import Triton
-from ingot.buckets import bucket_classes
+from ingot.compile.buckets import bucket_classes
+from ingot.ir.machine.target import Target
 from ingot.ir.program import Stage
-from ingot.ir.target import Target
 from ingot.models.architectures import ARCHITECTURES, read_spec
 from ingot.models.blocks.attention import AttentionSpec
 from ingot.models.blocks.shared_attention import SharedAttentionSpec
