@@ -25,8 +25,8 @@ class Quantize(Pass):
     """Each `linear` over a param becomes a product over the parts that one step of a recipe makes of it.
 
     `format` is a name in `ingot.ir.formats`; a lossless one changes no bit of any result. The embedding stays as it is,
-    and so does the head, which makes the logits, unless `lm_head`. A weight that the format does not fit is an error,
-    never left out.
+    and so does the head, which makes the logits, unless `lm_head`. A weight with rows shorter than a group stays, too:
+    scales would take more than quantizing saves. Any other weight that the format does not fit is an error.
     """
 
     name: ClassVar[str] = "quantize"
@@ -52,6 +52,11 @@ class Quantize(Pass):
                 chosen.append(node)
             else:
                 rewriter.refuse(node, f"the weight is no param but {described(_weight(node))}")
+        small = {node: reason for node in chosen if (reason := format.below_group(_shape(node))) is not None}
+        if len(small) < len(chosen):
+            for node, reason in small.items():
+                rewriter.refuse(node, reason)
+            chosen = [node for node in chosen if node not in small]
         _check_fit(list(map(_weight, chosen)), format)
         stored: dict[fx.Node, StoredWeight] = {}  # two linears may share a weight
         for node in chosen:
@@ -69,6 +74,10 @@ def _weight(linear: fx.Node) -> fx.Node:
     weight = named_arguments(linear)["weight"]
     assert isinstance(weight, fx.Node)
     return weight
+
+
+def _shape(linear: fx.Node) -> tuple[int, ...]:
+    return tensor_type(_weight(linear)).bind({})
 
 
 def _heads(program: Program) -> frozenset[fx.Node]:

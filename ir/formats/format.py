@@ -104,6 +104,13 @@ class Format:
             return f"rows of {shape[1]} elements are no multiple of {self.granule(1)}: tiles are {tile}"
         return None
 
+    def below_group(self, shape: tuple[int, ...]) -> str | None:
+        """Why a weight of this shape is too small for groups: its rows are shorter than one. None if it is not."""
+        group = max((level.columns or 0 for level in self.levels), default=0)
+        if len(shape) == 2 and 0 < shape[1] < group:
+            return f"rows of {shape[1]} elements are shorter than a group of {group}"
+        return None
+
     def shape_of(self, packed: tuple[int, ...]) -> tuple[int, int]:
         """The shape of the weight whose packed elements have this shape."""
         rows, columns = self.layout.tile

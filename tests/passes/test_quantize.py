@@ -124,6 +124,25 @@ def test_a_weight_that_does_not_fit_is_an_error() -> None:
     assert caught.value.where.endswith("quantize, param o.weight") and caught.value.exit_code == 2
 
 
+def test_rows_shorter_than_a_group_stay() -> None:
+    """Routers of a few streams, as Gemma 3n's, take more bytes with scales than without."""
+    narrow = textwrap.dedent("""\
+        program main stage=NORMAL
+        dim T in [1, 8]
+        input x: f32[T, 64]
+        param down.weight: f32[3, 64] = source(name="down")
+        param up.weight: f32[64, 3] = source(name="up")
+        %linear = ingot.linear(%x, %down.weight) : f32[T, 3]
+        %linear_1 = ingot.linear(%linear, %up.weight) : f32[T, 64]
+        return y=%linear_1
+    """)
+    program, record = quantized(narrow, format="int8_g32")
+    assert "down.qweight" in program.params and "up.weight" in program.params
+    assert record.refusals == (Refusal("linear_1", "rows of 3 elements are shorter than a group of 32"),)
+    with pytest.raises(OptionError, match="'int8_g128' does not fit 2 of 2 linears: rows of 64 elements"):
+        quantized(narrow, format="int8_g128")
+
+
 # --- the pipeline ----------------------------------------------------------------------------------------------------
 
 

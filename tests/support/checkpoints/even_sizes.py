@@ -17,6 +17,8 @@ _SIZES: Mapping[str, int] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), HEADS),
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"), WIDTH),
     **dict.fromkeys(("head_dim", "kv_channels"), HEAD_DIM),
+    **dict.fromkeys(("hidden_size_per_layer_input", "laurel_rank"), HEADS * HEAD_DIM),
+    "vocab_size_per_layer_input": VOCAB,
     "vocab_size": VOCAB,
 }
 _KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
@@ -24,9 +26,21 @@ _KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
 
 def even(tiny: Tiny) -> Tiny:
     """The checkpoint in sizes that divide, with its flags and constants; as it is where its reader refuses these."""
-    config = dict(tiny.config)
+    config = _even_config(tiny.config)
+    try:
+        read_spec(config)
+    except ConfigError:
+        return tiny
+    return replace(tiny, name=f"{tiny.name}-even", config=config)
+
+
+def _even_config(given: Mapping[str, Any]) -> dict[str, Any]:
+    config = dict(given)
+    if isinstance(text := config.get("text_config"), dict):
+        config["text_config"] = _even_config(text)
     heads = next((config[name] for name in ("num_attention_heads", "n_head", "n_heads") if name in config), None)
-    config |= {name: size for name, size in _SIZES.items() if name in config}
+    for name in _SIZES.keys() & config.keys():  # a list has an item for each layer
+        config[name] = [_SIZES[name]] * len(config[name]) if isinstance(config[name], list) else _SIZES[name]
     for name in _KV_HEADS:
         if name in config:
             config[name] = HEADS if config[name] == heads else 1 if config[name] == 1 else HEADS // 2
@@ -35,11 +49,7 @@ def even(tiny: Tiny) -> Tiny:
             config[field] = _fitting(table, config)
     if isinstance(blocks := config.get("block_configs"), list):
         config["block_configs"] = [_even_block(block) for block in blocks]
-    try:
-        read_spec(config)
-    except ConfigError:
-        return tiny
-    return replace(tiny, name=f"{tiny.name}-even", config=config)
+    return config
 
 
 def _even_block(block: Mapping[str, Any]) -> dict[str, Any]:
