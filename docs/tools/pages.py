@@ -22,6 +22,8 @@ from pathlib import Path
 
 _BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 NOT_SHOWN = "…"
+# Where code has an origin: a page shows the file alone, which changes less often than its lines.
+_LINE_OF_CODE = re.compile(r"(?<=\.py):\d+\b")
 
 # (command, folder, further entries of Python's path, whether stderr counts) to the exit status and what was printed.
 Run = Callable[[list[str], Path, list[str], bool], tuple[int, str]]
@@ -68,7 +70,8 @@ class Walk:
     def _commands(self, body: str, wanted: int) -> Iterator[str]:
         """The block's commands, each with its output unless the page does not show it."""
         for command, shown in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", body, re.M):
-            status, self.printed = self._command(command.replace("\\\n", " "))
+            status, printed = self._command(command.replace("\\\n", " "))
+            self.printed = _LINE_OF_CODE.sub("", printed)
             if status != wanted:
                 raise PageError(f"`{command}` ended with {status} and not {wanted}:\n{self.printed}")
             yield f"$ {command}\n" + (shown if shown.strip() == NOT_SHOWN else self.printed)
