@@ -1,12 +1,12 @@
 """Kernels over KV caches of eight bits: what they write, to the bit, and the attention over it."""
 
+import itertools
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 from call_oracle import rounded_worse
-from drawn import drawn
 from eight_bit_samples import FLOAT8, OVER_CACHES, eight_bit_samples
 from op_values import widened
 from paged_steps import Heads
@@ -23,7 +23,7 @@ from triton_attention import (
     over_pages,
     rotations,
 )
-from triton_schedules import new_schedule, run_lowering
+from triton_schedules import new_schedule, run_lowering, some
 
 from ingot.backends.triton.lower.attention import LOWERINGS as ATTENTIONS
 from ingot.backends.triton.lower.call import Call, Refused
@@ -67,7 +67,7 @@ def test_every_number_is_rounded_as_the_reference_rounds_it(scales: dict[str, fl
 
 
 @attention_dtypes
-@pytest.mark.parametrize("name", OVER_CACHES)
+@pytest.mark.parametrize("name", some(2, OVER_CACHES))
 def test_samples(name: str, dtype: torch.dtype) -> None:
     """Those of the definitions: forms of caches, masks, gains, trees, shared prefixes."""
     op = OPS[name]
@@ -91,8 +91,7 @@ MIXED: Mix = [(33, 20), (1, 140), (1, 0), (0, 7), (2, 5)]
 
 
 @attention_dtypes
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("scales", SCALES[1:], ids=str)
+@pytest.mark.parametrize(("mask", "scales"), some(3, itertools.product(MASKS, SCALES[1:])))
 def test_every_mask(mask: str, scales: dict[str, float], dtype: torch.dtype) -> None:
     """In steps of few tokens, of prompts beside decoding, and in deterministic ones, with sinks and a cap."""
     few = narrowed(a_step([(5, 0), (1, 90), (3, 30)], dtype), scales)
@@ -119,13 +118,16 @@ def test_trees(dtype: torch.dtype) -> None:
 @attention_dtypes
 @pytest.mark.parametrize(
     ("heads", "scales"),
-    [
-        (GROUPED, SCALES[0]),
-        (Heads(3, 1, 80), SCALES[1]),
-        (Heads(6, 2, 96), SCALES[2]),
-        (Heads(17, 1, 128), SCALES[0]),
-        (Heads(2, 1, 256), SCALES[1]),
-    ],
+    some(
+        2,
+        [
+            (GROUPED, SCALES[0]),
+            (Heads(3, 1, 80), SCALES[1]),
+            (Heads(6, 2, 96), SCALES[2]),
+            (Heads(17, 1, 128), SCALES[0]),
+            (Heads(2, 1, 256), SCALES[1]),
+        ],
+    ),
     ids=str,
 )
 def test_sizes_of_heads(heads: Heads, scales: dict[str, float], dtype: torch.dtype) -> None:
@@ -158,7 +160,7 @@ FORMS = [
 
 
 @attention_dtypes
-@pytest.mark.parametrize("heads", drawn(3, FORMS), ids=str)
+@pytest.mark.parametrize("heads", some(1, FORMS), ids=str)
 def test_every_form_of_cache(heads: Heads, dtype: torch.dtype) -> None:
     """What fills it is written by the kernel that does, to the bit."""
     scales = {"k_scale": 0.3, "v_scale": 0.3 if heads.shared else 1.7}

@@ -1,13 +1,14 @@
 """Attention within a step and the op pool by Triton kernels, against their references, and bit by bit against
 themselves in other steps."""
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from call_cases import cases
 from triton_checks import check_lowering
-from triton_schedules import TESTED, run_lowering
+from triton_schedules import TESTED, run_lowering, some
 
 from ingot.backends.triton.lower.table import LOWERINGS
 from ingot.ir.ops import OPS
@@ -16,9 +17,8 @@ DIMS = {"step_attention": ("q", "q_starts"), "pool": ("x", "q_starts")}
 FEW, MANY = (1, 16), (65, 256)
 
 
-@pytest.mark.parametrize("tokens", [FEW, MANY])
+@pytest.mark.parametrize(("op", "tokens"), some(2, itertools.product(DIMS, [FEW, MANY])))
 @pytest.mark.parametrize("dtype", TESTED)
-@pytest.mark.parametrize("op", DIMS)
 def test_calls(op: str, dtype: torch.dtype, tokens: tuple[int, int]) -> None:
     for number, call in enumerate(cases(op, dtype)):
         if number % 2 and dtype is not torch.float32:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from triton_schedules import some
 
 from ingot.backends.triton.lower.attention_choice import known_tiles
 from ingot.backends.triton.lower.attention_decode import schedule_decode
@@ -54,7 +55,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> AttentionBench:
 
 
 @interpreted
-@pytest.mark.parametrize("problem", [ONE, SEVERAL, APART, *OTHERS], ids=str)
+@pytest.mark.parametrize("problem", some(2, [ONE, SEVERAL, APART, *OTHERS]), ids=str)
 def test_what_runs_is_the_attention(bench: AttentionBench, problem: DecodeProblem) -> None:
     tiles = DecodeTiles(32, 3, 2, early=int(problem is ONE))
     found = bench.measure(MACHINE, problem, tiles)
