@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # second one finds the range satisfied and leaves it alone.
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "torch>=2.11,<2.14"
+	$(BIN)/python -m pip install --quiet "torch>=2.11,<2.15"
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	touch $@
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ingot.ir.artifact.manifest.backend_times import BackendTimes, call_key
+from ingot.ir.artifact.backend_times import BackendTimes, call_key
 from ingot.ir.artifact.plan import BucketClass, Executable, owed_features
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Backend, LibraryBuilder, Yes

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import fx
 
-from ingot.ir.artifact.manifest.backend_times import BackendTimes
+from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.backend import Claim, No, RegionCompiler, Yes, alternatives, call_compilers
 from ingot.ir.errors import PassError

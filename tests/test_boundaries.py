@@ -33,7 +33,7 @@ def broken_contracts(folder: Path) -> set[str]:
 
 def write_package(folder: Path, imports: list[tuple[str, str]]) -> None:
     """A small `ingot` with every room and folder, and two backends; (importer, imported) are its only imports."""
-    modules = ["ingot.__init__", "ingot.cli.main.__init__", "ingot.cli.main", "ingot.cli.progress", "ingot.ir.program"]
+    modules = ["ingot.__init__", "ingot.cli.__init__", "ingot.cli.main", "ingot.cli.progress", "ingot.ir.program"]
     folders = [*FRONT, "cli.commands", "cli.views", *(f"ir.{shelf}" for shelf in SHELVES)]
     modules += [f"ingot.{folder}.{name}" for folder in folders for name in ("__init__", "part")]
     modules += [f"ingot.{room}.{name}" for room in ROOMS for name in ("__init__", "part")]
@@ -105,9 +105,9 @@ FORBIDDEN = [
     *(("serve", "ingot.serve.part", f"ingot.{room}.part") for room in ("models", "frontend", "passes")),
     ("serve", "ingot.serve.part", "ingot.cli.progress"),
     *(("compile", "ingot.compile.part", f"ingot.{folder}.part") for folder in ("bench", "debug", "report", "serve")),
-    *(("compile", "ingot.compile.part", f"ingot.cli.main.{name}") for name in ("main", "commands.part", "views.part")),
+    *(("compile", "ingot.compile.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
     *(("hub", "ingot.hub.part", f"ingot.{folder}.part") for folder in FRONT if folder != "hub"),
-    *(("hub", "ingot.hub.part", f"ingot.cli.main.{name}") for name in ("main", "commands.part", "views.part")),
+    *(("hub", "ingot.hub.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
     *(("debug", "ingot.debug.part", f"ingot.{folder}.part") for folder in ("bench", "cli.commands", "report", "serve")),
     *(("bench", "ingot.bench.part", f"ingot.{folder}.part") for folder in ("cli.views", "compile", "debug", "report")),
     ("commands", "ingot.cli.views.part", "ingot.cli.commands.part"),

@@ -9,7 +9,7 @@ import torch
 import ingot.compile.timing.call_clock as call_clock
 from ingot.compile.timing.call_clock import ROUNDS, time_call
 from ingot.ir import build
-from ingot.ir.artifact.manifest.backend_times import BackendTime, BackendTimes, Candidate, fastest
+from ingot.ir.artifact.backend_times import BackendTime, BackendTimes, Candidate, fastest
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS

@@ -21,7 +21,7 @@ from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.call_timer import CallTimer
 from ingot.compile.timing.tuning_log import read_log
 from ingot.ir import build
-from ingot.ir.artifact.manifest.backend_times import BackendTime, Candidate
+from ingot.ir.artifact.backend_times import BackendTime, Candidate
 from ingot.ir.artifact.manifest import TUNING
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.tuning import TuningLog

@@ -11,7 +11,7 @@ from ingot.compile.emitter import Emitter
 from ingot.compile.golden import InstructionSeconds, record
 from ingot.compile.merged_plans import resident_params
 from ingot.compile.publish import ArtifactWriter, Sealed
-from ingot.ir.artifact.manifest.backend_times import BackendTimes, Decision
+from ingot.ir.artifact.backend_times import BackendTimes, Decision
 from ingot.ir.artifact.manifest import GOLDEN, SCHEMA_VERSION, Manifest
 from ingot.ir.artifact.plan import PLAN_FILE, PlanFile, Plans
 from ingot.ir.artifact.record import PassRecord

@@ -13,7 +13,7 @@ from typing import Any
 from ingot.backends.table import BACKENDS
 from ingot.compile.executable_cache import build_executable, explained, measure_workspace
 from ingot.error_text import described
-from ingot.ir.artifact.manifest.backend_times import Candidate
+from ingot.ir.artifact.backend_times import Candidate
 from ingot.ir.artifact.tuning import Choice, read_choices
 from ingot.ir.backend import Backend, Compiler, RegionCompiler, Tunable
 from ingot.ir.errors import BackendError, IngotError, InternalError

@@ -13,7 +13,7 @@ from ingot.compile.executable_cache import build_library, executable_folder, exp
 from ingot.compile.identity import Document, choices_of, exe_document
 from ingot.compile.timing.tuner import Tuner
 from ingot.compile.worker import Worker
-from ingot.ir.artifact.manifest.backend_times import Candidate
+from ingot.ir.artifact.backend_times import Candidate
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.artifact.tuning import Choice

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ingot.compile.cache import cache_folder, cache_root, locked
 from ingot.compile.publish import is_disk_full
-from ingot.ir.artifact.manifest.backend_times import BackendTime
+from ingot.ir.artifact.backend_times import BackendTime
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.plan import Executable
 from ingot.ir.backend import Compiler, LibraryBuilder

@@ -21,7 +21,7 @@ from ingot.frontend.totality import check_totality, expected_shapes
 from ingot.frontend.trace import Limits, trace
 from ingot.frontend.unsupported import name_code, refuse_unsupported
 from ingot.hub.source import Source, find_source
-from ingot.ir.artifact.manifest.backend_times import BackendTimes
+from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.digest import digest_json
 from ingot.ir.artifact.manifest import REQUEST, TIMINGS
 from ingot.ir.artifact.plan import BucketClass

@@ -12,7 +12,7 @@ from torch import fx
 from ingot.debug.asked_step import AskedStep, limits_of, serving, step_sizes
 from ingot.debug.explained import BucketCosts, Call, Explained, NearMisses, PassMisses, StepShape
 from ingot.debug.step_time.clock import StepClock
-from ingot.ir.artifact.manifest.backend_times import Decision
+from ingot.ir.artifact.backend_times import Decision
 from ingot.ir.artifact.manifest import TIMINGS
 from ingot.ir.artifact.record import Refusal
 from ingot.ir.artifact.trace import trace_name

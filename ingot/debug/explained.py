@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from ingot.debug.step_time.times import CallTime, StepTime
 from ingot.debug.step_time.work import Work
-from ingot.ir.artifact.manifest.backend_times import Decision
+from ingot.ir.artifact.backend_times import Decision
 from ingot.ir.cache.summary import CacheSummary
 from ingot.ir.ops.registry import Cost
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from ingot.ir.artifact.manifest.backend_times import BackendTimes
+from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.json_text import dump_json
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)

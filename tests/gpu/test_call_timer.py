@@ -16,7 +16,7 @@ from ingot.compile.timing.call_clock import time_call
 from ingot.compile.timing.tuning_log import read_log
 from ingot.debug.verify import verify
 from ingot.ir import build
-from ingot.ir.artifact.manifest.backend_times import Candidate
+from ingot.ir.artifact.backend_times import Candidate
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.machine.target import Target
 from ingot.ir.ops import OPS

@@ -1,9 +1,9 @@
 """Ingot against transformers in float32: the same log-probabilities and the same greedy tokens.
 
 Tiny checkpoints of every family, each compiled once per backend and served with prompts fed whole and in chunks; eight
-prompts of mixed length are served together. Every run serves those that differ most, and of the others a fifth that the
-commit draws. Through inductor go one checkpoint of full depth and one that the commit draws: another of full depth, or
-the cut of a family to one layer. Of either backend one is also served in a new process. With --run-slow all are.
+prompts of mixed length are served together. Every run serves those that differ most, and of the others an eighth that
+the commit draws. Through inductor go one checkpoint of full depth and one that the commit draws: another of full depth,
+or the cut of a family to one layer. Of either backend one is also served in a new process. With --run-slow all are.
 """
 
 import random
@@ -34,7 +34,7 @@ IN_NEW_PROCESS = tuple(f"{family}-{kind}" for family in ("llama", "qwen3") for k
 QUICK_IN_NEW_PROCESS = {"inductor": "llama-biased", "reference": "qwen3-scaled"}
 # What every run traces, and compiles by the references: a row of commits sees all.
 OTHERS = sorted({*TINY} - {*QUICK})
-DRAWN = {*QUICK, *random.Random(run_seed()).sample(OTHERS, len(OTHERS) // 5)}
+DRAWN = {*QUICK, *random.Random(run_seed()).sample(OTHERS, len(OTHERS) // 8)}
 # One of each architecture, cuts, and those six.
 INDUCTOR = (*IN_NEW_PROCESS, *CUTS, *{TINY[name].config["architectures"][0]: name for name in reversed(TINY)}.values())
 

@@ -18,7 +18,7 @@ from ingot.compile.buckets import bucket_classes
 from ingot.compile.competing import competing
 from ingot.compile.op_claims import one_call_of_each
 from ingot.frontend.trace import Limits
-from ingot.ir.artifact.manifest.backend_times import BackendTime, BackendTimes
+from ingot.ir.artifact.backend_times import BackendTime, BackendTimes
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.record import PassRecord, Refusal
 from ingot.ir.backend import No, Yes

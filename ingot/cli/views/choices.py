@@ -11,7 +11,7 @@ from ingot.cli.console import console, print_table, table
 from ingot.cli.views.filter import Filter
 from ingot.cli.views.lines import read_programs
 from ingot.cli.views.programs import FINAL
-from ingot.ir.artifact.manifest.backend_times import Decision
+from ingot.ir.artifact.backend_times import Decision
 from ingot.ir.artifact.tuning import Choice as TileChoice
 from ingot.ir.artifact.tuning import read_choices
 from ingot.ir.errors import ArtifactError, OptionError

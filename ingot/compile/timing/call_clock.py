@@ -13,7 +13,7 @@ from torch import fx
 
 from ingot.backends.table import BACKENDS
 from ingot.compile.timing.call_inputs import TimedStep, call_of, inputs_for, timed_steps
-from ingot.ir.artifact.manifest.backend_times import BackendTime, Candidate
+from ingot.ir.artifact.backend_times import BackendTime, Candidate
 from ingot.ir.machine.device_clock import row_seconds
 from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.machine.target import Target

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from ingot.compile.emitter import Emitter
 from ingot.compile.executable_cache import explained, find_times, keep_times
 from ingot.compile.timing.call_inputs import timed_steps
-from ingot.ir.artifact.manifest.backend_times import BackendTime, BackendTimes, Candidate, fastest
+from ingot.ir.artifact.backend_times import BackendTime, BackendTimes, Candidate, fastest
 from ingot.ir.backend import LibraryBuilder, call_compilers
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target

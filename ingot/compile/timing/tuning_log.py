@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from pydantic import ValidationError
 
-from ingot.ir.artifact.manifest.backend_times import BackendTimes
+from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.manifest import TUNING
 from ingot.ir.artifact.tuning import Choice, TuningLog
 from ingot.ir.errors import ArtifactError, OptionError, TargetError

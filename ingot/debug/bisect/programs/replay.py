@@ -19,7 +19,7 @@ from ingot.debug.bisect.programs.observe import Observed, observe
 from ingot.debug.bisect.programs.params import Params
 from ingot.debug.bisect.programs.quantized import broken_quantization
 from ingot.debug.bisect.programs.schedule import Step, is_cached
-from ingot.ir.artifact.manifest.backend_times import BackendTimes
+from ingot.ir.artifact.backend_times import BackendTimes
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.artifact.record import Numerics
 from ingot.ir.errors import ArtifactError, VerifyError
