@@ -189,7 +189,7 @@ def put_in(program: Program, draw: random.Random) -> Program | None:
     reader = draw.choice([None, *users])
     with changed.graph.inserting_after(node):
         rounded = build.call(changed, ops.cast.overload, [node], {"dtype": node.meta["type"].dtype})
-    rounded.meta["provider"] = "reference"
+    rounded.meta["backend"] = "reference"
     for user in list(node.users):
         if user is not rounded and reader in (None, user):
             user.replace_input_with(node, rounded)

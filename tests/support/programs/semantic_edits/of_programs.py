@@ -1,4 +1,4 @@
-"""Edits of regions, providers and outputs, and of what a program says of itself."""
+"""Edits of regions, backends and outputs, and of what a program says of itself."""
 
 import random
 from dataclasses import replace
@@ -21,12 +21,12 @@ from semantic_edits.of_types import other_type
 from semantic_edits.places import calls_of, pick, region_calls
 
 
-def another_provider(program: Program, draw: random.Random) -> Program | None:
+def another_backend(program: Program, draw: random.Random) -> Program | None:
     changed = program.copy()
-    node = pick([node for node in calls_of(changed) if node.meta.get("provider")], draw)
+    node = pick([node for node in calls_of(changed) if node.meta.get("backend")], draw)
     if node is None:
         return None
-    node.meta = {**node.meta, "provider": "cpu" if node.meta["provider"] != "cpu" else "reference"}
+    node.meta = {**node.meta, "backend": "cpu" if node.meta["backend"] != "cpu" else "reference"}
     return changed
 
 
@@ -42,7 +42,7 @@ def another_backend(program: Program, draw: random.Random) -> Program | None:
         return None
     changed.regions[region.name] = replace(region, backend="tensorrt")
     for node in changed.calls(RegionCall(region.name)):
-        node.meta = {**node.meta, "provider": "tensorrt"}
+        node.meta = {**node.meta, "backend": "tensorrt"}
     return changed
 
 
@@ -91,7 +91,7 @@ def dissolved_region(program: Program, draw: random.Random) -> Program | None:
     with changed.graph.inserting_before(node):
         for call in region.body.calls():
             inner[call] = changed.graph.node_copy(call, inner.__getitem__)
-            inner[call].meta["provider"] = region.backend
+            inner[call].meta["backend"] = region.backend
     results = [inner[result] for result in region.body.output_nodes().values()]
     if len(results) == 1:
         node.replace_all_uses_with(results[0])
