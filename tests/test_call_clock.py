@@ -123,7 +123,7 @@ def timed(**microseconds: tuple[float, ...]) -> dict[str, tuple[BackendTime, ...
     }
 
 
-def test_the_fastest_provider() -> None:
+def test_the_fastest_backend() -> None:
     assert fastest(timed(a=(3.0,), b=(2.0,), c=(4.0,))) == "b"
     assert fastest(timed(a=(10.0,), b=(9.9,))) == "a", "what lies within the noise is ranked"
     assert fastest(timed(a=(10.0,), b=(9.7,))) == "b"

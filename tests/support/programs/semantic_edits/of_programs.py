@@ -21,7 +21,7 @@ from semantic_edits.of_types import other_type
 from semantic_edits.places import calls_of, pick, region_calls
 
 
-def another_backend(program: Program, draw: random.Random) -> Program | None:
+def another_call_backend(program: Program, draw: random.Random) -> Program | None:
     changed = program.copy()
     node = pick([node for node in calls_of(changed) if node.meta.get("backend")], draw)
     if node is None:
@@ -35,7 +35,7 @@ def _region_of(program: Program, draw: random.Random) -> Region | None:
     return found
 
 
-def another_backend(program: Program, draw: random.Random) -> Program | None:
+def another_region_backend(program: Program, draw: random.Random) -> Program | None:
     changed = program.copy()
     region = _region_of(changed, draw)
     if region is None:
