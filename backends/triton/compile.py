@@ -37,9 +37,11 @@ class Cubin:
 
 
 def is_aligned(value: Value) -> bool:
-    """Whether the address of a tensor is a multiple of ALIGNMENT. Buffers are allocated so, and weights lie so. What a
-    call is passed may be some rows of a tensor, or part of each, and then begins where a row or a part may. The host's
-    inputs of a step, vectors of numbers among them, lie at multiples of 4 only."""
+    """Return whether the address of a tensor is a multiple of ALIGNMENT.
+
+    Buffers and weights are allocated so. An argument of a call may be a slice of a tensor: it begins at a row, or after
+    other parts of the row. The vectors of a step's inputs are at multiples of 4 only.
+    """
     if value.buffer is not None:
         return True
     shape, dtype = value.type.shape, value.type.dtype
@@ -47,7 +49,8 @@ def is_aligned(value: Value) -> bool:
         return False
     if value.type.strides is None and len(shape) < 2:
         return len(shape) == 0 or dtype.itemsize < 4
-    return isinstance(shape[-1], int) and shape[-1] * dtype.itemsize % ALIGNMENT == 0
+    steps = (shape[-1], *(value.type.strides or ())[:-1])
+    return all(isinstance(step, int) and step * dtype.itemsize % ALIGNMENT == 0 for step in steps)
 
 
 def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:

@@ -15,6 +15,7 @@ from ingot.ir.types import TensorType
         (("T", 909), torch.float32, None, False),  # the second of two streams [2, 1, 909] begins at 3636 bytes
         (("T", 4, 6), torch.bfloat16, (72, 6, 1), False),
         (("T", 4, 64), torch.bfloat16, (768, 64, 1), True),
+        (("T", 2, 84), torch.float32, (246, 84, 1), False),  # after 78 columns of the same merged matmul
         ((4544,), torch.bfloat16, None, True),  # a gain
         (("B",), torch.float32, None, False),  # numbers of a step lie one after the other in the host's inputs
         (("B", "P"), torch.int32, None, False),
