@@ -132,6 +132,6 @@ def test_few_modules_stand_beside_the_folders(folder: str, most: int) -> None:
 
 def test_each_folder_says_what_belongs_there() -> None:
     folders = {name: file for name, file in modules().items() if file.name == "__init__.py"}
-    assert {"ingot.compile", "ingot.ir.artifact.manifest"} <= folders.keys()
+    assert {"ingot.compile", "ingot.ir.artifact"} <= folders.keys()
     silent = {n for n, file in folders.items() if not ast.get_docstring(parsed(file))}
     assert silent == set()

@@ -23,7 +23,7 @@ SECONDS = 3.0
 _NAMED = 3  # of those that cannot be timed, in an error
 
 # The fastest of the sizes for what a choice is about, tried for some seconds by a backend, which goes by its name.
-Measure = Callable[[str, Choice, float], Choice]
+MeasureTiles = Callable[[str, Choice, float], Choice]
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Tuner:
     target: Target
     seconds: float = SECONDS
     on_done: Callable[[int, int], None] = lambda done, total: None
-    measure: Measure | None = None
+    measure: MeasureTiles | None = None
     _worker: Worker | None = field(default=None, init=False)
 
     def __enter__(self) -> "Tuner":
