@@ -49,6 +49,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy -p ingot
 	$(BIN)/lint-imports
+	$(BIN)/python docs/tools/words.py
 
 format: $(STAMP)
 	$(BIN)/ruff format .
