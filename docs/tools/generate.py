@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PAGES = ("life-of-a-token", "write-a-pass", "add-an-op", "add-a-model")
 # Prose alone: how it is built, and a page for each subject.
-BUILT = ("architecture", "glossary", "compiling", "gpu-kernels", "artifact", "serving", "looking-in")
+BUILT = ("architecture", "glossary", "compiling", "gpu-kernels", "artifact", "serving", "looking-in", "using")
 
 
 @contextmanager

@@ -70,12 +70,12 @@ def test_help_names_every_option(ingot: Command) -> None:
     assert "ingot COMMAND" in ingot().out  # no command at all asks for help
 
 
-def test_the_readme_names_only_what_exists(ingot: Command) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_readme_and_page_on_using_name_only_what_exists(ingot: Command) -> None:
+    pages = "".join((Path(__file__).parents[2] / page).read_text() for page in ("README.md", "docs/using.md"))
     helps = "".join(ingot(name, "--help").out for name in COMMANDS) + ingot().out
     helps += "".join(ingot("bench", name, "--help").out for name in BENCHES)
-    commands = set(re.findall(r"`ingot ([a-z-]+)", readme))
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", readme))
+    commands = set(re.findall(r"`ingot ([a-z-]+)", pages))
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", pages))
     assert commands == set(COMMANDS) and options
     assert [option for option in sorted(options) if not re.search(rf"{option}(?![\w-])", helps)] == []
 
