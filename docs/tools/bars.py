@@ -1,18 +1,21 @@
-"""Bar charts as SVG text: a bar for each engine in each group, the shorter the better."""
+"""Bar charts as SVG text: one bar per engine in each group; shorter is better."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
 
-# Colours that people with any kind of colour vision tell apart (Okabe and Ito, "Color Universal Design", 2008).
+# Colours that readers with any colour vision can tell apart (Okabe and Ito, "Color Universal Design", 2008).
 _COLOURS = ("#0072b2", "#e69f00", "#999999", "#009e73", "#cc79a7")
 _BAR, _GAP, _GROUP = 22, 4, 18  # heights in pixels: a bar, the space below it, the space below a group
-_LABEL, _WIDTH, _VALUE = 190, 720, 80  # widths in pixels: of the names, of the whole, of the numbers behind bars
+_LABEL, _WIDTH, _VALUE = 190, 720, 80  # widths in pixels: of the names, of the whole, of the numbers after bars
 _FONT = "font-family='system-ui, sans-serif' font-size='13'"
 
 
 def bars(title: str, groups: Mapping[str, Sequence[tuple[str, float, str]]]) -> str:
-    """An SVG of `groups` by heading, each of (name, value, the value as text). Equal names have one colour, and the
-    longest bar of a group takes the whole width: groups differ by orders of magnitude."""
+    """Return an SVG of `groups` by heading; each bar is (name, value, the value as text).
+
+    Equal names share a colour. The longest bar of each group takes the whole width, as groups differ by orders of
+    magnitude.
+    """
     names = list(dict.fromkeys(name for group in groups.values() for name, _, _ in group))
     colours = {name: _COLOURS[index % len(_COLOURS)] for index, name in enumerate(names)}
     room = _WIDTH - _LABEL - _VALUE

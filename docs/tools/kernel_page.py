@@ -1,4 +1,4 @@
-"""What docs/benchmarks.md says of kernels: a table for each part of benchmarks/gpu_kernels.py, and a plot for some."""
+"""The part of docs/benchmarks.md on kernels: a table for each part of benchmarks/gpu_kernels.py, and some plots."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,25 +11,25 @@ from results import Figure, Result
 from units import quantity
 
 HEAD = """\
-`python benchmarks/gpu_kernels.py --shape {shape}`: the kernels of one layer and of both ends of a step, with random
-numbers, each as CUDA graphs of a row of calls over different memory; those who compute the same take turns, and the
-median counts. Beside a time stands its share: what a copy would take for the bytes that have to come from memory, or a
-large product by cuBLAS for the operations, whichever is longer, over the time.
+`python benchmarks/gpu_kernels.py --shape {shape}`: the kernels of one layer and of both ends of a step, on random
+numbers. Each runs as CUDA graphs of many calls over different memory. Contenders take turns, and the median counts. The
+share next to a time is the least possible time divided by it: copying the bytes that must come from memory, or the
+operations at the rate of a large cuBLAS matmul, whichever is longer.
 """
 PARTS = {
     "attention": "Attention of decode steps, by sequences and cached positions",
-    "prefill": "Attention of steps that feed prompts, by tokens",
-    "linear": "Products; of up to 64 tokens ours with the norm, gate or residual around them, cuBLAS's alone",
+    "prefill": "Attention of prefill steps, by tokens",
+    "linear": "Matmuls; up to 64 tokens Ingot's include the norm, gate or residual, cuBLAS's do not",
     "step": "Small kernels, by rows",
 }
 _PLOTTED = ("attention", "prefill")
-_BY_ROWS = ("step",)  # whose calls have columns for their rows, in place of contenders
-_LEAST_SHARE = 0.01  # below that the time is no matter of bytes
+_BY_ROWS = ("step",)  # tables with a column per number of rows, in place of contenders
+_LEAST_SHARE = 0.01  # below that the bytes do not bound the time
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a part: figures by what stands behind its name."""
+    """A call of a part: figures by their names without the prefix of the call."""
 
     figures: Mapping[str, Figure]
 
@@ -39,18 +39,18 @@ class Call:
 
     @property
     def times(self) -> dict[str, Figure]:
-        """By contender, ours first."""
+        """Return times by contender, Ingot first."""
         found = ((name, figure) for name, figure in self.figures.items() if figure.unit == "s")
-        return dict(sorted(found, key=lambda item: not _who(item[1]).startswith("Ingot")))
+        return dict(sorted(found, key=lambda item: not _contender(item[1]).startswith("Ingot")))
 
     def share(self, contender: str) -> tuple[float, str]:
-        """Of what it takes at the least, and of what that is: "copy" or "rate"."""
+        """Return the share of the least possible time, and its bound: "copy" or "rate"."""
         of = next(name for name in self.figures if name.startswith(f"{contender}.of_"))
         return self.figures[of].value, of.partition(".of_")[2]
 
 
 def kernel_section(result: Result, plots: dict[str, str]) -> Iterator[str]:
-    """The tables of a result; adds plots by their paths in docs/."""
+    """Yield the tables of a result; add plots by their paths in docs/."""
     yield HEAD.format(shape=result.settings["shape"])
     for part, title in PARTS.items():
         calls = _calls(result.figures, part)
@@ -65,11 +65,11 @@ def kernel_section(result: Result, plots: dict[str, str]) -> Iterator[str]:
         yield from (_table_by_rows(calls) if part in _BY_ROWS else _table(calls))
         peak = f"\nThe copy reads and writes {_shown(result.figures[f'{part}.copy'])}"
         rate = result.figures.get(f"{part}.rate")
-        yield f"{peak}; the large product comes to {_shown(rate)}.\n" if rate else f"{peak}.\n"
+        yield f"{peak}; the large matmul reaches {_shown(rate)}.\n" if rate else f"{peak}.\n"
 
 
 def _calls(figures: Mapping[str, Figure], part: str) -> list[Call]:
-    """Those of a part, numbers in their names in order."""
+    """Return the calls of a part, in natural order of their names."""
     names = [name.removesuffix(".bytes") for name in figures if re.fullmatch(rf"{part}\.\w+\.bytes", name)]
     return [
         Call({key.removeprefix(f"{name}."): one for key, one in figures.items() if key.startswith(f"{name}.")})
@@ -78,7 +78,7 @@ def _calls(figures: Mapping[str, Figure], part: str) -> list[Call]:
 
 
 def _table(calls: Sequence[Call]) -> Iterator[str]:
-    who = {contender: _who(figure) for call in calls for contender, figure in call.times.items()}
+    who = {contender: _contender(figure) for call in calls for contender, figure in call.times.items()}
     who = dict(sorted(who.items(), key=lambda item: not item[1].startswith("Ingot")))  # some calls have not all
     ratios = [call.figures["faster"].what.partition(": ")[2] for call in calls if "faster" in call.figures]
     against = ratios[0] if ratios else None
@@ -99,7 +99,7 @@ def _table(calls: Sequence[Call]) -> Iterator[str]:
 
 
 def _table_by_rows(calls: Sequence[Call]) -> Iterator[str]:
-    """Of calls with one contender: "sample, greedy, 32 rows" stands at "sample, greedy" and "32 rows"."""
+    """Yield a table of calls with one contender: "sample, 32 rows" is row "sample", column "32 rows"."""
     cells: dict[str, dict[str, str]] = {}
     for call in calls:
         what, _, rows = call.what.rpartition(", ")
@@ -118,17 +118,17 @@ def _cell(call: Call, contender: str) -> str:
 
 
 def _bars(call: Call) -> Iterator[tuple[str, float, str]]:
-    """Each contender's time, and the least."""
+    """Yield the time of each contender, and the least possible time."""
     for figure in call.times.values():
-        yield _who(figure), figure.value, _shown(figure)
+        yield _contender(figure), figure.value, _shown(figure)
     contender, figure = next(iter(call.times.items()))
     share, of = call.share(contender)
     least = figure.value * share
-    yield {"copy": "a copy of its bytes", "rate": "at the product's rate"}[of], least, quantity(least, "s")
+    yield {"copy": "a copy of its bytes", "rate": "at the matmul's rate"}[of], least, quantity(least, "s")
 
 
-def _who(figure: Figure) -> str:
-    """The contender, in words."""
+def _contender(figure: Figure) -> str:
+    """Return the contender, in words."""
     return figure.what.partition(": ")[2].removesuffix(", the median")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """The lines of a table. A bar in a cell is escaped."""
+    """Yield the lines of a table; escape bars in cells."""
     head = list(head)
     yield "| " + " | ".join(head) + " |"
     yield "|" + "---|" * len(head)

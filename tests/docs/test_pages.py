@@ -100,28 +100,28 @@ def test_a_gpu_is_shown_with_its_peers_and_what_is_missing(tools: None) -> None:
         missing={"cold_start": "it ended with status 1: out of memory", "sglang": "it was ended after 300 s"},
     )
     text, plots = benchmark_page.page([found])
-    assert "## Llama 3.2 1B on G\n" in text and "G, driver 580; P, 16 cores" in text and "commit 000000000000+" in text
-    assert "|  | Ingot | vLLM 1.0 or 2.0 | Ingot is faster by | SGLang 3.1 | Ingot is faster by |" in text
-    assert "| words | 1.00 ms | 1.50 ms (1.0) | 1.50 × | – | – |" in text
-    assert "| words | 500 µs | – | – | 1.00 ms | 2.00 × |" in text
-    assert "| words | 30,000 tokens/s | 20,000 tokens/s (2.0) | 1.50 × | 15,000 tokens/s | 2.00 × |" in text
-    assert text.index("500 µs") < text.index("1.00 ms")  # 4 sequences before 32
-    assert "| compile-model, against the first start | 20.0 s | 80.0 s (1.0) | 4.00 × | – | – |" in text
-    assert "| 32 | 2.40 GB | 600 MB | 3.00 TB/s | 75.0% |" in text
+    assert "## Engines on G\n" in text and "G, driver 580; P, 16 cores" in text and "commit 000000000000+" in text
+    assert "| model | engine | 4 sequences | 32 sequences |" in text
+    assert "| Llama 3.2 1B | Ingot | 500 µs | 1.00 ms |" in text
+    assert "| Llama 3.2 1B | vLLM 1.0 | – | 1.50 ms, 1.50 × |" in text
+    assert "| Llama 3.2 1B | vLLM 2.0 | – | 1.60 ms, 1.60 × |" in text
+    assert "| Llama 3.2 1B | SGLang 3.1 | 1.00 ms, 2.00 × | – |" in text
+    assert "| Llama 3.2 1B | Ingot | 30,000 tokens/s |" in text
+    assert "| Llama 3.2 1B | vLLM 2.0 | 20,000 tokens/s, 1.50 × |" in text
+    assert "| Llama 3.2 1B | vLLM 1.0, first start | 80.0 s |" in text
+    assert "| words | 20.0 s |" in text
+    assert "| Llama 3.2 1B | 32 | 2.40 GB | 600 MB | 3.00 TB/s | 75.0% |" in text
     assert "Not measured: cold start. it ended with status 1: out of memory" in text
     assert "; sglang 3.1, torch 9.0, vllm 1.0, vllm 2.0." in text
     assert "Not measured: SGLang. it was ended after 300 s" in text
-    (plot,) = plots.values()
-    assert plot.index(">4 sequences<") < plot.index(">32 sequences<")
-    assert all(
-        f">{label}<" in plot for label in ("Ingot", "vLLM", "SGLang", "750 µs", "1.50 ms")
-    )  # 750: a copy of 3 GB
+    few, many = plots.values()
+    assert [*plots] == ["benchmarks/decode_g_4.svg", "benchmarks/decode_g_32.svg"]
+    assert all(f">{label}<" in few for label in ("Ingot", "SGLang", "500 µs"))
+    assert all(f">{label}<" in many for label in ("Ingot", "vLLM", "750 µs", "1.50 ms"))  # 750: a copy of 3 GB
     asked = {"compile": "--max-batch 4", "load": "", "shape": "1b"}
     text, _ = benchmark_page.page([found.model_copy(update={"name": "gpu_1b_load", "settings": asked})])
-    assert (
-        "## Llama 3.2 1B, load, on G\n" in text
-        and '`python benchmarks/gpu.py --shape 1b --options "--max-batch 4" --name gpu_1b_load`' in text
-    )
+    command = '`python benchmarks/gpu.py --shape 1b --options "--max-batch 4" --name gpu_1b_load`'
+    assert f"- Llama 3.2 1B (load): {command}. 2026-01-02" in text
 
 
 def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
@@ -160,12 +160,10 @@ def test_kernels_are_shown_with_their_shares_and_peers(tools: None) -> None:
     assert "| 1 x 2k | 8.00 MB | 4.00 µs, 50.0% of the copy | – | – |" in text
     assert "| qkv, 512 tokens | 1.00 MB | 80.0 Gflop | 200 µs, 50.0% of the rate |" in text
     assert "The copy reads and writes 4.00 TB/s.\n" in text
-    assert "The copy reads and writes 4.00 TB/s; the large product comes to 800 Tflop/s." in text
+    assert "The copy reads and writes 4.00 TB/s; the large matmul reaches 800 Tflop/s." in text
     assert "Not measured: linear.o 8 tokens. the result is wrong by 0.5" in text
     assert "|  | 1 row | 32 rows |" in text and "| sample, greedy | 3.00 µs | 20.0 µs, 50.0% of the copy |" in text
-    assert "### Attention of steps that feed prompts" not in text and plots.keys() == {
-        "benchmarks/kernels_8b_attention.svg"
-    }
+    assert "### Attention of prefill steps" not in text and plots.keys() == {"benchmarks/kernels_8b_attention.svg"}
     (plot,) = plots.values()
     assert all(f">{label}<" in plot for label in ("8 x 16k", "FlashInfer", "300 µs", "a copy of its bytes", "100 µs"))
 
