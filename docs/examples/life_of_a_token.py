@@ -1,4 +1,4 @@
-"""One request on its way through Ingot, each station printed: the companion of docs/life-of-a-token.md.
+"""Print each step of one request through Ingot, for docs/life-of-a-token.md.
 
 Run from the repository's root: python docs/examples/life_of_a_token.py
 """
@@ -18,7 +18,7 @@ from ingot.runtime.sequence_pages import pools_of
 from ingot.runtime.step import StepInputs
 
 CHECKPOINT = Path(__file__).parents[2] / "models" / "pico"
-# Each token behind it is twice as likely as the next best: rounding on other machines changes none.
+# Each token after it is twice as likely as the next best, so rounding on other machines changes none.
 PROMPT = "def __init__(self,"
 WIDTH = 140  # of a shown line
 SHOWN_INPUTS = ("tokens", "q_lens", "rows", "starts", "page_table", "logit_rows", "temperature")
@@ -29,7 +29,7 @@ def heading(name: str) -> None:
 
 
 def excerpt(text: str, wanted: Iterable[str]) -> None:
-    """The first line that contains each of `wanted`, without its origin; dots for what is left out."""
+    """Print the first line that contains each of `wanted`, without its origin; dots for omitted lines."""
     lines, last = text.splitlines(), -1
     for index in sorted(next(i for i, line in enumerate(lines) if part in line) for part in wanted):
         if index > last + 1:
@@ -42,7 +42,7 @@ def excerpt(text: str, wanted: Iterable[str]) -> None:
 
 
 def compiling(artifact: Path) -> None:
-    """compile_model, and what it left in the artifact: the traced program, the passes, the plan."""
+    """Compile the model, and print the traced program, the passes and the plan."""
     compile_model(CHECKPOINT, artifact, backend="reference", max_seq_len=64, max_batch=2, max_tokens=16)
     heading("traced")
     excerpt(
@@ -69,14 +69,14 @@ def compiling(artifact: Path) -> None:
 
 
 def shown(instruction: dict[str, Any]) -> str:
-    """An instruction on one line: what it gives or updates, what it runs, what may be freed behind it."""
+    """Return an instruction on one line: its results and updates, its call, the values freed after it."""
     results = [*(name or "-" for name in instruction["results"]), *(f"{name}!" for name in instruction["updates"])]
     text = f"{', '.join(results)} = {instruction['target']}({len(instruction['args'])} arguments)"
     return text + (f"   frees {', '.join(instruction['frees'])}" if instruction["frees"] else "")
 
 
 class Watched:
-    """An executor that prints what it is given and what stands in the device rows behind the step."""
+    """An executor that prints its inputs, and the device rows after the step."""
 
     def __init__(self, loaded: Loaded, titles: list[str]) -> None:
         self.executor, self.titles, self.launched = loaded.executor, titles, 0
@@ -97,7 +97,7 @@ class Watched:
 
 
 def serving(artifact: Path) -> None:
-    """Loading, one prefill step, decode steps, text."""
+    """Load the artifact, and print one prefill step, decode steps and text."""
     loaded = load_artifact(artifact)
     heading("loaded")
     executor = loaded.executor

@@ -1,5 +1,4 @@
-"""`make docs`: writes docs/reference.md and docs/benchmarks.md, and into the pages of docs/ what their commands print
-now."""
+"""`make docs`: write docs/reference.md and docs/benchmarks.md, and the outputs of commands on the pages of docs/."""
 
 import json
 import os
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the page of benchmarks reads results by their schema
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the page of benchmarks reads results with their schema
 
 from benchmark_page import benchmark_page
 from pages import PageError, Run, Walk
@@ -19,13 +18,13 @@ from tables import reference
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 PAGES = ("life-of-a-token", "write-a-pass", "add-an-op", "add-a-model")
-# Prose alone: how it is built, and a page for each subject.
+# Prose only: how it is built, and a page for each subject.
 BUILT = ("architecture", "glossary", "compiling", "gpu-kernels", "artifact", "serving", "looking-in", "using")
 
 
 @contextmanager
 def shell() -> Iterator[Run]:
-    """What runs commands, until the end of the block; see shell.py."""
+    """Yield a function that runs commands, until the end of the block; see shell.py."""
     command = [sys.executable, str(Path(__file__).with_name("shell.py"))]
     # This checkout comes first, installed or not.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
@@ -41,11 +40,11 @@ def shell() -> Iterator[Run]:
         try:
             yield run
         finally:
-            process.kill()  # it keeps nothing that an orderly end would save
+            process.kill()  # it has no data to save
 
 
 def filled(page: str, run: Run) -> str:
-    """The page as it would stand if every output and excerpt on it were of now. Raises PageError."""
+    """Return the page with every output and excerpt up to date. Raises PageError."""
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         try:

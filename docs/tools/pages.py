@@ -1,14 +1,13 @@
-"""Pages whose commands are run, and whose outputs and excerpts are what really came out.
+"""Pages with commands that are run, and with their real outputs and excerpts of files.
 
-Three kinds of fenced block are filled; everything else on a page is left as it is:
+Three kinds of fenced block are filled; the rest of a page is unchanged:
 
 - ```` ```console ````: lines that begin with `$ ` are run, in the order of the page, in a folder that looks like the
-  repository's root. They may end in ` 2> /dev/null`, and in ` | ` and filters. Below a command stands all that it
-  prints, or `…` alone where that is not shown. A command ends with 0, unless the line above the block is
-  `<!-- status: N -->`.
-- below `<!-- section: NAME -->`: the part of what the last command printed that stands below its line `== NAME ==`.
+  repository's root. They may end in ` 2> /dev/null`, and in ` | ` and filters. Their output follows, or `…` alone if
+  it is not shown. A command exits with 0, unless the line above the block is `<!-- status: N -->`.
+- below `<!-- section: NAME -->`: the part of the last command's output below its line `== NAME ==`.
 - below `<!-- lines: PATH: FIRST … LAST -->`: the lines of a file from the first that begins with FIRST to the next that
-  begins with LAST, without the blanks in front; without ` … LAST`, that one line.
+  begins with LAST, dedented; without ` … LAST`, only the first.
 """
 
 import re
@@ -25,18 +24,18 @@ NOT_SHOWN = "…"
 # Where code has an origin: a page shows the file alone, which changes less often than its lines.
 _LINE_OF_CODE = re.compile(r"(?<=\.py):\d+\b")
 
-# (command, folder, further entries of Python's path, whether stderr counts) to the exit status and what was printed.
+# (command, folder, further entries of Python's path, include stderr) to (exit status, output).
 Run = Callable[[list[str], Path, list[str], bool], tuple[int, str]]
 _QUIET = " 2> /dev/null"
 
 
 class PageError(Exception):
-    """A command of a page did not end as the page says, or what it refers to is not there."""
+    """A command of a page ended with another status than the page says, or a reference is missing."""
 
 
 @dataclass
 class Walk:
-    """One reading of a page, from a fresh clone: `folder` is the working folder, an empty one to begin with."""
+    """One run of a page, as from a fresh clone; `folder` is the working folder, empty at first."""
 
     root: Path
     folder: Path
@@ -52,7 +51,7 @@ class Walk:
         self.path = [str(self.site)]
 
     def filled(self, text: str) -> str:
-        """The page with every block filled by what is so now. Raises PageError."""
+        """Return the page with every block filled. Raises PageError."""
         return _BLOCK.sub(self._block, text)
 
     def _block(self, found: re.Match[str]) -> str:
@@ -68,7 +67,7 @@ class Walk:
         return f"{above}```{kind}\n{body}```"
 
     def _commands(self, body: str, wanted: int) -> Iterator[str]:
-        """The block's commands, each with its output unless the page does not show it."""
+        """Yield the commands of a block, each with its output unless the page does not show it."""
         for command, shown in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", body, re.M):
             status, printed = self._command(command.replace("\\\n", " "))
             self.printed = _LINE_OF_CODE.sub("", printed)
@@ -90,8 +89,7 @@ class Walk:
         return status, printed
 
     def _install(self, package: Path) -> None:
-        """What an editable install leaves: a folder on the path, and what the package says of itself, in place of an
-        earlier install of a package by that name."""
+        """Put a package on the path with its metadata, as an editable install does; replace an earlier install."""
         project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         info = self.site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
         info.mkdir(exist_ok=True)
@@ -113,7 +111,7 @@ class Walk:
 
 
 def _lines(root: Path, reference: str) -> str:
-    """The lines that `PATH: FIRST … LAST` names."""
+    """Return the lines that `PATH: FIRST … LAST` names."""
     path, _, span = reference.partition(": ")
     first, _, last = span.partition(" … ")
     if not (root / path).is_file():
@@ -126,5 +124,5 @@ def _lines(root: Path, reference: str) -> str:
     if last:
         after = (i for i in range(begin + 1, len(lines)) if lines[i].lstrip().startswith(last))
         if (end := next(after, -1)) < 0:
-            raise PageError(f"{path} has no line behind {first!r} that begins with {last!r}")
+            raise PageError(f"{path} has no line after {first!r} that begins with {last!r}")
     return textwrap.dedent("".join(lines[begin : end + 1]))

@@ -1,7 +1,7 @@
-"""Runs a page's commands in a process that has already imported what all of them import, each in a fork of it.
+"""Run the commands of pages, each in a fork of a process that has imported their common modules.
 
 Started as `python docs/tools/shell.py`, it reads a request a line from stdin, `{"argv": […], "cwd": …, "path": […],
-"stderr": …}`, and answers with `{"status": …, "output": …}`; `output` holds stderr too where the request says so.
+"stderr": …}`, and answers with `{"status": …, "output": …}`; `output` includes stderr if the request says so.
 """
 
 import json
@@ -24,13 +24,13 @@ def _preload() -> None:
     import ingot.runtime.loader  # noqa: F401
     from ingot.compile.request import Request
 
-    torch.set_num_threads(1)  # a fork has none of the threads that its parent had
-    # What torch imports when something is traced for the first time is most of what a command would wait for.
+    torch.set_num_threads(1)  # a fork has none of the threads of its parent
+    # The imports of torch at the first trace take most of a command's time.
     Request.read(PICO, backend="reference").trace()
 
 
 def _call(argv: Sequence[str]) -> int:
-    """The exit status of a command, run in this process."""
+    """Run a command in this process; return its exit status."""
     match argv:
         case ("ingot", *rest):
             from ingot.cli.main import INGOT, run
@@ -43,7 +43,7 @@ def _call(argv: Sequence[str]) -> int:
         case ("python", "-m", "pytest", *rest):
             import pytest
 
-            # Without what would write into the checkout, and what takes a second to import for nothing.
+            # Without a plugin that writes into the checkout, and one that takes a second to import.
             return int(pytest.main(["-p", "no:cacheprovider", "-p", "no:hypothesispytest", *rest]))
         case ("python", script, *rest):
             sys.argv = [script, *rest]

@@ -1,4 +1,4 @@
-"""docs/reference.md: the ops, the passes and the architectures, as tables made of what the code says of itself."""
+"""docs/reference.md: tables of the ops, the passes and the architectures, generated from the code."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -34,27 +34,27 @@ from ingot.passes.pipeline import ON_REQUEST, OPTIONAL, PIPELINE, SHARDING
 HEAD = """\
 # Reference
 
-Made by `make docs` from the code, and compared with it by a test: change the code, not this file.
+`make docs` writes this page from the code, and a test compares both: change the code, not this file.
 """
 OPS_INTRO = """\
 ## Ops
 
-*Legal* says where an op may stand: in any stage, before the cache is put in (pure), behind (cached), or only while
-placements on a mesh are open. A *fused* op decomposes into others, and stands from FUSED on. *Regions* may hold ops
-that are fusible. The backends are those that claim a call, of f32 tensors on a CPU and of bf16 on a GPU (sm_90), with
-at most {few} tokens (few) or more (many); {whole} claim every op, on a GPU but attention and cache writes.
+*Legal* lists the stages of an op: any, before the cache is inserted (pure), after it (cached), or only while placements
+on a mesh are open. A *fused* op decomposes into others, and is legal from FUSED on. *Regions* may contain fusible ops.
+Backends claim a call with f32 tensors on a CPU and with bf16 on a GPU (sm_90), with at most {few} tokens (few) or more
+(many). {whole} claim every op; on a GPU, not attention and cache writes.
 """
 PASSES_INTRO = """\
 ## Passes
 
-In the order in which they run. From LOWERED on they run once per bucket class. *Optional* ones can be left out by
-`--passes "default,-name"`; those on request run when they are named, at the end of their stage's passes.
+In the order in which they run. From LOWERED on they run once per bucket class. `--passes "default,-name"` removes
+*optional* ones. Passes *on request* run if they are named, after the other passes of their stage.
 """
 ARCHITECTURES_INTRO = """\
 ## Architectures
 
-What a config.json with nothing but sizes gives: the fields of a model's specs that are not as Llama has them, and which
-of the layers have a window or no rotation. Most of it, biases too, can be changed by the config's own fields.
+For a config.json with sizes only: the fields of a model's specs that differ from Llama, and the layers with a window or
+without rotation. Fields of the config can change most of it, biases too.
 """
 _EVERY_OP = ("reference", "rowwise")
 _BUCKETS = {
@@ -64,7 +64,7 @@ _BUCKETS = {
 
 
 def reference() -> str:
-    """The text of docs/reference.md."""
+    """Return the text of docs/reference.md."""
     return "\n".join([HEAD, *_ops(), "", *_passes(), "", *_architectures(), ""])
 
 
@@ -77,7 +77,7 @@ def _first_line(text: str | None) -> str:
 
 
 def _first_sentence(text: str | None) -> str:
-    """The first sentence of the first paragraph."""
+    """Return the first sentence of the first paragraph."""
     paragraph = " ".join((text or "").strip().partition("\n\n")[0].split())
     return paragraph.partition(". ")[0].removesuffix(".")
 
@@ -98,7 +98,7 @@ def _ops() -> Iterator[str]:
 
 
 def _backends(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
-    """By op, the backends of a target that claim a call of it, and in which steps if not in all."""
+    """Return by op the backends of a target that claim a call of it, with the steps if not all."""
     _, calls = one_call_of_each(OPS, dtype)
     found: dict[str, list[str]] = {op: [] for op in calls}
     for backend in map(_anywhere, competing("auto", target)):
@@ -119,7 +119,7 @@ def _backends(target: Target, dtype: torch.dtype) -> dict[str, list[str]]:
 
 
 def _anywhere(backend: Backend) -> Backend:
-    """The backend, as it claims on a machine that has all that it needs."""
+    """Return the backend with the claims of a machine that has all its tools."""
     return InductorCuda(missing=lambda target: "") if isinstance(backend, InductorCuda) else backend
 
 
@@ -133,7 +133,7 @@ def _passes() -> Iterator[str]:
         for one in phase.passes
     ]
     rows += [(made.joins, "on request", made()) for made in ON_REQUEST.values()]
-    rows.sort(key=lambda row: row[0])  # stable: inside a stage the order stays
+    rows.sort(key=lambda row: row[0])  # stable: keeps the order within a stage
     yield from table(
         ("leads to", "pass", "runs", "numerics", "options", "is"),
         (
@@ -148,7 +148,7 @@ def _options(one: Pass) -> str:
 
 
 def _subject(one: Pass) -> str:
-    """What the first line of the pass's module says behind the name."""
+    """Return the first line of the pass's module, without the name."""
     line = _first_line(sys.modules[type(one).__module__].__doc__)
     return line.removeprefix(f"{one.name}: ")
 
@@ -171,12 +171,12 @@ _SIZES: Mapping[str, Any] = {
     "bskcn_3": [4, 8],
     "bskcn_4": [6],
 }
-# What families need besides, or instead, by their names.
+# Further or other fields that families need, by their names.
 _OWN_SIZES: Mapping[str, Mapping[str, Any]] = {
     "baichuan": {"num_key_value_heads": 4, "z_loss_weight": 0},
     "telechat2": {"n_layer": _LAYERS, "n_head": 4, "base_seqlen": 8192},
 }
-# Constants that each type of rotary table finds its own among.
+# Constants of all types of rotary tables; each type reads its own.
 _ROPE: Mapping[str, Any] = {
     "rope_theta": 1e4,
     "factor": 2.0,
@@ -216,7 +216,7 @@ def _reads(read: Any, sizes: Mapping[str, Any], kind: str) -> bool:
     return True
 
 
-# Sizes, what the column of layers tells, and the parts whose fields stand for themselves.
+# Sizes, the contents of the column of layers, and parts with fields of their own here.
 _NO_TRAITS = (
     "heads",
     "kv_heads",
@@ -233,12 +233,12 @@ _NO_TRAITS = (
 )
 
 
-# Specs of one family's own, whose fields are sizes and norms.
+# Specs of a single family; their fields are sizes and norms.
 _BY_NAME = (StreamLayerSpec, AltUpSpec, LaurelSpec, PerLayerInputSpec, PerLayerEmbeddingSpec)
 
 
 def _traits(spec: DecoderSpec | StreamDecoderSpec) -> dict[str, Any]:
-    """What a decoder's specs say, by "KIND.FIELD", apart from sizes; of the first layer."""
+    """Return the traits of a decoder's first layer by "KIND.FIELD", without sizes."""
     layer, norm, *others = spec.layers[0], spec.norm, spec.embedding, spec.head
     others += [norm] if norm is not None else []
     if isinstance(spec, StreamDecoderSpec):
@@ -271,7 +271,7 @@ def _attentions(spec: DecoderSpec | StreamDecoderSpec) -> list[AttentionSpec]:
 
 
 def _differences(traits: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
-    """The traits that are not the usual ones; numbers by name alone, since they come from sizes."""
+    """Yield the traits that differ from the usual; numbers by name alone, since they come from sizes."""
     for name, value in traits.items():
         if name in usual and value == usual[name]:
             continue

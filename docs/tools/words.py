@@ -62,7 +62,7 @@ WORDS = {
 }
 _WORDS = re.compile("|".join(rf"(?P<w{n}>\b(?:{word})\b)" for n, word in enumerate(WORDS)), re.I)
 _REPLACEMENTS = list(WORDS.values())
-# A sentence that begins so and is no question is a riddle: "What a step feeds …" says less than "The tokens of a step".
+# A sentence with such a beginning that is no question is nearly always a riddle.
 _RIDDLE = re.compile(r"(?:^|(?<=[.!:] ))(?:What|Where)\b[^.?!:]*(?=[.!:]|$)")
 _DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|ruff:|mypy:|pragma|fmt:|!/)[^#]*")
 _CODE = re.compile(r"``.*?``|`[^`]*`")

@@ -41,7 +41,7 @@ def check(path: str, found: str) -> None:
     pairs = itertools.zip_longest(found.splitlines(True), committed.splitlines(True), fillvalue="(the end)\n")
     number, (new, old) = next((number, pair) for number, pair in enumerate(pairs, 1) if pair[0] != pair[1])
     pytest.fail(
-        f"docs/{path} is not what the code gives now: run `make docs`, read the difference, and commit it\n"
+        f"docs/{path} is out of date: run `make docs`, review the difference, and commit it\n"
         f"line {number} now       {new}line {number} committed {old}",
         pytrace=False,
     )
@@ -250,7 +250,7 @@ def test_blocks_are_filled(walk) -> None:  # type: ignore[no-untyped-def]
         ("<!-- section: A -->\n```\n```", "no section 'A'"),
         ("<!-- lines: gone.py: a -->\n```\n```", "there is no file gone.py"),
         ("<!-- lines: code.py: gone -->\n```\n```", "no line that begins with 'gone'"),
-        ("<!-- lines: code.py: c = … a = -->\n```\n```", "no line behind 'c =' that begins with 'a ='"),
+        ("<!-- lines: code.py: c = … a = -->\n```\n```", "no line after 'c =' that begins with 'a ='"),
     ],
 )
 def test_what_is_not_so_is_said(block: str, problem: str, walk) -> None:  # type: ignore[no-untyped-def]

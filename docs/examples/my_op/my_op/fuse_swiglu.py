@@ -1,4 +1,4 @@
-"""fuse-swiglu: the merged product of gate and up, and the gate behind it, become one op."""
+"""fuse-swiglu: the merged matmul of gate and up, and the gate after it, become one op."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -25,7 +25,7 @@ class FuseSwiGLU(Pass):
     """`silu_mul` of the two halves of `linear(x, w)` becomes `swiglu(x, w)`."""
 
     name: ClassVar[str] = "fuse-swiglu"
-    numerics: ClassVar[Numerics] = Numerics.ROUNDING  # the product is not rounded in between
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING  # the matmul is not rounded in between
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         for gated, bound in rewriter.find(_GATED):

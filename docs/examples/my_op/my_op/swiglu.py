@@ -10,7 +10,7 @@ from ingot.ir.placements import whole
 
 
 def _samples(generator: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Calls that tests make: an ordinary one, and one of a single token with sizes that no vector divides."""
+    """Return calls for tests: an ordinary one, and one of a single token with sizes that no vector divides."""
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(dtype)
@@ -19,7 +19,7 @@ def _samples(generator: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _flops(x: torch.Tensor, weight: torch.Tensor) -> int:
-    return 2 * x.numel() * weight.shape[0]  # of the product; the gate is small beside it
+    return 2 * x.numel() * weight.shape[0]  # of the matmul; the gate is small next to it
 
 
 def _decompose(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,7 @@ def samples(dtype: torch.dtype) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_reference_is_torchs(dtype: torch.dtype) -> None:
-    """An independent computation in float64: the two products apart."""
+    """An independent computation in float64: two separate matmuls."""
     for x, weight in samples(dtype):
         gate, up = weight.double().split(weight.shape[0] // 2)
         wanted = torch.sigmoid(x.double() @ gate.T) * (x.double() @ gate.T) * (x.double() @ up.T)

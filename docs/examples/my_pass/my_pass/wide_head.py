@@ -1,7 +1,7 @@
-"""wide-head: the product that gives logits is computed in float32, and not rounded to the model's dtype on the way.
+"""wide-head: the matmul that computes logits runs in float32, without rounding to the model's dtype in between.
 
-A logit of 20 in bfloat16 is a multiple of 1/8, so that tokens which are not equally likely come out equal. Weights and
-what goes in are what they were; the last product is wider, and so is the copy of its weight.
+A logit of 20 in bfloat16 is a multiple of 1/8, so different logits may round to the same value. Inputs and weights keep
+their values; the last matmul is wider, and so is the copy of its weight.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from ingot.ir.program import Stage, tensor_type
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Pattern, Rewriter, Var, described
 
-# All models end so: in the model's own dtype, and then float32 for those who sample.
+# All models end so: in the model's own dtype, and then in float32 for sampling.
 _HEAD = Pattern(ops.cast, Pattern(ops.linear, Var("x"), Var("weight")), dtype=torch.float32)
 
 
@@ -24,11 +24,11 @@ _HEAD = Pattern(ops.cast, Pattern(ops.linear, Var("x"), Var("weight")), dtype=to
 class WideHead(Pass):
     """`cast(linear(x, weight))` becomes `linear(cast(x), weight)` in float32.
 
-    `copy_tied`: also where the weight is the table of the embeddings, of which there are two copies then.
+    `copy_tied`: also if the weight is the embedding table, which then has two copies.
     """
 
     name: ClassVar[str] = "wide-head"
-    numerics: ClassVar[Numerics] = Numerics.ROUNDING  # less of it
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING  # it rounds less
     joins: ClassVar[Stage] = Stage.NORMAL
     copy_tied: bool = True
 
@@ -40,14 +40,14 @@ class WideHead(Pass):
                 _widen(rewriter, node, bound)
 
     def _problem(self, bound: dict[str, Any]) -> str:
-        """Why the product stays as it is; "" when it need not."""
-        (_, product), weight = bound["calls"], bound["weight"]
-        if tensor_type(product).dtype == torch.float32:
+        """Return the reason to leave the matmul unchanged, or ""."""
+        (_, matmul), weight = bound["calls"], bound["weight"]
+        if tensor_type(matmul).dtype == torch.float32:
             return "it is computed in float32 already"
         if weight.op != "placeholder" or weight.meta["kind"] != "param":
             return f"the weight is no param but {described(weight)}"
-        if len(product.users) > 1:
-            return f"%{product.name} has other uses"
+        if len(matmul.users) > 1:
+            return f"%{matmul.name} has other uses"
         if len(weight.users) > 1 and not self.copy_tied:
             return f"the param '{weight.target}' is used elsewhere too, and is not to be copied"
         return ""

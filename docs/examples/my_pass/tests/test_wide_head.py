@@ -22,13 +22,13 @@ BEFORE = (HERE / "before.ir").read_text(encoding="utf-8")
 
 
 def apply(one: WideHead, text: str = BEFORE) -> tuple[Program, PassRecord]:
-    """What the pass makes of a program; the manager verifies it."""
+    """Run the pass on a program; the manager verifies the result."""
     context = PassContext(Target.detect("cpu"), max_seq_len=16, max_batch=8, max_tokens=16)
     return run_pass(one, parse_program(text), context, under=Stage.NORMAL)
 
 
 def logits(program: Program, *, exact: bool = False) -> torch.Tensor:
-    """Of three of 16 tokens, with a random checkpoint, whose recipes are executed."""
+    """Return the logits of three of 16 tokens, with a random checkpoint."""
     generator = torch.Generator().manual_seed(0)
     sizes = {"embed": (50, 24), "norm": (24,)}
     stored = {name: torch.randn(size, generator=generator).bfloat16() for name, size in sizes.items()}
@@ -40,7 +40,7 @@ def logits(program: Program, *, exact: bool = False) -> torch.Tensor:
 
 
 def test_golden() -> None:
-    """UPDATE_GOLDENS=1 in the environment writes the text after; read it before you commit it."""
+    """Compare the text after the pass. UPDATE_GOLDENS=1 writes it; review it before you commit."""
     _, record = apply(WideHead())
     after = HERE / "after.ir"
     if os.environ.get("UPDATE_GOLDENS"):
@@ -50,7 +50,7 @@ def test_golden() -> None:
 
 
 def test_numerics() -> None:
-    """ROUNDING: the same in float64, and computed no worse than before; this pass promises more than that."""
+    """Check ROUNDING: equal in float64, and no larger error than before. This pass promises a smaller one."""
     before, after = parse_program(BEFORE), apply(WideHead())[0]
     exact = logits(before, exact=True)
     assert torch.allclose(logits(after, exact=True), exact, rtol=1e-12, atol=1e-12), "another meaning"
