@@ -33,7 +33,7 @@ GENERATED = ("docs/reference.md", "docs/benchmarks.md")  # their tables come fro
 WORDS = {
     r"behind(?! (?:a|the) (?:proxy|load balancer|firewall))": "after",
     r"in front of(?! a (?:server|proxy))": "before",
-    r"(?<!inner )(?<!outer )(?<!dot )(?<!matrix )(?<!cross )(?<!scalar )(?<!Kronecker )products?": "matmul",
+    r"(?<!inner )(?<!outer )(?<!dot )(?<!matrix )(?<!cross )(?<!scalar )(?<!Kronecker )products?(?! of (?:sizes|dims|the sizes|its sizes|numbers))": "matmul",
     r"(?<!people )(?<!users )(?<!user )(?<!readers )(?<!someone )who": "that, or the component's name",
     r"whoever|whom|whose": "the component's name",
     r"nobody|somebody|anybody": "none, no caller, a caller",
