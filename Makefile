@@ -1,9 +1,9 @@
-# Each target makes what it needs, starting from a fresh clone.
+# Each target makes its prerequisites, starting from a fresh clone.
 #   make demo      compile the bundled model and generate with it
 #   make check     while you work: lint, and the tests of the IR and of the scheduler
 #   make test      the tests           make test-all   with the slow ones
-#   make lint      format, lint, types, who imports whom
-#   make format    rewrite the files   make docs       rewrite what docs/ shows of the code
+#   make lint      format, lint, types, import contracts, words of prose
+#   make format    rewrite the files   make docs       regenerate parts of docs/
 #   make clean     remove what was made here
 
 PYTHON ?= python3

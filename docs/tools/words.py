@@ -33,7 +33,8 @@ GENERATED = ("docs/reference.md", "docs/benchmarks.md")  # their tables come fro
 WORDS = {
     r"behind(?! (?:a|the) (?:proxy|load balancer|firewall))": "after",
     r"in front of(?! a (?:server|proxy))": "before",
-    r"(?<!inner )(?<!outer )(?<!dot )(?<!matrix )(?<!cross )(?<!scalar )(?<!Kronecker )products?(?! of (?:sizes|dims|the sizes|its sizes|numbers))": "matmul",
+    r"(?<!inner )(?<!outer )(?<!dot )(?<!matrix )(?<!cross )(?<!scalar )(?<!Kronecker )"
+    r"products?(?! of (?:(?:the |its |all )?(?:sizes|dims|factors)|numbers))": "matmul",
     r"(?<!people )(?<!users )(?<!user )(?<!readers )(?<!someone )who": "that, or the component's name",
     r"whoever|whom|whose": "the component's name",
     r"nobody|somebody|anybody": "none, no caller, a caller",
@@ -201,7 +202,7 @@ def main() -> int:
     now = {room: per_thousand(list(by_file.values())) for room, by_file in counted.items()}
     allowed = limits()
     if options.lower:
-        lower = {room: min(allowed[room], ceil(value)) for room, value in now.items()}
+        lower = {room: max(LIMIT, min(allowed[room], ceil(value))) for room, value in now.items()}
         allowed |= lower
         kept = {room: limit for room, limit in allowed.items() if limit > LIMIT}
         LIMITS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
