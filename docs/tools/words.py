@@ -57,7 +57,7 @@ WORDS = {
     r"at hand": "available",
     r"had better": "should",
     r"(?:has|have|had) to do with": "concerns",
-    r"come?s? to(?= (?:\d|the same|nothing|little))": "is, totals",
+    r"comes? to(?= (?:\d|the same|nothing|little))": "is, totals",
     r"go(?:es)? by": "follows",
     r"of which": "a sentence of its own",
 }
