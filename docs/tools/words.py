@@ -16,8 +16,8 @@ import json
 import re
 import sys
 import tokenize
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -185,38 +185,51 @@ def limits() -> dict[str, int]:
     return dict.fromkeys(ROOMS, LIMIT) | json.loads(LIMITS.read_text(encoding="utf-8"))
 
 
+def lowered(allowed: Mapping[str, int], now: Mapping[str, float]) -> dict[str, int]:
+    """Return the limits above LIMIT after they have fallen to the present counts. No limit rises."""
+    fallen = {room: min(limit, ceil(now.get(room, limit))) for room, limit in allowed.items()}
+    return {room: limit for room, limit in fallen.items() if limit > LIMIT}
+
+
+def _print_words(given: Sequence[Path]) -> None:
+    every = [path for one in given for path in (sorted(one.rglob("*")) if one.is_dir() else [one])]
+    for path in every:
+        if path.suffix in (".py", ".md"):
+            for found in count(path.resolve()).found:
+                print(f"{path}:{found.line}: {found.word} -> {found.instead}")
+
+
+def _print_files(by_file: Mapping[Path, Count]) -> None:
+    for path, counted in sorted(by_file.items(), key=lambda item: -len(item[1].found)):
+        if counted.found:
+            print(f"  {len(counted.found):4} in {counted.lines:5} lines  {path.relative_to(ROOT)}")
+
+
+def _most(counts: Iterable[Count]) -> str:
+    words = Counter(
+        "What …" if "…" in found.word else found.word.lower() for counted in counts for found in counted.found
+    )
+    return ", ".join(f"{word} {times}" for word, times in words.most_common(6))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", nargs="?", const="", metavar="ROOM", help="counts by file")
     parser.add_argument("--lines", nargs="+", type=Path, metavar="PATH", help="the words of these files or folders")
-    parser.add_argument("--lower", action="store_true", help="lower the limits to what is counted now")
+    parser.add_argument("--lower", action="store_true", help="lower the limits to the present counts")
     options = parser.parse_args()
     if options.lines:
-        every = [path for given in options.lines for path in (sorted(given.rglob("*")) if given.is_dir() else [given])]
-        for path in every:
-            if path.suffix in (".py", ".md"):
-                for one in count(path.resolve()).found:
-                    print(f"{path}:{one.line}: {one.word} -> {one.instead}")
+        _print_words(options.lines)
         return 0
     counted = rooms((options.files,) if options.files else ROOMS)
     now = {room: per_thousand(list(by_file.values())) for room, by_file in counted.items()}
-    allowed = limits()
     if options.lower:
-        lower = {room: max(LIMIT, min(allowed[room], ceil(value))) for room, value in now.items()}
-        allowed |= lower
-        kept = {room: limit for room, limit in allowed.items() if limit > LIMIT}
-        LIMITS.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        LIMITS.write_text(json.dumps(lowered(limits(), now), indent=2) + "\n", encoding="utf-8")
+    allowed = limits()
     for room, by_file in counted.items():
-        by_word = defaultdict[str, int](int)
-        for one in by_file.values():
-            for found in one.found:
-                by_word[found.word.lower() if "…" not in found.word else "What …"] += 1
-        most = ", ".join(f"{word} {n}" for word, n in sorted(by_word.items(), key=lambda item: -item[1])[:6])
-        print(f"{room:10} {now[room]:6.1f} per thousand lines, limit {allowed[room]:3}   {most}")
+        print(f"{room:10} {now[room]:6.1f} per thousand lines, limit {allowed[room]:3}   {_most(by_file.values())}")
         if options.files is not None:
-            for path, one in sorted(by_file.items(), key=lambda item: -len(item[1].found)):
-                if one.found:
-                    print(f"  {len(one.found):4} in {one.lines:5} lines  {path.relative_to(ROOT)}")
+            _print_files(by_file)
     over = [room for room in now if now[room] > allowed[room]]
     if over:
         print(f"over the limit: {', '.join(over)}; `--lines PATH` shows the words and what to write instead")

@@ -37,6 +37,11 @@ def test_listed_limits_are_above_the_limit_of_all_rooms(words: ModuleType) -> No
     assert listed.keys() <= set(words.ROOMS) and all(limit > words.LIMIT for limit in listed.values())
 
 
+def test_limits_only_fall(words: ModuleType) -> None:
+    allowed = {"ir": 20, "docs": 9, "passes": 4, "models": 30}
+    assert words.lowered(allowed, {"ir": 11.2, "docs": 12.0, "models": 3.0}) == {"ir": 12, "docs": 9}
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [
