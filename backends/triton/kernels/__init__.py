@@ -1,1 +1,1 @@
-"""Kernels: `triton.jit` functions and nothing else."""
+"""Triton kernels: `triton.jit` functions and the constants that they are compiled for."""

@@ -1,7 +1,8 @@
-"""What attention kernels share: a walk over the pages of a sequence, and the tokens that no sequence owns.
+"""Parts that the attention kernels share: masks, the online softmax, the loop over pages, and unowned tokens.
 
-Softmax in base 2 with running maxima (FlashAttention-2, arXiv 2307.08691): of the keys seen so far a row holds the
-largest score, the sum of weights against it, and the weighted sum of values.
+The softmax is in base 2 with running maxima (FlashAttention-2, arXiv 2307.08691). The running state of a row is over
+the keys seen so far. It is (`total`: weighted sum of values, `weight_sum`: sum of weights, `peak`: largest score).
+Weights are relative to the peak. `held`, `inside`, `seen` and `own` are masks of a tile.
 """
 
 import triton
@@ -9,18 +10,18 @@ import triton.language as tl
 
 from ingot.backends.triton.kernels.cache_dtype import as_computed
 
-# Stands for the largest score of no scores at all: below every score, and finite, so that differences are numbers.
+# The peak before any score: below every score, and finite, so that differences of peaks are never NaN.
 LOWEST = tl.constexpr(-1.0e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def in_base_two(scores, SCORES: tl.constexpr):
-    """Products of q and keys, scaled and capped, as exponents of two."""
+    """Scale and cap the dot products of q and keys, and return them as exponents of two."""
     if SCORES.soft_cap is None:
         scores = scores * (SCORES.scale * LOG2_E)
     else:
-        # tanh by the logistic function, which every target has.
+        # tanh(x) is 2 sigmoid(2 x) - 1, and every target has sigmoid.
         capped = 2.0 * tl.sigmoid(scores * (2.0 * SCORES.scale / SCORES.soft_cap)) - 1.0
         scores = capped * (SCORES.soft_cap * LOG2_E)
     return scores
@@ -28,8 +29,10 @@ def in_base_two(scores, SCORES: tl.constexpr):
 
 @triton.jit
 def by_distance(scores, slopes, query, place):
-    """Exponents of two, plus what the `slopes` [M] of rows at the positions `query` [M] add for keys at the positions
-    `place` [N]; None: nothing."""
+    """Add the ALiBi bias to scores [M, N] and return them: slope times (key position - query position).
+
+    `slopes` [M], or None for no bias; `query` [M] are the positions of the rows, `place` [N] those of the keys.
+    """
     if slopes is not None:
         distance = (place[None, :] - query[:, None]).to(tl.float32)
         scores = tl.fma(distance, tl.broadcast_to(slopes[:, None], scores.shape), scores)
@@ -38,7 +41,7 @@ def by_distance(scores, slopes, query, place):
 
 @triton.jit
 def slopes_of(slopes, heads, held):
-    """Slopes of the heads of q `heads`, where `held`, for exponents of two; None where there are none."""
+    """Load the ALiBi slopes of the q heads `heads`, scaled to exponents of two; return None if `slopes` is None."""
     found = None
     if slopes is not None:
         found = tl.load(slopes + heads, mask=held, other=0.0) * LOG2_E
@@ -49,8 +52,11 @@ def slopes_of(slopes, heads, held):
 def weighed(
     scores, values, total, weight_sum, peak, seen, SCORES: tl.constexpr, slopes=None, query_places=None, places=None
 ):
-    """Keys with `scores` [M, N] (before scaling) and `values` [N, D] join the running state of M rows, where `seen`.
-    With the `slopes_of` the rows their positions `query_places` [M] and those of the keys, `places` [N], count."""
+    """Add keys with `scores` [M, N] (before scaling) and `values` [N, D] to the state of M rows, and return the state.
+
+    `seen` [M, N] masks the keys. `slopes` [M] come from `slopes_of`; only with them are the positions of the rows,
+    `query_places` [M], and of the keys, `places` [N], used.
+    """
     scores = by_distance(in_base_two(scores, SCORES), slopes, query_places, places)
     scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(peak, tl.max(scores, 1))
@@ -63,25 +69,25 @@ def weighed(
 
 @triton.constexpr_function
 def kind_of(mask):
-    """Of the name of a mask (`ingot.ir.masks`) what is in front of its size."""
+    """Return the name of a mask (`ingot.ir.masks`) without its size: "window" for "window_128"."""
     return mask.rstrip("0123456789").rstrip("_")
 
 
 @triton.constexpr_function
 def size_of(mask):
-    """The size of a mask, by its name."""
+    """Return the size in the name of a mask: 128 for "window_128"."""
     return int(mask.rpartition("_")[2])
 
 
 @triton.constexpr_function
 def forgets(mask):
-    """Whether what a query does not see any more is seen by none after it."""
+    """Return whether a mask drops old keys for good: a key that one query no longer sees, no later query sees."""
     return mask.startswith(("window_", "chunked_"))
 
 
 @triton.jit
 def first_seen(place, MASK: tl.constexpr):
-    """The first position that a query at `place` sees, by a mask that forgets."""
+    """Return the first position that a query at `place` sees. MASK is one that `forgets`."""
     if kind_of(MASK) == "window":
         first = tl.maximum(place - size_of(MASK) + 1, 0)
     else:
@@ -91,7 +97,7 @@ def first_seen(place, MASK: tl.constexpr):
 
 @triton.jit
 def end_seen(place, length, MASK: tl.constexpr):
-    """The position after the last one that a query at `place` sees. The sequence has `length` positions."""
+    """Return the position after the last one that a query at `place` sees, in a sequence of `length` positions."""
     if MASK == "bidirectional":
         end = length
     elif kind_of(MASK) == "block_causal":
@@ -103,8 +109,10 @@ def end_seen(place, length, MASK: tl.constexpr):
 
 @triton.jit
 def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
-    """`seen`, less the positions `place` that queries at `query` do not see. AHEAD: some may lie after the last one
-    seen. The three have shapes that broadcast."""
+    """Return `seen` without the positions `place` that MASK hides from queries at `query`. Shapes broadcast.
+
+    AHEAD: some positions may be after the last one that a query sees; without it that side is not tested.
+    """
     if AHEAD:
         if kind_of(MASK) == "block_causal":
             seen = seen & (place < (query // size_of(MASK) + 1) * size_of(MASK))
@@ -119,15 +127,18 @@ def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
 
 @triton.jit
 def seen_in_tree(seen, ancestors, node):
-    """`seen`, less the nodes `node` of the step that tokens with the bits `ancestors` do not see; below 0 a position is
-    cached, and a token without bits sees all. The three have shapes that broadcast."""
+    """Return `seen` without the tree nodes that are not among a token's ancestors. Shapes broadcast.
+
+    `node` is the index of a key among the sequence's tokens of this step; below 0 it is cached, and seen. Bit i of
+    `ancestors` says that the token sees node i; a token without bits sees every node.
+    """
     bit = (ancestors >> tl.minimum(tl.maximum(node, 0), 63).to(tl.int64)) & 1
     return seen & ((node < 0) | ((bit != 0) & (node < 64)) | (ancestors == 0))
 
 
 @triton.jit
 def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
-    """The attention of rows from what they add up to. Where log-sum-exp is asked for, a row may see nothing: zero."""
+    """Return the attention of rows from their state. With `lse` (not None) a row that saw no key returns zeros."""
     mean = total / weight_sum[:, None]
     if CACHE.v_scale != 1.0:
         mean = mean * CACHE.v_scale
@@ -138,14 +149,16 @@ def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
 
 @triton.jit
 def log_sum_exp(weight_sum, peak):
-    """By the running state of rows; -inf where nothing was seen."""
+    """Return the natural log-sum-exp of rows from their state; -inf where a row saw no key."""
     return (peak + tl.log2(weight_sum)) / LOG2_E
 
 
 @triton.jit
 def leave(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the attention `mean` [M, FORM.block_value] of M rows, which have the numbers first + rows [M] among all
-    (token, head of q), where `held` [M]; and their log-sum-exp, unless `lse` is None."""
+    """Write the attention `mean` [M, FORM.block_value] of M rows and, unless `lse` is None, their log-sum-exp.
+
+    `first` + `rows` [M] are the indices of the rows among all (token, q head); `held` [M] masks them.
+    """
     e = tl.arange(0, FORM.block_value)
     into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
     tl.store(into, mean.to(out.dtype.element_ty), mask=held[:, None] & (e < FORM.value_dim)[None, :])
@@ -155,7 +168,7 @@ def leave(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexp
 
 @triton.jit
 def leave_nothing(out, lse, first, rows, held, FORM: tl.constexpr):
-    """Write what rows have that no sequence owns, as `leave` does: zeros, and -inf as their log-sum-exp."""
+    """Write rows of tokens that no sequence owns: zeros, and -inf as log-sum-exp. Arguments are as in `leave`."""
     BLOCK_VALUE: tl.constexpr = FORM.block_value
     e = tl.arange(0, BLOCK_VALUE)
     into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
@@ -167,8 +180,9 @@ def leave_nothing(out, lse, first, rows, held, FORM: tl.constexpr):
 
 @triton.jit
 def ended_before(counter):
-    """How many programs have ended before this one; what they wrote can be read from here on."""
-    # One thread counts for all: what the others stored must be there before, and what it saw hold for them after.
+    """Increment `counter` and return how many programs did so before this one. Their writes are visible afterwards."""
+    # One thread does the atomic for the block. The first barrier orders the stores of the other threads before it, and
+    # the second one their loads after it.
     tl.debug_barrier()
     ended = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
@@ -177,22 +191,23 @@ def ended_before(counter):
 
 @triton.jit
 def tail_of(q, rows, held, FORM: tl.constexpr):
-    """What the first tile of queries leaves over, at the offsets `rows` [M] of q, where `held` [M]: [M, FORM.tail]."""
+    """Load the columns of q after the first FORM.block: [M, FORM.tail], at the row offsets `rows` [M], masked by
+    `held` [M]."""
     t = FORM.block + tl.arange(0, FORM.tail)
     return tl.load(q + rows[:, None] + t[None, :], mask=held[:, None] & (t < FORM.dim)[None, :], other=0.0)
 
 
 @triton.jit
 def rows_of(kv, pages, place, inside, head, CACHE: tl.constexpr):
-    """Where the cache holds a head's keys at the positions `place` [N] of the sequence with page ids `pages`, as
-    pointers; those not `inside` are on page 0."""
+    """Return pointers [N] to a head's keys in the cache, at the positions `place` [N] of the sequence with page ids
+    `pages`. Positions outside `inside` point into page 0."""
     page = tl.load(pages + place // CACHE.page, mask=inside, other=0).to(tl.int64)
     return kv + page * CACHE.page_stride + place % CACHE.page * CACHE.slot_stride + head * CACHE.row
 
 
 @triton.jit
 def cached_head(head, FORM: tl.constexpr):
-    """The head of the cache that a head of the grid reads."""
+    """Return the cache head that a head of the grid reads."""
     if FORM.sharing > 1:
         head = head // FORM.sharing
     return head
@@ -222,12 +237,13 @@ def attended(
     cached=0,
     slopes=None,
 ):
-    """Of the cached positions begin … end - 1 of the sequence with page ids `pages`, the first BLOCK_N of every `step`
-    join the state of M rows: `total` [M, FORM.block_value], `weight_sum` and `peak` [M].
+    """Add cached positions of one sequence to the state of M rows, and return the state.
 
-    `query` is [M, FORM.block], `query_tail` what that leaves over, and `query_places` [M] are the rows' own positions.
-    They see by MASK; AHEAD: some positions may lie after the last one that a row sees. `ancestors` [M] are bits of the
-    positions from `cached` on that a row of a tree sees. `slopes` [M] are the `slopes_of` the rows.
+    The loop goes from `begin` to `end` by `step`, and each iteration takes the first BLOCK_N positions. `pages` are the
+    page ids of the sequence. The state is `total` [M, FORM.block_value], `weight_sum` [M] and `peak` [M].
+    `query` is [M, FORM.block], `query_tail` its other columns (`tail_of`), `query_places` [M] the rows' positions.
+    MASK and AHEAD are as in `seen_by`. `ancestors` [M], if given, are the bits of `seen_in_tree`, for positions from
+    `cached` on. `slopes` [M] come from `slopes_of`.
     """
     d = tl.arange(0, FORM.block)
     e = tl.arange(0, FORM.block_value)
@@ -260,7 +276,7 @@ def attended(
 
 @triton.jit
 def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
-    """How many of the tokens first … end - 1 sequences own. SCAN sequences are looked at together."""
+    """Return how many of the tokens `first` to `end` - 1 a sequence owns. Each iteration tests SCAN sequences."""
     owned = 0
     for nth in range(0, sequences, SCAN):
         b = nth + tl.arange(0, SCAN)
@@ -272,7 +288,7 @@ def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
 
 @triton.jit
 def unowned(tokens, q_starts, q_lens, sequences):
-    """Which of `tokens` [N] no sequence owns."""
+    """Return the mask [N] of those `tokens` [N] that no sequence owns."""
     owned = tl.zeros(tokens.shape, tl.int32)
     for first in range(0, sequences, 32):
         b = first + tl.arange(0, 32)
@@ -285,9 +301,11 @@ def unowned(tokens, q_starts, q_lens, sequences):
 
 @triton.jit
 def block_of_item(item, q_lens, sequences, BLOCK: tl.constexpr, LEAST: tl.constexpr, SCAN: tl.constexpr):
-    """Of the blocks of BLOCK tokens that sequences of LEAST tokens or more feed, those of each from its last one down,
-    the one with the number `item`: (its sequence or -1, its place there, how many blocks there are). SCAN sequences are
-    looked at together."""
+    """Return block number `item` of the step: (its sequence or -1, its index in the sequence, number of all blocks).
+
+    Sequences with at least LEAST tokens in the step are cut into blocks of BLOCK tokens, numbered sequence by sequence;
+    within a sequence the last block comes first. Each iteration tests SCAN sequences.
+    """
     sequence = -1
     block = 0
     before = 0

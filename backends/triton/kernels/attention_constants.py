@@ -1,6 +1,7 @@
-"""What kernels of attention and of the cache are compiled for, in groups: a group is one constant of a kernel.
+"""Compile-time constants of the attention and cache kernels, in groups: each dataclass is one constant of a kernel.
 
-Groups have fields alone. Compiled kernels are known by the values of these, so that a property could change unseen.
+The dataclasses have fields and no properties. A compiled kernel is identified by the values of the fields, so a changed
+property would not cause a recompile.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ import triton
 
 @dataclass(frozen=True)
 class Strides:
-    """Where rows [T, H, D] of q, k or v lie: tokens `token` elements apart, and heads `head`."""
+    """The strides of q, k or v [T, H, D], in elements: `token` between tokens, `head` between heads."""
 
     token: int
     head: int
@@ -18,7 +19,7 @@ class Strides:
 
 @dataclass(frozen=True)
 class Fed:
-    """How what a step feeds lies in memory; None for what a kernel is not given."""
+    """The strides of a step's q, k and v; None for those that a kernel does not take."""
 
     q: Strides | None = None
     k: Strides | None = None
@@ -27,9 +28,12 @@ class Fed:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a cache lies in memory. Its pages have `page` positions and are `page_stride` elements apart; positions of a
-    page are `slot_stride` apart, and heads of a position `row`. A value lies `part_stride` after its key. What it holds
-    is keys and values divided by their scales, of which that of keys is part of `Scores.scale`."""
+    """The memory layout of a KV cache, in elements.
+
+    A page holds `page` positions. Strides: `page_stride` between pages, `slot_stride` between positions of a page,
+    `row` between heads of a position, `part_stride` from a key to its value. The cache stores keys divided by `k_scale`
+    and values divided by `v_scale`. `Scores.scale` already includes `k_scale`.
+    """
 
     page: int
     page_stride: int
@@ -42,12 +46,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Form:
-    """The heads of an attention, and how tiles hold them.
+    """The heads of an attention, and the tile sizes that hold them.
 
-    A key has `dim` elements: a tile of `block` takes the first of them, and where it is too small, one of `tail` the
-    others; else `tail` is 0. A value has `value_dim` elements in a tile of `block_value`: the first tile of its key
-    where `same`. `group` heads of q, for which tiles have `block_group` rows, share each of `kv_heads` heads of k and
-    v. `sharing` of these `kv_heads` read one head of the cache.
+    A key has `dim` elements. A tile of `block` columns holds the first ones. If `dim` is larger, a second tile of
+    `tail` columns holds the rest; else `tail` is 0. A value has `value_dim` elements in a tile of `block_value`; with
+    `same`, it is the first tile of its key. `group` q heads share each of `kv_heads` heads of k and v, in tiles of
+    `block_group` rows. `sharing` of the `kv_heads` read one cache head.
     """
 
     kv_heads: int
@@ -64,8 +68,8 @@ class Form:
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores are made of q times keys: scaled, capped unless `soft_cap` is None, and left out where a query does
-    not see by the mask of that name (`ingot.ir.masks`)."""
+    """How q times keys becomes scores: times `scale`, capped unless `soft_cap` is None, and masked by the mask named
+    `mask` (`ingot.ir.masks`)."""
 
     scale: float
     mask: str
@@ -76,10 +80,12 @@ class Scores:
 class Splits:
     """How `decode_attention` splits contexts.
 
-    Each (token, head) has `base` splits for certain and `most` at most: by what all tokens read, in `shares` parts; 0:
-    none has more than `base`. A split takes `chunk` positions in its turn. `at_once` splits of `heads_at_once` heads of
-    q are put together in one round. Lengths of `scan` sequences are looked at together. With `single`, only sequences
-    that feed one token count. With `fed_apart`, splits have cached positions alone.
+    Each (token, head) has between `base` and `most` splits. The kernel divides the positions that all tokens read into
+    `shares` parts, and a context longer than a part gets more splits; with 0 shares, each has `base`. The splits of a
+    context take chunks of `chunk` positions in turn. The merge takes `at_once` splits of `heads_at_once` q heads per
+    iteration. Loops over sequences load the lengths of `scan` sequences per iteration. With `single`, the kernel
+    computes only sequences with one token in the step. With `fed_apart`, splits read only cached positions, and the
+    tokens of the step are added separately.
     """
 
     chunk: int
@@ -95,8 +101,8 @@ class Splits:
 
 @dataclass(frozen=True)
 class PrefixSplits:
-    """How `shared_attention` splits the prefixes of up to `groups` groups: for `programs` programs for each head, into
-    `most` splits of a prefix at most."""
+    """How `shared_attention` splits the prefixes of up to `groups` groups: for about `programs` programs per head, into
+    at most `most` splits of a prefix."""
 
     programs: int
     most: int
@@ -105,8 +111,10 @@ class PrefixSplits:
 
 @dataclass(frozen=True)
 class Early:
-    """What `decode_attention` does before the kernel in front of it has ended: it loads its first tile if `tile`, and
-    fetches `ahead` tiles after that into the L2 cache. It loads angles by a guess of the position, below `positions`.
+    """The loads of `decode_attention` before the previous kernel has ended.
+
+    With `tile` it loads its first tile. It prefetches the next `ahead` tiles into the L2 cache. It loads angles for a
+    guessed position below `positions`.
     """
 
     tile: bool
@@ -116,5 +124,5 @@ class Early:
 
 @triton.constexpr_function
 def group_rows(form):
-    """Rows of a tile that holds the heads of q of a (token, head): tensor cores take 16 at least."""
+    """Return the rows of a tile of the q heads of a (token, kv head): at least 16, as tensor cores need."""
     return max(16, form.block_group)

@@ -1,22 +1,24 @@
-"""Attention of steps that feed few tokens: the cached positions of a token are split over programs, to fill the device
-however few tokens there are and however their contexts differ.
+"""Decode attention (split-K over the context): several programs share the cached positions of one token.
 
-    for each item (token, head of k and v, split), on a program of its own:
-        before the kernel in front has ended: load or fetch cached keys and values, and angles, by guesses
-        wait for the kernel in front
-        find the item: its own one of the first splits, or one of the further splits that long contexts have
+This fills the device with few tokens and with contexts of very different lengths.
+
+    for each item (token, kv head, split), one program:
+        before the previous kernel has ended: load or prefetch cached keys and values, and angles, for guessed positions
+        wait for the previous kernel
+        find the item: one of the `base` splits of each (token, head), or a further split of a long context
         query, new key = q and k of the token, normed and rotated; or q as it is
         state = the sink of each row and the shared prefix, in the first split
-        if this split feeds: write the new key and value into the cache; add what the step feeds up to the token
+        if this split takes the tokens of the step: write the new key and value into the cache; add the step's tokens
+            of the sequence, up to this one
         for every chunk of the split: add its positions to the state
         if there is one split: write the attention
-        else: write what the split has; the last of the splits to end puts them together
+        else: write the state of the split; the last split to end merges all of them
 
-Chunks of a context go to its splits in turns, so where the first chunk of a split lies does not depend on how long the
-context is. All heads of q that share a head of k and v are rows of one tile.
+The splits of a context take its chunks in turn. The place of a split's first chunk therefore does not depend on the
+length of the context. All q heads that share a kv head are rows of one tile.
 
-Grids know no lengths. Each (token, head) has `base` items for certain; programs after those work out from the lengths,
-on the device, which contexts are long enough for more splits, and take these.
+The grid does not depend on lengths. Each (token, head) has `base` items. The programs after these compute on the
+device, from the lengths, which contexts are long enough for more splits, and take those splits.
 """
 
 import triton
@@ -58,14 +60,14 @@ from ingot.backends.triton.kernels.rope import gains
 
 @triton.jit
 def _query_rows(token, head, FED: tl.constexpr, FORM: tl.constexpr):
-    """Where q has the heads of a (token, head), as offsets [G]."""
+    """Return the offsets [G] in q of the q heads of a (token, kv head)."""
     g = tl.arange(0, group_rows(FORM))
     return token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
 
 
 @triton.jit
 def _given_query(q, rows, FORM: tl.constexpr):
-    """The first tile [G, FORM.block] of heads of q at the offsets `rows`, as q has them."""
+    """Load the first tile [G, FORM.block] of the q heads at the offsets `rows` [G], without norm or rotation."""
     d = tl.arange(0, FORM.block)
     own = tl.arange(0, group_rows(FORM)) < FORM.group
     return tl.load(q + rows[:, None] + d[None, :], mask=own[:, None] & (d < FORM.dim)[None, :], other=0.0)
@@ -73,7 +75,7 @@ def _given_query(q, rows, FORM: tl.constexpr):
 
 @triton.jit
 def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constexpr, SPLITS: tl.constexpr):
-    """(first, end) of the cached positions that splits of the token at `own_place` read."""
+    """Return (first, end) of the cached positions that the splits of the token at `own_place` read."""
     MASK: tl.constexpr = SCORES.mask
     end = cached if SPLITS.fed_apart else end_seen(own_place, length, MASK)
     low = 0
@@ -86,10 +88,10 @@ def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constex
 
 @triton.jit
 def _used_splits(splits, low, end, SPLITS: tl.constexpr):
-    """(how many of the `splits` of a (token, head) take part, which of these takes what the step feeds).
+    """Return (number of splits that take part, index of the split that adds the tokens of the step).
 
-    Splits that have no chunk do not even count, but for one: where there is any, it takes what the step feeds, and the
-    first split does where there is none.
+    Splits without a chunk end, except one: with more than one chunk, the first split without a chunk adds the tokens of
+    the step. If there is no such split, the first split adds them.
     """
     chunks = tl.cdiv(tl.maximum(end - low, 0), SPLITS.chunk)
     feeding = 0
@@ -110,8 +112,10 @@ def _with_prefix(
     FORM: tl.constexpr,
     PREFIXES: tl.constexpr,
 ):
-    """The state of G rows that have seen a sink at most, after the prefix of their sequence, of which each of up to
-    `most` splits has its attention in `prefixes`."""
+    """Return the state of G rows after the shared prefix of their sequence. Before it they saw at most a sink.
+
+    `shared_attention` left the attention of up to `most` splits of the prefix in `prefixes`.
+    """
     g = tl.arange(0, group_rows(FORM))
     BLOCK: tl.constexpr = FORM.block
     d = tl.arange(0, BLOCK)
@@ -125,7 +129,7 @@ def _with_prefix(
     weight_sum = weight_sum * tl.exp2(peak - higher) + tl.sum(tl.exp2(size - higher[None, :]), 0)
     total = tl.zeros((group_rows(FORM), BLOCK), tl.float32)
     for split in tl.static_range(MOST):
-        # There is no loop: all splits are on their way at once.
+        # Unrolled, so that the loads of all splits are in flight at once.
         row = (first + split) * FORM.group + g
         held = (g < FORM.group) & (split < splits)
         inside = held[:, None] & (d < FORM.dim)[None, :]
@@ -149,8 +153,11 @@ def _first_state(
     FORM: tl.constexpr,
     PREFIXES: tl.constexpr,
 ):
-    """(total [G, FORM.block_value], weight_sum [G], peak [G]) before any key of the sequence's own, which begin at
-    `low`: of no key, and in the first split of the sinks and the shared prefix."""
+    """Return the state of G rows before the first key of their own: (total [G, FORM.block_value], weight_sum [G],
+    peak [G]).
+
+    It is empty, except that the first split begins with the sinks and the shared prefix. Own keys begin at `low`.
+    """
     ROWS: tl.constexpr = group_rows(FORM)
     BLOCK_VALUE: tl.constexpr = FORM.block_value
     g = tl.arange(0, ROWS)
@@ -171,8 +178,8 @@ def _first_state(
 
 @triton.jit
 def _leave_split(partial, sizes, here, inside, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the attention `mean` [G, FORM.block_value] of a split, where `inside`, and the sum of its weights, at the
-    place `here`."""
+    """Write the attention `mean` [G, FORM.block_value] of a split, masked by `inside`, and the base-2 logarithm of its
+    sum of weights, at index `here`."""
     e = tl.arange(0, FORM.block_value)
     g = tl.arange(0, group_rows(FORM))
     into = partial + here * (FORM.group * FORM.value_dim) + g[:, None] * FORM.value_dim + e[None, :]
@@ -219,34 +226,36 @@ def decode_attention(
     EARLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: tokens * kv_heads * base items, and shares * kv_heads further ones; shares may be 0.
+    """Compute attention of few tokens. Grid: tokens * kv_heads * base items, then shares * kv_heads further ones.
 
-    `partial` f32[tokens, kv_heads, most, group, value_dim] takes the attention of each split, `sizes` f32[tokens,
-    kv_heads, most, group] the logarithm in base 2 of what its weights add up to; `arrived` i32[tokens, kv_heads] counts
-    the splits that have ended. `lse` f32[tokens, heads] takes the log-sum-exp of each row, if it is asked for.
+    Scratch: `partial` f32[tokens, kv_heads, most, group, value_dim] takes the attention of each split. `sizes`
+    f32[tokens, kv_heads, most, group] takes the base-2 logarithm of the split's sum of weights. `arrived` i32[tokens,
+    kv_heads] counts the splits that have ended. `lse` f32[tokens, heads], unless None, takes the log-sum-exp of each
+    row. `shares` may be 0.
 
-    With SPLITS.single, only sequences that feed one token are computed, and no other row of `out` is written. Then the
-    grid, `partial`, `sizes` and `arrived` have sequences in place of tokens.
+    With SPLITS.single, the kernel computes only sequences with one token in the step and writes no other row of `out`.
+    The grid, `partial`, `sizes` and `arrived` then have sequences in place of tokens.
 
-    With a HEAD, q and k are normed and rotated first, and k and v of a token go into the cache at its slot. What this
-    step feeds is attended to as it comes from k and v, rounded as the cache holds it: no program reads what another one
-    writes here. The cache then holds what earlier steps wrote, and the page table comes from the host, so the first
-    chunk is loaded before the kernels in front of this one have ended.
+    With a HEAD, the kernel first norms and rotates q and k, and writes k and v of a token into the cache at its slot.
+    It reads the tokens of this step from k and v, rounded as the cache rounds them: no program reads what another
+    program of the launch writes. All that it reads of the cache is from earlier steps, and the page table is from the
+    host. The kernel can therefore load the first chunk before the previous kernels have ended.
 
-    With `sharing`, `prefixes`, `prefix_sizes` and `prefix_splits` are the results of `shared_attention`, and only
-    positions after the prefixes are read here.
+    With `sharing`, the arguments `prefixes`, `prefix_sizes` and `prefix_splits` are results of `shared_attention`, and
+    this kernel reads only positions after the prefixes.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
         gdc_launch_dependents()
     APPEND: tl.constexpr = HEAD is not None
-    # Rows that are not known to be cached may hold anything until the length is known; by it windows begin, and shared
-    # prefixes say where contexts do.
+    # KNOWN: the first position to read is 0, known before the lengths. Not so with windows and chunks, which begin by
+    # the length, and with shared prefixes, which say where a context begins. Without APPEND, an earlier kernel of this
+    # step writes rows that this one reads.
     KNOWN: tl.constexpr = APPEND and not forgets(MASK) and sharing is None
     LOADS_EARLY: tl.constexpr = KNOWN and EARLY.tile
     ROWS: tl.constexpr = group_rows(FORM)
 
-    # The item that the number of the program says, if it is one of the first; further ones follow from the lengths.
+    # The item of this program if it is one of the first; the further items follow from the lengths, below.
     item = tl.program_id(0)
     fed_by = sequences if SPLITS.single else tokens
     pairs = fed_by * FORM.kv_heads
@@ -256,13 +265,13 @@ def decode_attention(
     split = item // pairs
     g = tl.arange(0, ROWS)
     own = g < FORM.group
-    # Where only the end works this out, ptxas spills for sm_90 with values of 64 elements beside keys of 128.
+    # Computed here and not at the end, where ptxas spills for sm_90 with values of 64 elements and keys of 128.
     inside = own[:, None] & (tl.arange(0, FORM.block_value) < FORM.value_dim)[None, :]
     sequence = -1
     if item < first_items:
         sequence = token if SPLITS.single else owner_of(token, q_starts, q_lens, sequences, SPLITS.scan)
 
-    # Before the kernel in front has ended.
+    # Before the previous kernel has ended.
     early_place = split * SPLITS.chunk + tl.arange(0, SPLITS.chunk)
     if LOADS_EARLY:
         early_keys, early_values = early_chunk(kv, page_table, sequence, head, early_place, width, CACHE, FORM)
@@ -282,7 +291,7 @@ def decode_attention(
     if SPLITS.shares > 0:
         lengths = contexts(kv_lens, sharing, b, sequences)
 
-    # The item, for certain.
+    # After the previous kernel: the item of this program, from the lengths.
     if not SPLITS.single:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if (sequence < 0) & (split == 0):
             leave_nothing(out, lse, (token * FORM.kv_heads + head).to(tl.int64) * FORM.group, g, own, FORM)
@@ -308,7 +317,7 @@ def decode_attention(
         head = place // more % FORM.kv_heads
         token = first + place // more // FORM.kv_heads
 
-    # q and k. All that does not depend on the length is asked for before the length is looked at.
+    # q and k. Loads that do not depend on the length are issued before the first use of the length.
     if APPEND:
         query, new_key, new_value, slot = prepared_token(
             q, k, v, positions, table, slots, token, head, guess, cos, sin, q_gain, other_q_gain, k_gain, other_k_gain,
@@ -322,7 +331,7 @@ def decode_attention(
         if FORM.tail > 0:
             query_tail = tail_of(q, rows, tl.arange(0, group_rows(FORM)) < FORM.group, FORM)
 
-    # What the splits read.
+    # The positions that the splits read.
     splits = SPLITS.base
     if SPLITS.shares > 0:
         share = share_of(counts, lengths, q_lens, kv_lens, sharing, sequences, SCORES, SPLITS)
@@ -338,7 +347,7 @@ def decode_attention(
     if split >= splits:
         return
 
-    # What rows see before any key of their own: the sink and the shared prefix.
+    # The state before any own key: the sink and the shared prefix.
     total, weight_sum, peak = _first_state(
         sinks, sharing, prefixes, prefix_sizes, prefix_splits, sequence, head, split, low, FORM, PREFIXES
     )

@@ -1,4 +1,4 @@
-"""What `decode_attention` loads by guesses, before the kernel in front of it has ended."""
+"""Loads of `decode_attention` before the previous kernel has ended, from guessed lengths and positions."""
 
 import triton
 import triton.language as tl
@@ -11,12 +11,11 @@ from ingot.backends.triton.kernels.rope import angles
 
 @triton.jit
 def _fetch_chunk(kv, pages, head, place, end, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Ask for the keys and values at positions `place` [N] below `end` to come into the L2 cache, and wait for
-    nothing."""
+    """Prefetch the keys and values at the positions `place` [N] below `end` into the L2 cache, without waiting."""
     LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = (FORM.block + LINE - 1) // LINE
     inside = place < end
-    # Positions past the end are asked for on page 0, again and again.
+    # Positions past the end prefetch page 0 instead.
     rows = rows_of(kv, pages, place, inside, head, CACHE)
     line = tl.minimum(tl.arange(0, LINES) * LINE, FORM.dim - 1)  # heads of 80 float32 end in the third of four
     for part in tl.static_range(2):
@@ -45,8 +44,11 @@ def fetch_ahead(
     SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Ask for the chunks of a split from its chunk FIRST on, `ahead` of them; `place` [chunk] are the positions of its
-    chunk 0. The length is a guess: in all layers but the first it has long been there."""
+    """Prefetch EARLY.ahead chunks of a split, from its chunk FIRST on.
+
+    `place` [chunk] are the positions of its chunk 0. The length is a guess: in all layers but the first it was written
+    long before.
+    """
     cached = tl.load(kv_lens + tl.maximum(sequence, 0), cache_modifier=".cg")
     cached = tl.where(sequence >= 0, tl.minimum(cached, width * CACHE.page), 0)
     pages = page_table + sequence.to(tl.int64) * width
@@ -56,8 +58,11 @@ def fetch_ahead(
 
 @triton.jit
 def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Keys and values [N, FORM.block] at positions `place` [N], before the length is known; zeros where the page table
-    has no such position. The page table comes from the host, and earlier steps wrote what the cache holds."""
+    """Load keys and values [N, FORM.block] at the positions `place` [N], before the length is known.
+
+    Positions past the page table are zeros. The page table comes from the host, and earlier steps wrote these keys and
+    values, so no previous kernel of this step can change them.
+    """
     d = tl.arange(0, FORM.block)
     held = (sequence >= 0) & (place // CACHE.page < width)
     pages = page_table + sequence.to(tl.int64) * width
@@ -82,21 +87,26 @@ def with_early(
     query_places,
     places,
 ):
-    """The state of M rows after an `early_chunk` of N positions, of which those `inside` [N] are of the context.
-    With the `slopes_of` the rows their positions `query_places` [M] and those of the chunk, `places` [N], count."""
+    """Add an `early_chunk` of N positions to the state of M rows, and return the state.
+
+    `inside` [N] masks the positions of the context. `slopes` [M] come from `slopes_of`; only with them are the
+    positions of the rows, `query_places` [M], and of the chunk, `places` [N], used.
+    """
     keys, values = as_computed(keys, query.dtype), as_computed(values, query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
-    # What lies past the end may be NaN, which a weight of zero does not silence.
+    # Values past the end may be NaN, and zero times NaN is NaN.
     values = tl.where(inside[:, None], values, 0.0)
     return weighed(scores, values, total, weight_sum, peak, inside[None, :], SCORES, slopes, query_places, places)
 
 
 @triton.jit
 def guessed_angles(positions, table, token, FORM: tl.constexpr, HEAD: tl.constexpr, EARLY: tl.constexpr):
-    """(position, cosines and sines [G, FORM.block]) of a token. The position is a guess: in all layers but the first,
-    those of this step have long been there."""
+    """Load the guessed position of a token and its angles: (position, cosines, sines [G, FORM.block]).
+
+    The position is a guess: in all layers but the first, the positions of this step were written long before.
+    """
     guess = tl.load(positions + token, cache_modifier=".cg")
     guess = tl.minimum(tl.maximum(guess, 0), EARLY.positions - 1)
-    # As many rows as the tiles of q, k and v have: tiles of one shape have one layout, and nothing moves.
+    # As many rows as the tiles of q, k and v: tiles of one shape have one layout, and none needs a conversion.
     cos, sin = angles(table, guess + tl.zeros_like(tl.arange(0, group_rows(FORM))), HEAD)
     return guess, cos, sin

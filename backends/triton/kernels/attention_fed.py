@@ -1,4 +1,4 @@
-"""What a step feeds to `decode_attention`: a token's q, k and v prepared, written into the cache, and attended to."""
+"""The tokens of a step in `decode_attention`: prepare q, k and v, write them into the cache, attend to them."""
 
 import triton
 import triton.language as tl
@@ -32,9 +32,10 @@ def prepared_token(
     FORM: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """(query [G, FORM.block], new key and new value [G, FORM.block] in row 0, slot) of a (token, head).
+    """Load and prepare a (token, head): return (query [G, FORM.block], new key, new value, slot).
 
-    `cos` and `sin` [G, FORM.block] are the angles at the position `guess`: where that is wrong they are loaded again.
+    New key and value are row 0 of tiles [G, FORM.block]. `cos` and `sin` [G, FORM.block] are the angles at the position
+    `guess`; if that is wrong, they are loaded again.
     """
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
@@ -57,8 +58,7 @@ def prepared_token(
 
 @triton.jit
 def write_cache(kv, slot, head, new_key, new_value, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Write row 0 of the key and the value [G, FORM.block] of a token, `as_cached`, at its slot, unless that is below
-    0."""
+    """Write row 0 of a token's key and value [G, FORM.block], results of `as_cached`, at its slot, unless slot < 0."""
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
     into = kv + cache_rows(slot, CACHE) + head * CACHE.row + d[None, :] + tl.zeros_like(g)[:, None]
@@ -92,17 +92,20 @@ def with_fed(
     SCORES: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """The state of G rows `query` [G, FORM.block] after what the step feeds up to their token, the `nth` of a sequence
-    whose first one is `first`, and which has `cached` positions before it. Rows see what is fed as the cache holds it:
-    `new_key` and `new_value` come `as_cached`. `slopes` [G] are the `slopes_of` the rows."""
+    """Add the step's tokens of a sequence, up to the rows' own token, to the state of G rows, and return the state.
+
+    The rows' token is the `nth` of the sequence in this step; `first` is the sequence's first one, and `cached` are its
+    positions before the step. Rows see keys and values as the cache rounds them: `new_key` and `new_value` are results
+    of `as_cached`. `query` is [G, FORM.block]; `slopes` [G] come from `slopes_of`.
+    """
     MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)
-    # The token itself is the first that the rows see: slopes add nothing to its score.
+    # The token itself is first. Its distance is 0, so slopes add nothing to its score.
     itself = tl.arange(0, group_rows(FORM)) == 0
     own_key, own_value = as_computed(new_key, query.dtype), as_computed(new_value, query.dtype)
     own_score = tl.dot(query, tl.trans(own_key), input_precision="ieee")
     total, weight_sum, peak = weighed(own_score, own_value, total, weight_sum, peak, itself[None, :], SCORES)
-    # Then those of its sequence that were fed before it.
+    # Then the earlier tokens of its sequence in this step.
     for start in tl.range(0, nth, 16, num_stages=1):
         fed = start + tl.arange(0, 16)
         seen = fed < nth

@@ -1,20 +1,22 @@
-"""Attention whose bits depend on a token's own context alone: one kernel for decoding and for prompts.
+"""Batch-invariant attention: the bits of a row depend only on the token's own context.
 
-    for each tile (tokens of one sequence times the heads of q of one head of k and v), by `ways` programs:
-        for each split of the positions that the tile sees, in turns of the programs:
-            part = the state after the split's blocks of keys, from a fresh one
-            if one program has the tile: join part to the state, which begins with the sink
+One kernel serves prefill and decode.
+
+    for each tile (tokens of one sequence times the q heads of one kv head), by `ways` programs:
+        for each split of the positions that the tile sees, the programs taking turns:
+            part = the state after the split's blocks of keys, from an empty state
+            if one program has the tile: merge part into the state, which begins with the sink
             else: write part
-        if there are several programs: the last of them to end joins all parts, from the first one on
+        if there are several programs: the last of them to end merges all parts, from the first one on
         write the attention
 
-Keys are taken in blocks of BLOCK_N at places that are multiples of it, and blocks in splits of SPLIT at multiples of
-that. A split is summed up by itself, and splits are put together from the first one on. So what a row adds up, and in
-which order, follows from its place. Neither what else a step feeds shows, nor how the prompt was cut: a block that a
-row sees nothing of changes none of its bits, since it adds zeros, to sums that are multiplied by one.
+Blocks of BLOCK_N keys begin at multiples of BLOCK_N, and splits of SPLIT positions at multiples of SPLIT. A split is
+summed from an empty state, and splits are merged from the first one on. The terms of a row's sums and their order
+therefore follow from its position. Other tokens of the step and the chunks of a prefill change no bit. A block that a
+row sees nothing of adds zeros to sums that are multiplied by one.
 
-Rows of a tile are TILE_TOKENS tokens of one sequence times the heads of q that share a head of k and v. `ways` programs
-share the splits of a tile; where that is one, it puts them together as it goes, and else the last of them to end does.
+The rows of a tile are TILE_TOKENS tokens of one sequence times the q heads that share a kv head. `ways` programs share
+the splits of a tile. A single program merges as it goes; of several, the last one to end merges.
 """
 
 import triton
@@ -42,8 +44,11 @@ from ingot.backends.triton.kernels.attention import (
 
 @triton.jit
 def _joined(total, weight_sum, peak, part, part_sum, part_peak):
-    """The state of rows with that of one more split. What is rounded is spelled out: a compiler may fuse a product and
-    a sum in one place and not in another."""
+    """Merge the state of one more split into the state of rows, and return the state.
+
+    The fused multiply-adds are explicit: a compiler may fuse a multiply and an add in one place and not in another, and
+    the bits must be the same.
+    """
     higher = tl.maximum(peak, part_peak)
     shrunk, share = tl.exp2(peak - higher), tl.exp2(part_peak - higher)
     total = tl.fma(
@@ -54,7 +59,7 @@ def _joined(total, weight_sum, peak, part, part_sum, part_peak):
 
 @triton.jit
 def _leave_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.constexpr):
-    """Write the state of a split's rows, heads `g` [M] of the places `at` [M], where `own` [M]."""
+    """Write the state of a split's rows: q heads `g` [M] at the indices `at` [M], masked by `own` [M]."""
     e = tl.arange(0, FORM.block_value)
     here = at * FORM.group + g
     held = own[:, None] & (e < FORM.value_dim)[None, :]
@@ -66,7 +71,10 @@ def _leave_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.
 
 @triton.jit
 def _part_left(partial, sizes, at, g, own, FORM: tl.constexpr):
-    """What `_leave_part` wrote. Other multiprocessors did so during this launch: it is read past the first cache."""
+    """Load the state that `_leave_part` wrote.
+
+    Other multiprocessors wrote it during this launch, so the loads bypass the L1 cache (".cg").
+    """
     e = tl.arange(0, FORM.block_value)
     here = at * FORM.group + g
     held = own[:, None] & (e < FORM.value_dim)[None, :]
@@ -105,12 +113,12 @@ def invariant_attention(
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: kv_heads, blocks of tokens of a sequence, ways; a program without a block ends.
+    """Compute batch-invariant attention. Grid: kv_heads, blocks of tokens of a sequence, ways.
 
-    With more than one way, `partial` f32[tokens, kv_heads, cdiv(width * page, SPLIT), group, value_dim] takes the sums
-    of each split, `sizes` f32[tokens, kv_heads, splits, 2, group] its weights' sum and its peak, and `arrived`
-    i32[tokens, kv_heads] counts the programs that have ended, at the first token of a tile. `lse` f32[tokens, heads]
-    takes the log-sum-exp of each row, where it is asked for.
+    A program without a block ends. With more than one way, `partial` f32[tokens, kv_heads, splits, group, value_dim]
+    takes the weighted sums of each split, where splits is cdiv(width * page, SPLIT). `sizes` f32[tokens, kv_heads,
+    splits, 2, group] takes the sum of its weights and its peak. `arrived` i32[tokens, kv_heads] counts, at the first
+    token of a tile, the programs that have ended. `lse` f32[tokens, heads], unless None, takes the log-sum-exp.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
@@ -157,7 +165,7 @@ def invariant_attention(
     splits = tl.cdiv(end, SPLIT)
     sharing = tl.minimum(ways, splits - first)
     if lse is not None:
-        sharing = tl.maximum(sharing, 1)  # a tile that sees nothing says so
+        sharing = tl.maximum(sharing, 1)  # a tile that sees no key still writes zeros and -inf
     if way >= sharing:
         return
 

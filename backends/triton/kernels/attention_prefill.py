@@ -1,13 +1,15 @@
-"""Attention of sequences that feed many tokens: each program takes blocks of a sequence's tokens, for one head.
+"""Prefill attention, for sequences with many tokens in a step: a program takes blocks of a sequence's tokens, for one
+head.
 
-    zeros into those rows of the program's share that no sequence owns
-    for each block of tokens of a sequence, the last one first, and head of q:
+    write zeros to those rows of the program's share that no sequence owns
+    for each block of tokens of a sequence, the last one first, and q head:
         query = the q of the block's tokens; state = the sink
         for every block of keys that all rows see: add it to the state
-        for every block of keys that some rows see: add it to the state, by the mask
+        for every block of keys that some rows see: add it to the state, with the mask
         write the attention
 
-How many blocks there are follows from the lengths, on the device: programs go round them.
+The number of blocks follows from the lengths, on the device. The programs loop over the blocks, with the size of the
+grid as stride.
 """
 
 import triton
@@ -58,11 +60,13 @@ def prefill_attention(
     SCAN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: heads, programs that go round the blocks; no fewer than cdiv(tokens, BLOCK_M), since each also writes zeros
-    where no sequence owns a token among BLOCK_M. Rows of sequences that feed fewer than LEAST tokens are not written.
-    `lse` f32[tokens, heads] takes the log-sum-exp of each row, where it is asked for.
+    """Compute prefill attention. Grid: heads, programs that loop over the blocks.
 
-    Later blocks of a sequence see more, and begin first.
+    The grid has at least cdiv(tokens, BLOCK_M) programs per head: each also writes zeros for the unowned among its
+    BLOCK_M tokens. Rows of sequences with fewer than LEAST tokens in the step are not written. `lse` f32[tokens,
+    heads], unless None, takes the log-sum-exp of each row.
+
+    The later blocks of a sequence see more keys, so they begin first.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
@@ -108,7 +112,7 @@ def prefill_attention(
         low = 0
         if forgets(MASK):
             low = first_seen(cached + block * BLOCK_M, MASK)
-        # What all rows see, and then what some of them do.
+        # First the keys that all rows see, then those that some rows see.
         seen_by_all = cached if MASK == "tree" else end_seen(cached + block * BLOCK_M, cached + count, MASK)
         middle = low + tl.maximum(seen_by_all - low, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(end_seen(cached + (block + 1) * BLOCK_M - 1, cached + count, MASK), cached + count)

@@ -1,14 +1,14 @@
-"""Attention of decode steps over prefixes that sequences share: a prefix is read once for all rows of its group.
+"""Decode attention over shared prefixes (cascade attention): a prefix is read once for all rows of its group.
 
-    for each group of the table `sharing` (ingot.ir.features.sharing), tile of its rows, head of k and v:
-        query = the q of the rows: every head of q that reads this head, of every member of the group
+    for each group of the table `sharing` (ingot.ir.features.sharing), tile of its rows, kv head:
+        query = the q of the rows: every q head that reads this kv head, of every member of the group
         for each split of the prefix: attention of all rows over the split
 
-`decode_attention` then goes on with what each sequence has of its own: the splits are where its sums begin. So they are
-put together by as many programs as there are sequences, and none here waits for others.
+`decode_attention` then continues with each sequence's own positions, and its state begins with these splits. The
+programs of the sequences merge the splits, so that no program of this kernel waits for others.
 
-A work item is (group, tile, split). How many there are follows from the table, on the device; the grid is as large as
-they can be, and programs without an item end.
+A work item is (group, tile, split). The number of items follows from the table, on the device. The grid has as many
+programs as there can be items, and programs without an item end.
 """
 
 import triton
@@ -29,7 +29,7 @@ COLUMNS = tl.constexpr(columns.COLUMNS)
 
 @triton.jit
 def _split_positions(length, share, BLOCK_N: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """Positions of each split of a prefix: `share`, or more where there would be more than MAX_SPLITS."""
+    """Return the positions per split of a prefix: `share`, or more if that made more than MAX_SPLITS splits."""
     return tl.maximum(share, tl.cdiv(tl.cdiv(length, MAX_SPLITS), BLOCK_N) * BLOCK_N)
 
 
@@ -43,13 +43,13 @@ def _find_item(
     BLOCK_N: tl.constexpr,
     PREFIXES: tl.constexpr,
 ):
-    """(group or -1, its tile, split, splits, positions of a split)."""
+    """Return the work item number `item`: (group or -1, tile, split, number of splits, positions per split)."""
     group = tl.arange(0, PREFIXES.groups)
     at = sharing + group * COLUMNS
     count = tl.load(at + COUNT, mask=group < rows, other=0)
     length = tl.load(at + LENGTH, mask=group < rows, other=0)
     tiles = tl.cdiv(count * GROUP, BLOCK_M)
-    # All tiles together read so much: `programs` parts of it, in whole blocks of keys.
+    # The positions that all tiles read, divided by `programs` and rounded up to blocks of keys.
     share = tl.cdiv(tl.maximum(tl.cdiv(tl.sum(tiles * length), PREFIXES.programs), 1), BLOCK_N) * BLOCK_N
     each = _split_positions(length, share, BLOCK_N, PREFIXES.most)
     splits = tl.cdiv(length, each)
@@ -90,12 +90,12 @@ def shared_attention(
     PREFIXES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: as many items as there can be * kv_heads.
+    """Compute attention over shared prefixes. Grid: largest possible number of items * kv_heads.
 
-    `out` f32[sequences, kv_heads, most, group, dim] takes the attention of each sequence of a group over each
-    split of its prefix, `sizes` f32[sequences, kv_heads, most, group] the logarithm in base 2 of what its weights
-    add up to, and `out_splits` i32[sequences] how many splits there are. `sharing` has `rows` rows and at most `groups`
-    groups, each member of which feeds one token. With a HEAD, q is normed and rotated here.
+    `out` f32[sequences, kv_heads, most, group, dim] takes the attention of each sequence of a group over each split of
+    its prefix. `sizes` f32[sequences, kv_heads, most, group] takes the base-2 logarithm of the split's sum of weights,
+    `out_splits` i32[sequences] the number of splits. `sharing` has `rows` rows and at most `groups` groups; each member
+    of a group has one token in the step. With a HEAD, the kernel norms and rotates q.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -127,7 +127,7 @@ def shared_attention(
     weight_sum = tl.zeros((BLOCK_M,), tl.float32)
     peak = tl.full((BLOCK_M,), LOWEST, tl.float32)
     row_slopes = slopes_of(slopes, head * FORM.group + nth % FORM.group, held)
-    places = nth  # which nothing looks at without slopes
+    places = nth  # unused without slopes
     if slopes is not None:
         places = tl.load(kv_lens + sequence, mask=held, other=1) - 1
     # Every row sees the whole prefix.

@@ -1,4 +1,4 @@
-"""Splits of contexts: which a program has, how many there are, and how their results are put together."""
+"""Splits of contexts in decode attention: find the split of a program, count the splits, and merge their results."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,7 @@ COLUMNS = tl.constexpr(columns.COLUMNS)
 
 @triton.jit
 def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
-    """The sequence that owns a token, or -1. SCAN sequences are looked at together."""
+    """Return the sequence that owns a token, or -1. Each iteration tests SCAN sequences."""
     sequence = -1
     for first in range(0, sequences, SCAN):
         b = first + tl.arange(0, SCAN)
@@ -24,7 +24,7 @@ def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
 
 @triton.jit
 def contexts(kv_lens, sharing, b, sequences):
-    """Positions of the sequences `b` that are read for each of them alone: all but a prefix that its group reads."""
+    """Return the lengths of the sequences `b` without the shared prefixes, which `shared_attention` reads."""
     lengths = tl.load(kv_lens + b, mask=b < sequences, other=0)
     if sharing is not None:
         lengths -= tl.load(sharing + b * COLUMNS + OWN, mask=b < sequences, other=0)
@@ -33,7 +33,8 @@ def contexts(kv_lens, sharing, b, sequences):
 
 @triton.jit
 def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
-    """Positions that splits of the first of a sequence's `count` tokens read of `length`, at most."""
+    """Return how many of `length` positions the splits of a token read, at most. The sequence has `count` tokens in
+    the step."""
     MASK: tl.constexpr = SCORES.mask
     read = length - count if SPLITS.fed_apart else length
     if forgets(MASK):
@@ -43,14 +44,16 @@ def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def splits_of(read, share, SPLITS: tl.constexpr):
-    """`base` splits, or more for a longer context: beyond `base` no more than read / share, by which grids are
-    bounded."""
+    """Return the number of splits of a context: read / share, rounded, between `base` and `most`.
+
+    The splits beyond `base` are fewer than read / share, which bounds the grid.
+    """
     return tl.minimum(tl.maximum((read + share // 2) // share, SPLITS.base), SPLITS.most)
 
 
 @triton.jit
 def taken(counts, SPLITS: tl.constexpr):
-    """How many of the tokens that sequences feed are the kernel's: all, or those of sequences that feed one."""
+    """Return the token counts of sequences that this kernel computes: all; with `single` only counts of one, else 0."""
     if SPLITS.single:
         counts = tl.where(counts == 1, counts, 0)
     return counts
@@ -67,8 +70,11 @@ def share_of(
     SCORES: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Positions of a split: what all tokens together read, in `shares` parts. `counts` (those taken) and `lengths`
-    [SPLITS.scan] are those of the first sequences."""
+    """Return the positions per split: the sum over all tokens of the positions read, divided by `shares`.
+
+    `counts` (results of `taken`) and `lengths` [SPLITS.scan] belong to the first sequences. The result is at least one
+    chunk.
+    """
     work = tl.sum(counts * positions_read(lengths, counts, SCORES, SPLITS))
     for first in range(SPLITS.scan, sequences, SPLITS.scan):
         b = first + tl.arange(0, SPLITS.scan)
@@ -90,8 +96,11 @@ def further_item(
     SCORES: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Of the items after the first `base` of each (token, head): (sequence or -1, the item's place among those of its
-    sequence, how many of them each (token, head) has there)."""
+    """Return the further item number `item`: (sequence or -1, the item's index in its sequence, further items of each
+    of its (token, head)).
+
+    Further items are the splits after the first `base` of each (token, head).
+    """
     sequence = -1
     place = 0
     more = 1
@@ -124,7 +133,7 @@ def _left_by_splits(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """(sizes, attention) [SPLITS.at_once, heads * FORM.block_value] that the splits from `first` on left at `pair`."""
+    """Load (sizes, attention) [SPLITS.at_once, heads * FORM.block_value] of the splits of `pair`, from `first` on."""
     GROUP: tl.constexpr = FORM.group
     AT_ONCE: tl.constexpr = SPLITS.at_once
     HEADS: tl.constexpr = SPLITS.heads_at_once
@@ -147,7 +156,7 @@ def _left_by_splits(
 
 @triton.jit
 def _joined(size, part, total, weight_sum, peak):
-    """The state of columns after more splits of the sizes `size`, which have the attention `part`."""
+    """Merge more splits, with sizes `size` and attention `part`, into the state of columns, and return the state."""
     higher = tl.maximum(peak, tl.max(size, 0))
     share = tl.exp2(size - higher[None, :])
     shrunk = tl.exp2(peak - higher)
@@ -167,7 +176,7 @@ def _put_heads_together(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """`put_together` for SPLITS.heads_at_once heads of q from `first_head` on."""
+    """Merge the splits as `put_together` does, for SPLITS.heads_at_once q heads from `first_head` on."""
     GROUP: tl.constexpr = FORM.group
     DIM: tl.constexpr = FORM.value_dim
     BLOCK: tl.constexpr = FORM.block_value
@@ -175,13 +184,13 @@ def _put_heads_together(
     MOST: tl.constexpr = SPLITS.most
     AT_ONCE: tl.constexpr = SPLITS.at_once
     WIDTH: tl.constexpr = HEADS * BLOCK
-    # All heads in one row, so that a thread has columns of its own, and nothing is added up between threads.
+    # All heads in one row, so that each thread has its own columns and sums need no exchange between threads.
     g = first_head + tl.arange(0, HEADS)
     column = tl.arange(0, WIDTH)
     inside = (first_head + column // BLOCK < GROUP) & (column % BLOCK < DIM)
     column = (first_head + column // BLOCK) * DIM + column % BLOCK
     if GROUP <= HEADS:
-        # No loop: what goes round one is moved between threads. Rounds that no split is left for load nothing.
+        # Unrolled: a loop's carried state would change layout between threads. Iterations past the splits load nothing.
         for first in tl.static_range(0, MOST, AT_ONCE):
             size, part = _left_by_splits(partial, sizes, pair, first, splits, g, column, inside, FORM, SPLITS)
             if first == 0:
@@ -192,7 +201,7 @@ def _put_heads_together(
             else:
                 total, weight_sum, peak = _joined(size, part, total, weight_sum, peak)
     else:
-        # So wide that most splits are far more rounds than a usual context has.
+        # With so many columns, `most` splits are far more iterations than a usual context needs: loop over its splits.
         peak = tl.full((WIDTH,), LOWEST, tl.float32)
         weight_sum = tl.zeros((WIDTH,), tl.float32)
         total = tl.zeros((WIDTH,), tl.float32)
@@ -218,9 +227,9 @@ def put_together(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """The attention of a (token, head), which is row `row` of `out`, from the splits that lie at `pair`.
+    """Merge the splits at `pair` into the attention of a (token, head), and write it to row `row` of `out`.
 
-    Other multiprocessors wrote them during this launch: they are read past the first cache.
+    Other multiprocessors wrote the splits during this launch, so the loads bypass the L1 cache (".cg").
     """
     if FORM.group <= SPLITS.heads_at_once:
         _put_heads_together(out, lse, partial, sizes, row, pair, splits, 0, FORM, SPLITS)

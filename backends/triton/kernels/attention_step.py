@@ -1,11 +1,12 @@
-"""Attention of sequences that a step feeds whole: each program takes blocks of a sequence's tokens, for one head.
+"""Attention without a cache, for sequences that are in one step as a whole: a program takes blocks of a sequence's
+tokens, for one head.
 
-zeros into those rows of the program's share that no sequence owns
-for each block of tokens of a sequence, and head of q:
-    query = the q of the block's tokens; state = the sink
-    for every block of k and v that all rows see: add it to the state
-    for every block of k and v that some rows see: add it to the state, by the mask
-    write the attention
+    write zeros to those rows of the program's share that no sequence owns
+    for each block of tokens of a sequence, the last one first, and q head:
+        query = the q of the block's tokens; state = the sink
+        for every block of k and v that all rows see: add it to the state
+        for every block of k and v that some rows see: add it to the state, with the mask
+        write the attention
 """
 
 import triton
@@ -47,9 +48,12 @@ def _joined(
     FORM: tl.constexpr,
     SCORES: tl.constexpr,
 ):
-    """The positions begin … end - 1 of a sequence, whose first keys and values of one head are at `k` and `v`, join the
-    state of M rows: `query` [M, FORM.block] at the positions `query_places` [M], with their `slopes_of`. AHEAD: some
-    may lie after the last one that a row sees."""
+    """Add the positions `begin` to `end` - 1 of a sequence to the state of M rows, and return the state.
+
+    `k` and `v` point to the sequence's first key and value of one head. `query` is [M, FORM.block], `query_places` [M]
+    are the rows' positions, and `slopes` [M] come from `slopes_of`. AHEAD: some positions may be after the last one
+    that a row sees.
+    """
     MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)
     for start in range(begin, end, BLOCK_N):
@@ -87,10 +91,11 @@ def step_attention(
     SCAN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The op `step_attention`. Grid: heads, programs that go round the blocks; no fewer than cdiv(tokens, BLOCK_M),
-    since each also writes zeros where no sequence owns a token among BLOCK_M.
+    """Compute the op `step_attention`. Grid: heads, programs that loop over the blocks.
 
-    A row's blocks of keys follow from its place in its sequence: what else a step feeds shows in no bit.
+    The grid has at least cdiv(tokens, BLOCK_M) programs per head: each also writes zeros for the unowned among its
+    BLOCK_M tokens. A row's blocks of keys follow from its position in its sequence, so other tokens of the step change
+    no bit.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
@@ -125,7 +130,7 @@ def step_attention(
         low = 0
         if forgets(MASK):
             low = first_seen(block * BLOCK_M, MASK)
-        # What all rows see, and then what some of them do.
+        # First the keys that all rows see, then those that some rows see.
         seen_by_all = end_seen(block * BLOCK_M, count, MASK)
         middle = low + tl.maximum(seen_by_all - low, 0) // BLOCK_N * BLOCK_N
         end = tl.minimum(end_seen((block + 1) * BLOCK_M - 1, count, MASK), count)

@@ -7,7 +7,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def tanh(x):
-    """tanh of f32 x: by exp, and by its series near 0, where that cancels (error below 1e-9 at the border)."""
+    """Return tanh of f32 x: by exp, and near 0, where exp cancels, by the series (error below 1e-9 at |x| = 0.1)."""
     shrunk = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - shrunk) / (1.0 + shrunk)
     square = x * x
@@ -33,8 +33,10 @@ def arithmetic(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x + other, or x * other with MULTIPLY, computed in float32; NUMBER stands for `other` where that is None. A
-    stride of 0 repeats what lies there."""
+    """Compute x + other, or x * other with MULTIPLY, in float32. If `other` is None, NUMBER takes its place.
+
+    A stride of 0 broadcasts.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -68,8 +70,8 @@ def convert(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x in the dtype of the result; with a CAP, CAP * tanh(x / CAP) of it; with a LIMIT, the nearest number
-    within it, and NaN stays NaN."""
+    """Convert x to the dtype of the result. With a CAP, compute CAP * tanh(x / CAP) first; with a LIMIT, clamp to
+    [-LIMIT, LIMIT], where NaN stays NaN."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

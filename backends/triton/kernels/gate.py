@@ -1,4 +1,4 @@
-"""Gates of an MLP: an activation of one half times the other; an activation alone."""
+"""The gate of an MLP: an activation of one half times the other half; or the activation alone."""
 
 import triton
 import triton.language as tl
@@ -19,8 +19,8 @@ def gate_mul(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """ACTIVATION(gate) * up of [rows, WIDTH], rounded once; without `up`, 1 in its place. ACTIVATION is one
-    of `gated`."""
+    """Compute ACTIVATION(gate) * up of [rows, WIDTH], rounded once. If `up` is None, it counts as 1. `gated` lists the
+    activations."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,31 +1,33 @@
-"""Finding a row's largest logits without going over it again and again.
+"""Find a row's largest logits without reading the whole row several times.
 
-The largest logit of each GROUP of tokens is remembered. The k-th largest of these bounds the k largest logits: only
-groups with a token above the bound are listed and gone through, which are about k.
+One pass stores the largest logit of each GROUP of tokens. The k-th largest of these is a lower bound of the k largest
+logits. Only groups with a token at or above the bound, about k of them, are listed and read again.
 
-A gap says how far a logit lies below its row's largest. Gaps are never negative, so that their bits, as integers, have
-their order.
+The gap of a logit is the row's largest logit minus it. Gaps are never negative, so their bits, compared as integers,
+have the same order.
 """
 
 import triton
 import triton.language as tl
 
-GROUP: tl.constexpr = tl.constexpr(32)  # tokens whose largest logit is remembered: a cache line
-NOWHERE: tl.constexpr = tl.constexpr(0x7FFFFFFF)  # behind all ids
+GROUP: tl.constexpr = tl.constexpr(32)  # tokens per stored largest logit: a cache line of float32
+NOWHERE: tl.constexpr = tl.constexpr(0x7FFFFFFF)  # after all ids
 INFINITE: tl.constexpr = tl.constexpr(0x7F800000)  # the bits of infinity
 
 
 @triton.jit
 def quarters_short(first, second, third, target):
-    """How many of these growing sums fall short of the target."""
+    """Return how many of these ascending sums are below the target."""
     return (first < target).to(tl.int32) + (second < target).to(tl.int32) + (third < target).to(tl.int32)
 
 
 @triton.jit
 def bounding_gap(gap, weight, target):
-    """A gap such that those of its size and less weigh at least `target` together, and hardly more than it takes;
-    infinity when all of them do not. It is searched by its bits, a quarter of the range at a time, down to steps of an
-    exponent and 6 bits: bounding needs no more."""
+    """Return a gap, close to the least one, such that gaps up to it weigh at least `target` together.
+
+    Return infinity if all gaps together weigh less. Each iteration narrows the bits of the gap to a quarter of the
+    range, down to the exponent and 6 bits of the mantissa, which is enough for a bound.
+    """
     bits = gap.to(tl.int32, bitcast=True)
     low, size = 0, INFINITE + 1
     while size > 1 << 17:
@@ -40,17 +42,19 @@ def bounding_gap(gap, weight, target):
 
 @triton.jit
 def list_groups(listed, near):
-    """Leave in `listed` the groups that are `near`, in order; gives their number."""
+    """Write the indices of the groups that are `near` to `listed`, in ascending order, and return their number."""
     group = tl.arange(0, near.shape[0])
     tl.store(listed + tl.cumsum(near.to(tl.int32), 0) - 1, group, mask=near)
-    tl.debug_barrier()  # what one thread of the block listed, others read
+    tl.debug_barrier()  # other threads of the block read what this one listed
     return tl.sum(near.to(tl.int32))
 
 
 @triton.jit
 def listed_tokens(listed, start, count, GROUPS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr):
-    """Ids [BLOCK_GROUPS, GROUP] of the tokens of listed groups from `start` on, NOWHERE behind the list's end and the
-    vocabulary's. A list of all GROUPS is not read."""
+    """Return the token ids [BLOCK_GROUPS, GROUP] of the listed groups from `start` on.
+
+    Ids after the end of the list or of the vocabulary are NOWHERE. A list of all GROUPS is not read.
+    """
     place = start + tl.arange(0, BLOCK_GROUPS)
     group = tl.load(listed + place, mask=(place < count) & (count < GROUPS), other=0)
     group = tl.where(count < GROUPS, group, place)

@@ -1,8 +1,8 @@
-"""linear for a step of many tokens, with the sums of `linear_tile`: bit for bit what that gives each row by itself.
+"""Batch-invariant `linear` for many tokens: each row has the same bits as in `linear_tile`.
 
-A result is added up as there. The weight is the left operand; of each split of the columns the products are added by
-one tensor-core instruction after the other, from the first column on, and the sums of the splits in their order. How
-many rows and columns a tile has only says which results are made side by side.
+Both kernels sum in the same order. The weight is the left operand. Within a split of the columns, tensor-core
+instructions add one after the other, from the first column on; then the sums of the splits are added in order. The
+numbers of rows and columns of a tile only decide which results are computed together.
 """
 
 import triton
@@ -42,9 +42,9 @@ def linear_blocks(
     STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: cdiv(rows, TOKENS) * cdiv(N, BLOCK_N) tiles of y [rows, N], by which the parameters of `linear_tile` go.
+    """Compute y [rows, N]. Grid: cdiv(rows, TOKENS) * cdiv(N, BLOCK_N) tiles. Parameters are as in `linear_tile`.
 
-    TOGETHER blocks of rows take a tile of the weight while it is in the cache, before the next tile's turn.
+    TOGETHER blocks of rows read a tile of the weight while it is in the L2 cache; then comes the next tile.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -66,7 +66,7 @@ def linear_blocks(
     WHOLE: tl.constexpr = WHOLE_K and N % BLOCK_N == 0
     DTYPE: tl.constexpr = x.dtype.element_ty
     within = WITHIN(local, k, STORED)
-    # Rows past the last repeat it, and are not stored.
+    # Rows past the last one repeat it and are not stored.
     x_rows = x + first_row.to(tl.int64) * X_STRIDE
     x_rows = x_rows + tl.minimum(nth, rows - 1 - first_row)[:, None] * X_STRIDE + k[None, :]
     result = tl.zeros((BLOCK_N, TOKENS), tl.float32)

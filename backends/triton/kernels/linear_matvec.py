@@ -1,7 +1,8 @@
-"""linear for few rows on the cores: each program multiplies some rows of the weight with one row of x.
+"""`linear` for few rows, without tensor cores: each program multiplies some rows of the weight with one row of x.
 
-One token reads every weight once and computes little, so what counts is that loads of weights never pause. A program
-loads its first tile of weights before it waits for the kernel in front, and each next tile before it uses the last.
+One token reads every weight once and computes little, so speed depends on weight loads that never pause. A program
+loads its first tile of weights before it waits for the previous kernel, and each next tile before it uses the current
+one.
 """
 
 import triton
@@ -13,7 +14,7 @@ from ingot.backends.triton.kernels.linear_parts import fetch_ahead, gated, scale
 
 @triton.jit
 def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Elements `start` to `start + BLOCK_K` of a vector of K; zeros past its end."""
+    """Load the elements `start` to `start + BLOCK_K` of a vector of K; zeros past its end."""
     if K % BLOCK_K == 0:
         return tl.load(pointer + start + k)
     return tl.load(pointer + start + k, mask=start + k < K, other=0.0)
@@ -21,8 +22,8 @@ def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _partial_sums(product, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Sums of eight neighbours along the rows. A thread holds eight neighbours (16 bytes of bf16 are one load), so this
-    moves nothing between threads."""
+    """Sum groups of eight adjacent columns. A thread holds eight adjacent elements (one load is 16 bytes of bf16), so
+    no data moves between threads."""
     return tl.sum(tl.reshape(product, (BLOCK_N, BLOCK_K // 8, 8)), 2)
 
 
@@ -59,12 +60,12 @@ def linear_matvec(
     STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Program (i, row): results i * BLOCK_N … of y [rows, N] from x [rows, K] and rows FIRST … of the weight.
+    """Compute y [rows, N] from x [rows, K] and the rows of the weight from FIRST on. Grid: cdiv(N, BLOCK_N), rows.
 
-    GATED, `activation(rows at FIRST) * (rows at UP)`; else with an ACTIVATION that of the results. `gain` is the weight
-    of an rms_norm in front. LINES of 128 bytes of each row of the weight behind the first tile are fetched ahead of the
-    wait; and the first WAVE programs, which are there early, fetch the rows of AHEAD later programs each, of ROW_LINES
-    lines.
+    With GATED, compute `activation(rows at FIRST) * (rows at UP)`; else apply ACTIVATION, unless None, to the results.
+    `gain` is the weight of an rms_norm of x, with NORM. Before the wait for the previous kernel, a program prefetches
+    LINES lines of 128 bytes of each of its weight rows, after the first tile. The first WAVE programs, which start
+    early, each also prefetch the rows of AHEAD later programs, ROW_LINES lines per row.
     BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
     """
     if DEPENDENT:
@@ -76,7 +77,7 @@ def linear_matvec(
     k = tl.arange(0, BLOCK_K)
     WHOLE: tl.constexpr = N % BLOCK_N == 0 and K % BLOCK_K == 0
     DTYPE: tl.constexpr = x.dtype.element_ty
-    # Weights are read once, so they leave the cache first.
+    # Weights are read once, so they are evicted first.
     within = WITHIN(local, k, STORED)
     rows = BEGIN(weight, first + FIRST, STORED)
     tile = LOAD(rows, within, 0, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)

@@ -1,5 +1,4 @@
-"""What the kernels of linear share: the norm in front, the gate or the activation after it, the fetch of weights ahead
-of time."""
+"""Parts that the `linear` kernels share: the norm before, the gate or activation after, and the prefetch of weights."""
 
 import triton
 import triton.language as tl
@@ -7,8 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def scaled(value, inverse, gain, DTYPE: tl.constexpr):
-    """rms_norm's quotient times its weight in float32: the quotient is rounded to DTYPE, x's, where the weight is of
-    that dtype too, and not rounded where the weight is wider."""
+    """Return rms_norm's quotient times its weight, in float32.
+
+    If the weight has DTYPE, the dtype of x, the quotient is first rounded to DTYPE. A wider weight leaves it unrounded.
+    """
     normed = value * inverse
     if gain.dtype == DTYPE:
         normed = normed.to(DTYPE).to(tl.float32)
@@ -17,7 +18,7 @@ def scaled(value, inverse, gain, DTYPE: tl.constexpr):
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """`activation(gate) * up` in float32."""
+    """Return `activation(gate) * up` in float32."""
     if ACTIVATION == "silu":
         return gate * tl.sigmoid(gate) * up
     elif ACTIVATION == "gelu":
@@ -29,7 +30,7 @@ def gated(gate, up, ACTIVATION: tl.constexpr):
         return positive * positive * up
     else:
         tl.static_assert(ACTIVATION == "gelu_tanh")
-        # (1 + tanh(z)) / 2 is sigmoid(2 z); the constants are sqrt(2 / pi) and that of arXiv 1606.08415.
+        # (1 + tanh(z)) / 2 is sigmoid(2 z). The constants are sqrt(2 / pi) and 0.044715 (arXiv 1606.08415).
         return gate * tl.sigmoid(2.0 * 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)) * up
 
 
@@ -45,9 +46,10 @@ def fetch_ahead(
     STORED: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """Ask for LINES of 128 bytes of each of the results' rows n, which lie from row FIRST of the weight on, to come
-    into the L2 cache, from column `start` on, and wait for nothing. What is behind its N rows and K columns is not
-    asked for."""
+    """Prefetch LINES lines of 128 bytes of the weight rows FIRST + n into the L2 cache, from column `start` on.
+
+    It does not wait, and prefetches nothing past the N rows and K columns.
+    """
     FETCH(weight, tl.minimum(n, N - 1).to(tl.int64) + FIRST, start, K, STORED, LINES)
 
 
@@ -70,7 +72,10 @@ def finish(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Store y[t, n] of a tile [n, t] from the products: bias, gate or activation, residual."""
+    """Add the bias, apply the gate or the activation, add the residual, and store the tile [n, t] as y[t, n].
+
+    `result` and, with GATED, `up` [n, t] are the sums of the matmul. Rows `t` past `rows` are not stored.
+    """
     inside = (n < N)[:, None] & (t < rows)[None, :]
     if BIAS:
         result += tl.load(bias + FIRST + n, mask=n < N, other=0.0).to(tl.float32)[:, None]

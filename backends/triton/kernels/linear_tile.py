@@ -1,8 +1,8 @@
-"""linear for a step of some tokens on the tensor cores: each program multiplies a tile of the weight with all of x.
+"""`linear` for a step of few tokens, on tensor cores: each program multiplies a tile of the weight with all of x.
 
-The weight is the left operand, because that side of a tensor-core product has 64 rows or more, and tokens are few.
-Weights are read once; x comes out of the L2 cache once for each tile of rows. Where the rows of the weight make too few
-tiles for the device, the columns are split among programs, and the last of them to arrive adds their sums.
+The weight is the left operand: that side of a tensor-core instruction has 64 rows or more, and tokens are few. Weights
+are read once; each tile of weight rows reads x once from the L2 cache. If the weight has too few row tiles to fill the
+device, programs split the columns (split-K), and the last program of a tile to arrive adds their sums.
 """
 
 import triton
@@ -45,12 +45,14 @@ def linear_tile(
     STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Program (i, j): results i * BLOCK_N … of y [rows, N] over columns j * SHARE … of x [rows, K] and the weight.
+    """Compute y [rows, N] from x [rows, K] and the weight. Grid: cdiv(N, BLOCK_N), SPLITS.
 
-    TOKENS >= rows is the size of the product; rows of x past the last repeat the last, and are not stored. FIRST, UP,
-    GATED and ACTIVATION are as in `linear_matvec`. `partial` is f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS],
-    `arrivals` counts by tile. LINES of 128 bytes of each row of the weight are fetched ahead of the wait.
-    BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
+    Program (i, j) sums columns j * SHARE to (j + 1) * SHARE of the results from i * BLOCK_N on. TOKENS >= rows is the
+    tile size along tokens; rows of x past the last one repeat it and are not stored. FIRST, UP, GATED and ACTIVATION
+    are as in `linear_matvec`. `partial` is f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS]; `arrivals` counts
+    the programs of each tile that have stored their sums. Before the wait, a program prefetches LINES lines of 128
+    bytes of each of its weight rows. BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing
+    (`operands`).
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -81,7 +83,7 @@ def linear_tile(
             tokens = tl.load(x_rows + start)
         else:
             tokens = tl.load(x_rows + start, mask=(start + k < K)[None, :], other=0.0)
-        # Weights are read once, so they leave the cache first.
+        # Weights are read once, so they are evicted first.
         weights = LOAD(gate_rows, within, start, k, n, N, K, STORED, WHOLE, "evict_first", DTYPE)
         result = tl.dot(weights, tl.trans(tokens), result, input_precision="ieee")
         if GATED:
@@ -100,11 +102,11 @@ def linear_tile(
         tl.store(own + split * step_size, result)
         if GATED:
             tl.store(own + split * step_size + SUMS, up)
-        tl.debug_barrier()  # the sums of all threads stand before one of them says so
+        tl.debug_barrier()  # all threads store their sums before one of them counts the arrival
         if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") == SPLITS - 1:
             result = tl.zeros((BLOCK_N, TOKENS), tl.float32)
             up = tl.zeros((BLOCK_N, TOKENS), tl.float32)
-            # In a fixed order, so that which arrives last does not show; unrolled, so that all loads are on the way.
+            # In a fixed order, so that bits do not depend on arrival; unrolled, so that all loads are in flight.
             for other in tl.static_range(SPLITS):
                 result += tl.load(own + other * step_size, cache_modifier=".cg")
                 if GATED:

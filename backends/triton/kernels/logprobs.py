@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen and of the likeliest tokens."""
+"""Log-probabilities of chosen tokens and of the most likely ones."""
 
 import triton
 import triton.language as tl
@@ -27,7 +27,7 @@ def top_logprobs(
     BLOCK_GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The op `top_logprobs`; a program takes one row."""
+    """Compute the op `top_logprobs`; a program takes one row."""
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -66,12 +66,12 @@ def top_logprobs(
         scores = tl.where(entry == 0, own - peak - total, scores)
         wanted = tl.minimum(tl.minimum(count, VOCAB), WIDTH - 1)
         if wanted > 0:
-            tl.debug_barrier()  # what one thread of the block left in `tops`, others read
+            tl.debug_barrier()  # other threads of the block read what this one stored in `tops`
             group = tl.arange(0, BLOCK_ALL)
             gap = peak - tl.load(tops + group, mask=group < GROUPS, other=float("-inf"))
             bound = bounding_gap(gap, tl.full((BLOCK_ALL,), 1.0, tl.float32), wanted.to(tl.float32))
             num_listed = list_groups(listed, (gap <= bound) & (group < GROUPS))
-            # The next token is the largest behind the one before it, in the order of (logit, id).
+            # The next token is the first one after the last found, by descending logit, then ascending id.
             score, last = float("inf"), -1
             for place in range(1, wanted + 1):
                 best = float("-inf")
@@ -83,7 +83,7 @@ def top_logprobs(
                     behind = there & ((value < score) | ((value == score) & (column > last)))
                     highest = tl.max(tl.where(behind, value, float("-inf")))
                     lowest = tl.min(tl.where(behind & (value == highest), column, NOWHERE))
-                    # Groups are listed in order: among equals, what was found first stays.
+                    # Groups are listed in ascending order: among equals, keep the first one found.
                     better_one = (highest > best) | (where == NOWHERE)
                     where = tl.where(better_one, lowest, where)
                     best = tl.where(better_one, highest, best)

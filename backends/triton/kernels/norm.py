@@ -1,4 +1,4 @@
-"""Norms over the last axis, with the sum in front of one."""
+"""Norms over the last axis, optionally with the residual add before the norm."""
 
 import triton
 import triton.language as tl
@@ -28,10 +28,11 @@ def norm(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x [rows, GROUPS, WIDTH] normed over WIDTH, times weight; BLOCK_GROUPS groups of one row a program.
+    """Norm x [rows, GROUPS, WIDTH] over WIDTH and multiply by the weight. A program takes BLOCK_GROUPS groups of a row.
 
-    With a `residual`, it is x + residual, rounded and left in `total`, that is normed. CENTRED takes off the mean first
-    (a layer norm). With a `bias`, which lies as the weight does, only the result is rounded. Results are row-major.
+    With a `residual`, the kernel norms x + residual, which it rounds and writes to `total`. CENTRED subtracts the mean
+    first (a layer norm). A `bias` has the layout of the weight; with it, only the result is rounded. Results are
+    row-major.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -1,6 +1,6 @@
-"""How products read a weight that is stored plain: row-major, in the element type of the product.
+"""The loader of plain weights for `linear` kernels: row-major, in the dtype of the matmul.
 
-`ingot.backends.triton.operands` says what the loader of any packing is given and gives.
+`ingot.backends.triton.operands` documents the arguments and results of a loader's functions.
 """
 
 import triton
@@ -9,13 +9,13 @@ import triton.language as tl
 
 @triton.jit
 def begin_plain(weight, row, STORED: tl.constexpr):
-    """The address of a row. STORED is the stride of rows."""
+    """Return the address of a row. STORED is the row stride."""
     return weight + row * STORED
 
 
 @triton.jit
 def within_plain(local, k, STORED: tl.constexpr):
-    """Where the elements of a block lie behind its first one."""
+    """Return the offsets of a block's elements from its first one."""
     return local[:, None] * STORED + k[None, :]
 
 
@@ -33,7 +33,7 @@ def load_plain(
     EVICTION: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """A block of the weight."""
+    """Load a block of the weight."""
     tl.static_assert(begin.dtype.element_ty == DTYPE)
     at = begin + within + start
     if WHOLE:
@@ -44,7 +44,7 @@ def load_plain(
 
 @triton.jit
 def fetch_plain(weight, rows, start, K: tl.constexpr, STORED: tl.constexpr, LINES: tl.constexpr):
-    """Ask for the lines of some rows to come into the L2 cache."""
+    """Prefetch LINES lines of some rows into the L2 cache."""
     LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
     column = tl.minimum(start + tl.arange(0, LINES) * LINE, K - 1)
     tl.inline_asm_elementwise(

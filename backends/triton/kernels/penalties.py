@@ -1,4 +1,4 @@
-"""Counting the tokens of sequences, and penalties for them."""
+"""Count the tokens of sequences, and apply penalties and bans to logits."""
 
 import triton
 import triton.language as tl
@@ -23,10 +23,10 @@ def count_tokens(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The op `count_tokens`, in place.
+    """Compute the op `count_tokens`, in place.
 
-    A program owns SHARE tokens of the vocabulary of one sequence: no other program writes there, so that clearing comes
-    before counting without a second launch. It looks at all tokens of the step.
+    A program owns the counts of SHARE vocabulary ids of one sequence. No other program writes these, so clearing comes
+    before counting without a second launch. A program reads all tokens of the step.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -60,7 +60,7 @@ def count_tokens(
 
 @triton.jit
 def asks(count_rows, banned, row, MOST_BANNED: tl.constexpr, BLOCK_BANNED: tl.constexpr):
-    """Whether a row of logits asks for a penalty or a ban."""
+    """Return whether a row of logits has a penalty or a ban."""
     entry = tl.arange(0, BLOCK_BANNED)
     ban = tl.load(banned + row * MOST_BANNED + entry, mask=entry < MOST_BANNED, other=-1)
     return (tl.load(count_rows + row) >= 0) | (tl.max(ban) >= 0)
@@ -86,8 +86,10 @@ def penalize(
     SHARE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Leave in `row_penalized` the SHARE logits of `row` from `first` on after its penalties and bans, as
-    `ingot.ir.ops.penalties.penalized`. All threads of the block may read them then."""
+    """Write SHARE logits of `row`, from `first` on, after penalties and bans to `row_penalized`.
+
+    `ingot.ir.ops.penalties.penalized` defines the result. All threads of the block may read it afterwards.
+    """
     count_row = tl.load(count_rows + row)
     for start in range(first, first + SHARE, BLOCK):
         column = start + tl.arange(0, BLOCK)

@@ -1,4 +1,4 @@
-"""One vector for each sequence of a step, from the hidden states of its tokens."""
+"""Pool the hidden states of each sequence of a step into one vector."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,8 @@ def pool_rows(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The op `pool` without its lengths of 1; a program takes BLOCK columns of a sequence, TOKENS tokens at a time."""
+    """Compute the op `pool` without its normalization. A program takes BLOCK columns of a sequence, TOKENS tokens at a
+    time."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -53,7 +54,7 @@ def unit_rows(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Rows of `out` f32[B, WIDTH] get length 1 in place where `normalize` is not 0; a program takes a row."""
+    """Scale rows of `out` f32[B, WIDTH] to length 1, in place, if `normalize` is not 0; a program takes a row."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,4 +1,4 @@
-"""q/k norm, rotary embedding and the cache write, each head a row of a program's tile."""
+"""q/k norm, rotary embedding and the cache write. Each head is a row of a program's tile."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,11 @@ from ingot.backends.triton.kernels.cache_dtype import as_cached
 
 @dataclass(frozen=True)
 class Head:
-    """The elements of a head: `dim` of them, in a tile of `block`. The first `rotary` are turned, in pairs that lie
-    side by side where `interleaved`, and else half of them apart. Norms add `eps`; they come before the rotation, or
-    after it with `norm_last`."""
+    """The layout of a head: `dim` elements, in a tile of `block` columns.
+
+    The first `rotary` elements are rotated in pairs: adjacent elements if `interleaved`, else elements `rotary` / 2
+    apart. Norms add `eps`; they come before the rotation, or after it with `norm_last`.
+    """
 
     dim: int
     block: int
@@ -25,7 +27,7 @@ class Head:
 
 @triton.jit
 def _normed(x, rstd, weight, dtype: tl.constexpr):
-    """rms_norm of float32 rows, rounded as that op rounds; values in float32."""
+    """Return rms_norm of float32 rows in float32, rounded to `dtype` where the op `rms_norm` rounds."""
     if weight.dtype == dtype:
         return ((x * rstd).to(dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
     return (x * rstd * weight.to(tl.float32)).to(dtype).to(tl.float32)
@@ -33,7 +35,7 @@ def _normed(x, rstd, weight, dtype: tl.constexpr):
 
 @triton.jit
 def angles(table, positions, HEAD: tl.constexpr):
-    """(cosines, sines) by which each element of a head turns at `positions` [N], rows of `table`: [N, HEAD.block]."""
+    """Load (cosines, sines), each [N, HEAD.block], for the elements of a head at `positions` [N]: rows of `table`."""
     HALF: tl.constexpr = HEAD.rotary // 2
     d = tl.arange(0, HEAD.block)
     if HEAD.interleaved:
@@ -47,7 +49,7 @@ def angles(table, positions, HEAD: tl.constexpr):
 
 @triton.jit
 def _partners(HEAD: tl.constexpr):
-    """Which element of a head each one is turned against."""
+    """Return for each element of a head the index of the other element of its pair."""
     HALF: tl.constexpr = HEAD.rotary // 2
     d = tl.arange(0, HEAD.block)
     if HEAD.interleaved:
@@ -58,8 +60,11 @@ def _partners(HEAD: tl.constexpr):
 
 @triton.jit
 def with_partners(x, rows, held, HEAD: tl.constexpr):
-    """Heads at the offsets `rows` [N] of x, where `held` [N], and for each element the one that it is turned against:
-    twice [N, HEAD.block] in float32, zero elsewhere. Partners come from memory as well: registers hold no shuffle."""
+    """Load heads at the offsets `rows` [N] of x and, for each element, its partner in the rotation.
+
+    Both are [N, HEAD.block] in float32, and zero outside `held` [N]. Partners are loaded from memory as well, which
+    needs no shuffle of registers.
+    """
     d = tl.arange(0, HEAD.block)
     partner = _partners(HEAD)
     own = tl.load(x + rows[:, None] + d[None, :], mask=held[:, None] & (d < HEAD.dim)[None, :], other=0.0)
@@ -69,7 +74,7 @@ def with_partners(x, rows, held, HEAD: tl.constexpr):
 
 @triton.jit
 def gains(weight, HEAD: tl.constexpr):
-    """What a norm multiplies each element and its partner by: `weight` [HEAD.dim], or ones where it is None, twice."""
+    """Load the norm weights of each element and of its partner from `weight` [HEAD.dim]; ones if it is None."""
     d = tl.arange(0, HEAD.block)
     own = tl.full((1, HEAD.block), 1.0, tl.float32)
     other = own
@@ -92,10 +97,9 @@ def turned(
     dtype: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Heads `with_partners`, normed with their `gains` where NORMED, and rotated: [N, HEAD.block] in `dtype`.
+    """Rotate heads from `with_partners`, normed with their `gains` if NORMED: return [N, HEAD.block] in `dtype`.
 
-    `cos` and `sin` [N or 1, HEAD.block] are their angles. What comes first, norm or rotation, is rounded before what
-    comes after it.
+    `cos` and `sin` are [N or 1, HEAD.block]. The first of norm and rotation rounds its result before the second.
     """
     d = tl.arange(0, HEAD.block)
     if NORMED and not HEAD.norm_last:
@@ -114,7 +118,7 @@ def turned(
 
 @triton.jit
 def prepared(x, rows, held, cos, sin, weight, HEAD: tl.constexpr):
-    """Heads at the offsets `rows` [N] of x, where `held` [N], `turned`; zeros elsewhere."""
+    """Load heads at the offsets `rows` [N] of x and return them `turned`; zeros outside `held` [N]."""
     own, other = with_partners(x, rows, held, HEAD)
     gain, other_gain = gains(weight, HEAD)
     dtype: tl.constexpr = x.dtype.element_ty
@@ -134,7 +138,7 @@ def rope(
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: tokens, blocks of heads."""
+    """Compute the op `rope`. Grid: tokens, blocks of heads."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -151,7 +155,7 @@ def rope(
 
 @triton.jit
 def cache_rows(slots, CACHE: tl.constexpr):
-    """Offsets of slots in a cache."""
+    """Return the offsets of slots in a cache."""
     slots = slots.to(tl.int64)
     return slots // CACHE.page * CACHE.page_stride + slots % CACHE.page * CACHE.slot_stride
 
@@ -168,7 +172,7 @@ def kv_append(
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: tokens, blocks of heads. `v` is None where values are numbers of the keys."""
+    """Compute the op `kv_append`. Grid: tokens, blocks of heads. `v` is None if values are elements of the keys."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -209,7 +213,7 @@ def qk_norm_rope_append(
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Grid: tokens, blocks of the heads of q and then of those of k and v."""
+    """Compute the op `qk_norm_rope_append`. Grid: tokens, blocks of q heads followed by blocks of kv heads."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,18 +1,18 @@
 """The op `sample`, in three kernels over rows of logits.
 
-`choose_largest` finds the largest logit of each row, which greedy rows take. For the others `find_threshold` finds how
-far down top-k and top-p keep tokens, and `draw` takes the largest of the kept ones after noise. The depth of a token is
-its gap over the temperature: the scaled logit, less its sign.
+`choose_largest` finds the largest logit of each row; greedy rows take it. For the other rows, `find_threshold` finds
+the smallest logit that top-k and top-p keep, and `draw` takes the largest kept logit after adding Gumbel noise. The gap
+of a token is the row's largest logit minus its own; its depth is the gap divided by the temperature.
 
-Logits are read as the model gives them, whatever their dtype, and compared in float32. A row that asks for penalties
-is penalized where it is read first, in `choose_largest`, which leaves it in `penalized` for the other two.
+The kernels read logits in the dtype of the model and compare them in float32. `choose_largest` reads a row first, so it
+applies the penalties and writes the penalized row to `penalized` for the other two kernels.
 
-The threshold is looked for in listed groups. What bounds it is
+`find_threshold` searches only listed groups (`groups`). The bound of the search is
 
-- of top-k: the k-th largest of the groups' largest logits;
-- of top-p behind min-p: what min-p drops;
-- of top-p alone: the largest logits of groups that together have enough mass. Where the mass lies with thousands of
-  tokens they have not, and the whole row is gone through.
+- for top-k: the k-th largest of the groups' largest logits;
+- for top-p with min-p: the logit below which min-p drops tokens;
+- for top-p alone: the largest logits of groups that together have enough mass. If the mass is spread over thousands of
+  tokens, these do not have enough, and the kernel searches the whole row.
 """
 
 import triton
@@ -33,8 +33,10 @@ from ingot.backends.triton.kernels.penalties import asks, penalize
 
 @triton.jit
 def logits_of(source, column, mask):
-    """Logits in float32 at the ids `column` of a row, -inf where masked. `source` is (the row as it was given, the row
-    after penalties, whether it asked for any)."""
+    """Load logits in float32 at the ids `column` of a row; -inf where masked.
+
+    `source` is (pointer to the given row, pointer to the row after penalties, whether the row has penalties or bans).
+    """
     given, penalized, asked = source
     value = tl.load(given + column, mask=mask & (asked == 0), other=float("-inf")).to(tl.float32)
     return tl.where(asked, tl.load(penalized + column, mask=mask & asked, other=float("-inf")), value)
@@ -42,19 +44,22 @@ def logits_of(source, column, mask):
 
 @triton.jit
 def best_of_row(peak, place, peaks, places, arrived, row, SPLITS: tl.constexpr, BLOCK_SPLITS: tl.constexpr):
-    """Leave this program's largest value and its place. (is last, value, place) of the row's largest, lowest place
-    first among equals: the last program of a row to arrive has those of all SPLITS programs."""
+    """Store this program's largest value and its place, and return (is last, value, place).
+
+    The last program of a row to arrive returns the largest of all SPLITS programs, among equals the lowest place. The
+    others return their own.
+    """
     split = tl.program_id(0)
     tl.store(peaks + row * SPLITS + split, peak)
     tl.store(places + row * SPLITS + split, place)
     tl.debug_barrier()
-    # Release what is stored above, acquire what the others stored: the last one sees all.
+    # Release the stores above, acquire those of the other programs: the last one sees all.
     last = tl.atomic_add(arrived + row, 1, sem="acq_rel") == SPLITS - 1
     if last:
         tl.store(arrived + row, 0)
         others = tl.arange(0, BLOCK_SPLITS)
         mask = others < SPLITS
-        # From the L2 cache: the L1 cache of this multiprocessor may hold what stood there before.
+        # Read from the L2 cache: the L1 cache of this multiprocessor may hold older contents.
         value = tl.load(peaks + row * SPLITS + others, mask=mask, other=float("-inf"), cache_modifier=".cg")
         where = tl.load(places + row * SPLITS + others, mask=mask, other=NOWHERE, cache_modifier=".cg")
         peak = tl.max(value)
@@ -93,10 +98,13 @@ def choose_largest(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The id of the largest logit of each row, the lowest among equals, or -1; in `tops` the logit itself, or infinity
-    where the id is -1. For rows that are drawn, in `masses` the sum of exp(-depth), and the largest logit of each group
-    in `group_tops`. For rows that ask for penalties, in `penalized` the logits after them, and all else is of these. A
-    program takes BLOCK logits of one row."""
+    """Find the largest logit of each row; a program takes BLOCK logits of one row.
+
+    `tokens` takes the id of the largest logit, the lowest id among equals, or -1 if that logit is not finite. `tops`
+    takes the logit, or infinity where the id is -1. For rows with a temperature, `masses` takes the sum of exp(-depth)
+    and `group_tops` the largest logit of each group. For rows with penalties or bans, `penalized` takes the logits
+    after them, and the other outputs are computed from these.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
@@ -154,7 +162,7 @@ def choose_largest(
 
 @triton.jit
 def weight_of(gap, temperature, min_p):
-    """exp(-gap / temperature), a token's probability over that of the likeliest; 0 where min-p drops the token."""
+    """Return exp(-gap / temperature), a token's probability relative to the most likely one; 0 if min-p drops it."""
     weight = tl.exp(gap * (-1.0 / temperature))
     return tl.where(weight >= min_p, weight, 0.0)
 
@@ -175,9 +183,11 @@ def narrow(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """The range (low, size) of bits of gaps that holds the least one such that the listed tokens of this gap and less
-    weigh at least `target`, narrowed to END or less: a quarter of the range at a time. A token weighs exp(-depth)
-    BY_MASS, and else 1."""
+    """Narrow the range (low, size) of gap bits around the least gap where listed tokens reach `target`; return both.
+
+    The listed tokens up to that gap weigh at least `target`. Each iteration narrows to a quarter, until the size is at
+    most END. A token weighs exp(-depth) with BY_MASS, else 1.
+    """
     while size > END:
         step = (size + 3) // 4
         first = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
@@ -212,9 +222,11 @@ def least_listed_gap(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """The least gap such that the listed tokens of this gap and less weigh at least `target`; infinity when they do
-    not. Half-way, where one gap alone is left of the range, it is that: of logits that were rounded to bfloat16 it
-    always is."""
+    """Return the least gap such that the listed tokens up to it weigh at least `target`; infinity if they weigh less.
+
+    Half-way, if the range holds only one gap of a token, that is the result. With logits rounded to bfloat16 this is
+    always so.
+    """
     low, size = tl.full((), 0, tl.int32), tl.full((), INFINITE + 1, tl.int32)
     low, size = narrow(
         source, listed, count, top, temperature, target, low, size, 1 << 15, BY_MASS, GROUPS, VOCAB, BLOCK_GROUPS
@@ -249,7 +261,7 @@ def listed_mass(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """The sum of exp(-depth) of the listed tokens that min-p keeps, of depths up to the limit and below it."""
+    """Return the sums of exp(-depth) of the listed tokens that min-p keeps: (depth <= limit, depth < limit)."""
     up_to = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     below = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     for start in range(0, count, BLOCK_GROUPS):
@@ -287,8 +299,10 @@ def find_threshold(
     BLOCK_GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """What top-k and top-p keep of each row that is drawn: tokens of less depth than its limit, and those of the very
-    limit up to its last id. A program takes one row."""
+    """Find which tokens top-k and top-p keep, for each row with a temperature; a program takes one row.
+
+    Kept are tokens of a depth below `limits`, and those of exactly that depth with ids up to `last_ids`.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -313,7 +327,7 @@ def find_threshold(
             if by_number:
                 bound = bounding_gap(group_gap, tl.full((BLOCK_ALL,), 1.0, tl.float32), most.to(tl.float32))
             elif least > 0:
-                # A little more than it takes: min-p itself is tested by weights, which are rounded.
+                # A little more than the bound of min-p: min-p itself is tested by weights, which are rounded.
                 bound = tl.maximum(heat * (1e-3 - 1.001 * tl.log(least)), 0.0)
             else:
                 bound = bounding_gap(group_gap, weight_of(group_gap, heat, 0.0), all_mass * share)
@@ -331,7 +345,7 @@ def find_threshold(
                 edge = tl.minimum(edge, bound)  # sums in another order may fall short by a rounding
                 limit = tl.minimum(limit, tl.div_rn(edge, heat))
                 _, before = listed_mass(source, listed, count, top, heat, 0.0, limit, GROUPS, VOCAB, BLOCK_GROUPS)
-                # Of equals at the edge, as many as it takes to reach the target; at least one.
+                # Of equal tokens at the edge, keep as many as reach the target; at least one.
                 room = tl.ceil((target - before) / weight_of(edge, heat, 0.0))
                 room = tl.minimum(tl.maximum(room, 1.0), VOCAB).to(tl.int32)
                 seen = 0
@@ -350,14 +364,15 @@ def find_threshold(
 
 @triton.jit
 def gumbel(seed, position, start, BLOCK: tl.constexpr):
-    """Noise of BLOCK tokens from `start`, a multiple of 4, on: `-log(-log(u))` of `ingot.ir.ops.sampling.uniform`."""
+    """Return Gumbel noise of BLOCK tokens from `start`, a multiple of 4, on: `-log(-log(u))` with u of
+    `ingot.ir.ops.sampling.uniform`."""
     counter = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     none = counter * 0
     low = none + (seed & 0xFFFFFFFF).to(tl.uint32)
     high = none + ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
     a, b, c, d = tl.philox_impl(counter, none + position.to(tl.uint32), none, none, low, high)
     words = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
-    # 23 bits: a signed integer holds them, and their conversion is exact.
+    # 23 bits: they fit a signed integer, and their conversion to float32 is exact.
     uniform = ((words >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
     return -tl.log(-tl.log(uniform))
 
@@ -389,8 +404,10 @@ def draw(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The token of each row that is drawn: the largest of the kept logits with noise. A program takes SHARE logits of
-    one row; rows that are not drawn keep their tokens."""
+    """Draw the token of each row with a temperature: the largest kept logit after noise.
+
+    A program takes SHARE logits of one row. Greedy rows keep their tokens.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
@@ -416,7 +433,7 @@ def draw(
             if tl.max(keep.to(tl.int32)) > 0:
                 noisy = tl.where(keep, gumbel(seed, position, start, BLOCK) - depth, float("-inf"))
                 highest = tl.max(noisy)
-                if highest > peak:  # among equals the one in front stays
+                if highest > peak:  # among equals, keep the first
                     peak = highest
                     place = tl.min(tl.where(keep & (noisy == highest), column, NOWHERE))
         last, peak, place = best_of_row(peak, place, peaks, places, arrived, row, SPLITS, BLOCK_SPLITS)

@@ -1,4 +1,4 @@
-"""Activations that keep the largest elements of a row."""
+"""Sparse activations, which keep only the largest elements of a row."""
 
 import triton
 import triton.language as tl
@@ -15,8 +15,10 @@ def keep_above(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """relu(x - cutoff) of [rows, WIDTH], where the cutoff of a row is its mean and DEVIATIONS standard deviations; a
-    row a program."""
+    """Compute relu(x - cutoff) of [rows, WIDTH]; a program takes a row.
+
+    The cutoff of a row is its mean plus DEVIATIONS standard deviations.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

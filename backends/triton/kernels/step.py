@@ -1,4 +1,4 @@
-"""The ends of a step: what is fed, rows that are looked up, and the move on to the next step."""
+"""The begin and end of a step: its tokens, positions and cache slots, row lookups, and the state for the next step."""
 
 import triton
 import triton.language as tl
@@ -7,8 +7,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _slot(page_table, seq, place, real, max_pages, PAGE_SIZE: tl.constexpr):
-    """Where the token of a sequence at a place is written; -1 for padding."""
-    # A place in front of its sequence has no page; its token is no real one.
+    """Return the cache slot of a sequence's token at `place`; -1 for padding."""
+    # A place below 0 has no page; such a token is not a real one.
     page = tl.load(page_table + seq.to(tl.int64) * max_pages + place // PAGE_SIZE, mask=real & (place >= 0), other=0)
     return tl.where(real, page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE, -1)
 
@@ -35,7 +35,7 @@ def feed(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The op `feed`; a program takes BLOCK tokens and BLOCK sequences."""
+    """Compute the op `feed`; a program takes BLOCK tokens and BLOCK sequences."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -79,7 +79,7 @@ def page_slots(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The op `page_slots`; a program takes BLOCK tokens."""
+    """Compute the op `page_slots`; a program takes BLOCK tokens."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -104,7 +104,7 @@ def advance(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """The op `advance`, in place; a program takes BLOCK sequences."""
+    """Compute the op `advance`, in place; a program takes BLOCK sequences."""
     if DEPENDENT:
         gdc_launch_dependents()
     seq = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -138,7 +138,7 @@ def gather(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Row `indices[i]` of the table, WIDTH elements, in row i of the result; a row that is not there is zeros."""
+    """Copy row `indices[i]` of the table, WIDTH elements, to row i of the result; zeros if there is no such row."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

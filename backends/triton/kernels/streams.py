@@ -1,4 +1,4 @@
-"""Several streams of each token, [rows, streams, WIDTH]: mixed, joined, brought to a size. Results are row-major."""
+"""Several residual streams per token, [rows, streams, WIDTH]: mix, concatenate, rescale. Results are row-major."""
 
 import triton
 import triton.language as tl
@@ -21,7 +21,10 @@ def mix_streams(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Result i of MIXED is the sum of the STREAMS of x with weights [rows, MIXED, STREAMS]; BLOCK columns a program."""
+    """Compute MIXED weighted sums of the STREAMS of x, with weights [rows, MIXED, STREAMS].
+
+    A program takes BLOCK columns of one sum of a row.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -54,8 +57,10 @@ def join(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """[rows, GROUPS, WIDTH] of the X_GROUPS of x and then those of y, or of the X_WIDTH columns of x and then those of
-    y: of one of both sizes x has all."""
+    """Concatenate x and y to [rows, GROUPS, WIDTH], along groups or along columns.
+
+    x has X_GROUPS groups of X_WIDTH columns. One of the two sizes is that of the result; along the other, y follows x.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -84,8 +89,10 @@ def match_size(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """x with the root mean square of `like`, over WIDTH; a group of a row a program. The mean square of x counts as
-    LEAST where it is below."""
+    """Scale x to the root mean square of `like`, over WIDTH; a program takes a group of a row.
+
+    A mean square of x below LEAST counts as LEAST.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
