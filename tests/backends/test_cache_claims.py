@@ -54,13 +54,13 @@ def of_triton(asked: Asked) -> str | None:
     test_attention_shared.py; on a GPU also tests/gpu/test_every_op.py."""
     if asked.op == "append_attention":
         if asked.bucket is INVARIANT:
-            return "so that its bits depend on the step"
+            return "so its bits depend on the step"
         if asked.bucket is MANY:
             return "the kernel is for steps of up to 64 tokens, and these have 2048"
         if Mask.named(asked.mask).looks_ahead:
-            return f"by the mask {asked.mask} a token sees what is fed after it"
+            return f"with the mask {asked.mask} a token sees later tokens of the step"
     if asked.mask == TREE and asked.bucket is INVARIANT:
-        return "no kernel adds up a tree in an order that does not depend on it"
+        return "no kernel sums a tree in an order that is independent of the tree"
     return None
 
 

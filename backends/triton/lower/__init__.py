@@ -1,1 +1,1 @@
-"""Lowerings: what turns a call of an op, or a region, into launches of kernels."""
+"""Lowerings: they turn a call of an op, or a region, into kernel launches."""

@@ -1,6 +1,8 @@
-"""Lowerings of attention over the paged cache: one kernel for steps of few tokens, another one for prefill, both for
-steps that feed prompts beside sequences that decode, and one for all steps where a row's bits may not depend on its
-step."""
+"""Lowerings of attention over the paged KV cache.
+
+The decode kernel serves steps of few tokens, the prefill kernel steps of prompts, and both together mixed steps. In
+batch-invariant bucket classes one kernel serves all steps.
+"""
 
 from collections.abc import Mapping
 
@@ -15,18 +17,21 @@ from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 
 
 def _decodes(bucket: BucketClass) -> bool:
-    """Whether the steps of a bucket class are for the kernel of few tokens. Where each sequence feeds one, it is for
-    more of them, which all the same read as many contexts."""
+    """Return whether the decode kernel alone serves the steps of a bucket class.
+
+    It serves up to MOST_DECODED tokens if each sequence has one token in the step, since each token then reads a
+    context of its own; else up to GPU_FEW_TOKENS.
+    """
     return bucket.tokens[1] <= (MOST_DECODED if bucket.q_max == 1 else GPU_FEW_TOKENS)
 
 
 def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     if (ancestors := call.optional("ancestors")) is not None:
         call.want(
-            not schedule.bucket.batch_invariant, "no kernel adds up a tree in an order that does not depend on it"
+            not schedule.bucket.batch_invariant, "no kernel sums a tree in an order that is independent of the tree"
         )
         out, _ = results_of(call, schedule)
-        # Of few tokens too: the kernel for these takes what a token sees as one range, and a tree has gaps.
+        # The prefill kernel, with few tokens too: the decode kernel reads one range per token, and a tree has gaps.
         schedule_prefill(call, attention_of(call, schedule.sm), schedule, out, None, least=1, ancestors=ancestors)
         return (out,)
     if schedule.bucket.batch_invariant:
@@ -35,8 +40,9 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         return schedule_decode(call, schedule, append=False)
     attention = attention_of(call, schedule.sm)
     out, lse = results_of(call, schedule)
-    # A sequence that feeds one token would fill a row of a tile of prompts. One of few tokens does not come often
-    # enough for a tile of its own size. Alone in a step of many tokens, a sequence feeds more than one.
+    # In a tile of the prefill kernel, a sequence of one token would fill a single row, so the decode kernel takes it.
+    # Sequences of a few tokens are too rare for a tile size of their own. If the step has only one sequence, that has
+    # more than one token.
     beside = schedule.most_sequences > 1
     schedule_prefill(call, attention, schedule, out, lse, least=2 if beside else 1)
     if beside:
@@ -48,14 +54,14 @@ def _append_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     most = schedule.bucket.tokens[1]
     call.want(
         not schedule.bucket.batch_invariant,
-        "the kernel adds up what a step feeds apart from what is cached, so that its bits depend on the step",
+        "the kernel sums the step's tokens apart from the cached ones, so its bits depend on the step",
     )
     call.want(
         _decodes(schedule.bucket), f"the kernel is for steps of up to {GPU_FEW_TOKENS} tokens, and these have {most}"
     )
     call.want(
         not mask_of(call).looks_ahead,
-        f"by the mask {mask_of(call).name} a token sees what is fed after it, and the kernel what is fed before it",
+        f"with the mask {mask_of(call).name} a token sees later tokens of the step; the kernel reads only earlier ones",
     )
     return schedule_decode(call, schedule, append=True)
 

@@ -1,4 +1,4 @@
-"""Tile sizes for attention of few tokens: those of the measured problem that is most like it, or what fits."""
+"""Tile sizes for decode attention: those of the most similar measured problem, or the largest that fit."""
 
 from dataclasses import replace
 
@@ -10,16 +10,19 @@ from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.ir.artifact.tuning import Source
 from ingot.ir.types import DTYPES
 
-# Rows of a tile, the heads of q that read one head of the cache, which a warp holds at most. For the 71 heads of Falcon
-# 7B, 8 warps are faster than 4 on an H200, and with 2 registers spill.
+# Most rows of a tile per warp; rows are the q heads that read one cache head. For the 71 heads of Falcon 7B, 8 warps
+# are faster than 4 on an H200, and 2 warps spill registers.
 _WARP_ROWS = 16
-_MEASURED_GROUP = 32  # heads of q for one of the cache, in the problems that were measured
+_MEASURED_GROUP = 32  # most q heads per cache head in the measured problems
 
 
 def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
-    """Those that were measured, or by the most tokens of a step and the bytes of a head in a tile: wider heads than any
-    measured get fewer keys. Where values are not beside keys of their width, the largest that fit on the compute
-    capability `sm`."""
+    """Return the tiles for a problem, and whether they are from the table of measurements.
+
+    Without an exact measurement, choose by the most tokens of a step and by the bytes of a head in a tile; heads wider
+    than any measured one get fewer keys. For caches of unequal widths, choose the largest that fit on compute
+    capability `sm`.
+    """
     if not problem.cache_form.equal:
         fitting = fitting_tiles(problem, sm)
         return DecodeTiles(fitting.keys, fitting.stages, programs=1, warps=fitting.warps, early=0), "heuristic"
@@ -36,7 +39,7 @@ def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
 
 
 def _measured(problem: DecodeProblem) -> DecodeTiles | None:
-    """Tiles that were measured for heads of this size and such a step, if any were."""
+    """Return the tiles measured for heads of this size and steps of this many tokens, or None."""
     table = DECODE_TILES if problem.append else PAGED_TILES
     by_bytes = next((sizes for tokens, sizes in table.items() if problem.tokens <= tokens), {})
     if problem.cache_dtype != AUTO or power_of_two(problem.group) > _MEASURED_GROUP:
@@ -45,11 +48,11 @@ def _measured(problem: DecodeProblem) -> DecodeTiles | None:
 
 
 def enough_warps(problem: DecodeProblem, tiles: DecodeTiles) -> DecodeTiles:
-    """The tiles with warps for all heads of q that read one head of the cache."""
+    """Return the tiles with enough warps for all q heads that read one cache head."""
     return replace(tiles, warps=max(tiles.warps, power_of_two(problem.group) // _WARP_ROWS))
 
 
 def fitting_tiles(problem: DecodeProblem, sm: int) -> FormTiles:
-    """For a problem that a lowering has taken: one whose groups of heads are cut as they fit."""
+    """Return the largest tiles that fit. A lowering has accepted the problem and divided its groups of heads."""
     form = tiled(problem.cache_form, problem.kv_heads, problem.group)
     return form_tiles(held_of(form, 1, DTYPES[problem.dtype].itemsize), sm, lambda *_: None, form.block_group)

@@ -1,4 +1,4 @@
-"""Attention of few tokens, those of a step or those beside prompts: how contexts are cut, and the launch."""
+"""The launch of decode attention, for steps of few tokens and for the decoding sequences of mixed steps."""
 
 from typing import Any
 
@@ -27,12 +27,12 @@ from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 
-# Heads of q in a tile where values are not beside keys of their width: all that read one head of the cache may be 128.
+# Most q heads of a tile for caches of unequal widths, where up to 128 q heads may read one cache head.
 _MOST_HEADS = 32
 
 
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
-    """Attention; with `append` q and k are prepared and k and v written first, in the same launch."""
+    """Add the launch, and return its results. With `append`, it first prepares q and k and writes k and v."""
     attention = attention_of(call, schedule.sm)
     out, lse = results_of(call, schedule)
     _launch(
@@ -43,16 +43,16 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
 
 
 def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value, lse: Value | None) -> None:
-    """Adds the rows of `out` [T, heads, dim], and of `lse` [T, heads] where it is given, of sequences that feed one
-    token."""
+    """Add the launch that computes the rows of `out` [T, heads, dim] and, unless None, of `lse` [T, heads] of sequences
+    with one token in the step."""
     _launch(call, attention, schedule, (out, lse), schedule.most_sequences, None, append=False, single=True)
 
 
 def _scan(tokens: int, warps: int, *, single: bool) -> int:
-    """Sequences whose lengths are looked at together."""
+    """Return how many sequences' lengths a loop loads per iteration."""
     if tokens <= GPU_FEW_TOKENS:
         return WARP  # sums stay within each warp
-    # Beside prompts there may be any number of sequences; else no more than tokens.
+    # A mixed step may have any number of sequences; a decode step has at most one per token.
     return WARP * warps if single else power_of_two(tokens)
 
 
@@ -67,9 +67,11 @@ def _launch(
     append: bool,
     single: bool,
 ) -> None:
-    """The launch for up to `most_tokens` tokens of a step; with `single` these are the only ones of their sequences,
-    and others are left out. Where there is a table `sharing`, that launch is for steps that share no prefix, and there
-    are two more for those that do."""
+    """Add the launch for up to `most_tokens` tokens of a step.
+
+    With `single`, it computes only sequences with one token in the step. With a table `sharing`, that launch is for
+    steps without shared prefixes, and two more launches are for steps with them.
+    """
     if not attention.equal:
         held = min(_MOST_HEADS, max(LEAST, attention.form.block_group))
         attention = attention.divided(form_tiles(attention.held(1), schedule.sm, call.want, held).rows)

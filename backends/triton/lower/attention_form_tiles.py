@@ -1,7 +1,7 @@
-"""Tiles for attention over caches whose values are not beside keys of their width: by what a multiprocessor holds.
+"""Tiles for attention over caches of unequal widths (`ingot.ir.cache.form`), by the capacity of a multiprocessor.
 
-No such tiles were timed. They are the largest whose sums take half of the registers and whose keys, values and queries
-fit into the shared memory of a block.
+These tiles were not timed. They are the largest whose accumulators take at most half of the registers and whose keys,
+values and queries fit into the shared memory of a block.
 """
 
 from collections.abc import Callable
@@ -11,21 +11,24 @@ from itertools import product
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.lower.sizes import LEAST
 
-# Sums in float32 that half of the registers of a multiprocessor hold: 65,536 of 4 bytes from compute capability 8.0 on
-# (CUDA C++ programming guide, technical specifications); and numbers of keys in a tile. Without tensor cores, which
-# float32 does not use, operands come into registers too: an eighth of that.
+# Most float32 accumulators, which fill half of the registers of a multiprocessor: it has 65,536 of 4 bytes from compute
+# capability 8.0 on (CUDA C++ programming guide, technical specifications). Most elements of keys in a tile. Float32
+# does not use tensor cores, so its operands take registers too: its limits are an eighth.
 _MOST_SUMS, _MOST_KEYS = 1 << 15, 1 << 15
 _SHARE_OF_FLOAT32 = 8
-# Sums of 4 warps; more rows take 8.
+# Most accumulators of 4 warps; more take 8 warps.
 _SUMS_OF_4_WARPS = 1 << 13
-# Tiles of keys on the way in a loop of five stages; every other stage holds page ids.
+# Tiles of keys in flight in a loop of five stages; every other stage holds page ids.
 _BUFFERS, _STAGES = 2, 5
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a kernel holds of one head: numbers of a query or a key in their tiles, of a value in a tile of its own (0:
-    it has none), and of the sums of a row, of which there are `sums`. `itemsize`: bytes of a number."""
+    """The tile widths of one head in a kernel, in elements.
+
+    `key` is the width of queries and keys, `value` that of a separate tile of values (0 if there is none), `sum` that
+    of an accumulator, of which each row has `sums`. `itemsize` is the bytes of an element.
+    """
 
     key: int
     value: int
@@ -34,7 +37,7 @@ class Held:
     itemsize: int
 
     def shared(self, rows: int, keys: int) -> int:
-        """Bytes of shared memory."""
+        """Return the bytes of shared memory of tiles with `rows` queries and `keys` keys."""
         return self.itemsize * (rows * self.key + _BUFFERS * keys * (self.key + self.value) + rows * keys)
 
 
@@ -47,12 +50,12 @@ class FormTiles:
 
 
 def form_tiles(held: Held, sm: int, want: Callable[[bool, str], None], most_rows: int) -> FormTiles:
-    """The tiles, or a refusal by `want` where the least ones do not fit."""
+    """Return the largest tiles that fit, of at most `most_rows` rows. Refuse by `want` if the smallest do not fit."""
     share = _SHARE_OF_FLOAT32 if held.itemsize == 4 else 1
     needed = held.shared(LEAST, LEAST)
     want(
         needed <= shared_memory(sm),
-        f"the least tiles take {needed} bytes of shared memory, and a block has {shared_memory(sm)}",
+        f"the smallest tiles take {needed} bytes of shared memory, and a block has {shared_memory(sm)}",
     )
     for rows, keys in product((64, 32, LEAST), (64, 32, LEAST)):
         sums = rows * held.sum * held.sums

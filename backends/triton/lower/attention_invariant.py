@@ -1,4 +1,4 @@
-"""Attention whose bits depend on no other row: the launch, by the same machine code in steps of all sizes."""
+"""The launch of batch-invariant attention. Steps of all sizes run the same machine code."""
 
 import torch
 
@@ -9,20 +9,21 @@ from ingot.backends.triton.lower.attention_shapes import attention_of, results_o
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Keys of a split. Each is a program's work where few tokens leave the device idle, and each costs a prompt a pass over
-# its sums.
+# Keys of a split. With few tokens, splits are shared among programs to fill the device. In prefill, each split costs a
+# pass over the accumulators.
 SPLIT = 512
-# Rows of a tile: the least that a tensor-core product of Hopper has.
+# Rows of a tile: the least of a Hopper tensor-core instruction (wgmma).
 _ROWS = 64
-# Programs for each (token, head) where steps have up to so many tokens: together they fill the device, or nearly. Steps
-# of more tokens have programs enough, and no room for what splits leave behind.
+# Programs per (token, head), by the most tokens of a step: together they fill the device, or nearly. Steps of more
+# tokens have enough programs, and the scratch memory of splits would be too large.
 _WAYS = {16: 16, 32: 8, 64: 4}
 
 
 def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
+    """Add the launch of batch-invariant attention, and return its results."""
     attention = attention_of(call, schedule.sm)
-    # Tiles by what registers and shared memory hold: two sums of 64 rows of 128 elements in 4 warps; float32, which no
-    # tensor core multiplies, a quarter of that.
+    # Tiles by the capacity of registers and shared memory: two accumulators of 64 rows of 128 elements in 4 warps.
+    # Float32 does not use tensor cores and takes a quarter of that.
     wide = attention.itemsize == 4
     tiles = FormTiles(
         _ROWS, 32 if wide or attention.form.block > 128 else 64, 8 if attention.form.block > 128 else 4, 3
@@ -30,7 +31,7 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     if not attention.equal:
         tiles = form_tiles(attention.held(2), schedule.sm, call.want, _ROWS)
         attention = attention.divided(tiles.rows)
-    elif attention.form.block_group > _ROWS:  # as Falcon 7B has them: 71 heads of q for one of k
+    elif attention.form.block_group > _ROWS:  # for example Falcon 7B, with 71 q heads for one kv head
         attention = attention.divided(_ROWS)
     form, page = attention.form, attention.cache.layout.page
     kv_heads, heads = form.kv_heads, form.block_group

@@ -1,4 +1,4 @@
-"""Attention of sequences that feed many tokens: the launch."""
+"""The launch of prefill attention."""
 
 from ingot.backends.triton.kernels.attention_prefill import prefill_attention
 from ingot.backends.triton.launches import WARP, Term, cdiv
@@ -18,10 +18,13 @@ def schedule_prefill(
     least: int,
     ancestors: Value | None = None,
 ) -> None:
-    """Adds the rows of `out` [T, heads, dim], and of `lse` [T, heads] where it is given, of sequences that feed `least`
-    tokens or more, and what those have that no sequence owns. `ancestors` [T] go with the mask `tree`."""
-    # Tiles by what registers and shared memory hold, as ptxas says for compute capability 9.0: a total of 128 rows of
-    # 128 elements in 8 warps, and without tensor cores, which float32 does not use, a quarter of that.
+    """Add the launch that computes rows of sequences with at least `least` tokens in the step, and of unowned tokens.
+
+    It writes rows of `out` [T, heads, dim] and, unless None, of `lse` [T, heads]. `ancestors` [T] belong to the mask
+    `tree`.
+    """
+    # Tiles by the capacity of registers and shared memory, as ptxas reports for compute capability 9.0: an accumulator
+    # of 128 rows of 128 elements in 8 warps. Float32 does not use tensor cores and takes a quarter of that.
     wide = attention.itemsize == 4
     rows = 32 if wide else 128 if attention.form.block <= 128 else 64
     keys = 32 if wide or attention.form.block > 128 else 64
@@ -30,8 +33,8 @@ def schedule_prefill(
         tiles = form_tiles(attention.held(1), schedule.sm, call.want, most_rows=64)
         rows, keys, warps, stages = tiles.rows, tiles.keys, tiles.warps, tiles.stages
     full = cdiv(attention.tokens, rows)
-    # A block for each `rows` tokens, and one that is not full for each sequence: of these as many as full ones at most,
-    # since more come of many short prompts alone. Programs go round where there are more blocks.
+    # One program per `rows` tokens, plus one per sequence for its partial block. The latter are at most as many as the
+    # former: only many short prompts have more partial blocks, and then the programs loop.
     blocks = Term(op="add", left=full, right=Term(op="min", left=full, right=attention.sequences))
     schedule.launch(
         prefill_attention,
@@ -46,7 +49,8 @@ def schedule_prefill(
             "DEPENDENT": schedule.dependent,
         },
         warps=warps,
-        # Half of a multiprocessor's, so that two blocks run side by side. Only there none has to be moved to memory.
+        # At most 128 per thread, so that a block takes half of a multiprocessor's registers and two blocks run at once.
+        # Only with these tiles does the limit cause no spills.
         registers=128 if schedule.sm == 90 and rows == 128 and attention.form.block <= 64 else None,
         stages=stages,
         dependent=schedule.dependent,

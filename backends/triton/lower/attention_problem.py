@@ -1,4 +1,4 @@
-"""What the tuning log knows attention of few tokens by."""
+"""The key of decode attention in the tuning log."""
 
 from dataclasses import asdict, dataclass
 
@@ -10,21 +10,22 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.types import DTYPES
 
 DECODE_ATTENTION = "decode_attention"
-# The largest step that is decoded where each sequence feeds one token: as many contexts can still be cut in two.
+# The most tokens of a decode step if each sequence has one: with this many contexts, each can still have two splits.
 MOST_DECODED = 512
-# A cache in the dtype of q, as `--kv-cache-dtype` says it; and one whose values are as wide as keys, beside them.
+# AUTO: a cache in the dtype of q, as `--kv-cache-dtype` spells it. EQUAL: a cache of equal widths.
 AUTO, EQUAL = "auto", "equal"
 _VALUES, _LATENT = "values", "latent"
 
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """Attention of steps of up to `tokens` tokens over a cache of `kv_heads` heads of `dim` elements, in pages of
-    `page` positions; `group` heads of q share one of them. With `append` q and k are prepared and k and v written in
-    the same launch. `dtype` is that of q, k and v by its IR name, `cache_dtype` that of the cache.
+    """Attention of steps of up to `tokens` tokens over a cache of `kv_heads` heads of `dim` elements.
 
-    `form` is "equal", "values_N" for values of N numbers beside keys, or "latent_N" where they are the first N numbers
-    of keys (`ingot.ir.cache.form`). `sharing` of the `kv_heads` groups read one head of the cache.
+    A page has `page` positions, and `group` q heads share a kv head. With `append`, the same launch prepares q and k
+    and writes k and v. `dtype` is the IR name of the dtype of q, k and v, `cache_dtype` that of the cache.
+
+    `form` is "equal"; "values_N" for separate values of N elements; or "latent_N" if values are the first N elements of
+    keys (`ingot.ir.cache.form`). `sharing` of the `kv_heads` groups read one cache head.
     """
 
     kv_heads: int
@@ -40,12 +41,12 @@ class DecodeProblem:
 
     @staticmethod
     def of(choice: Choice) -> "DecodeProblem":
-        """What a choice is about. Raises TypeError or ValueError when that is no attention of few tokens."""
+        """Return the problem of a choice. Raises TypeError or ValueError if it is not decode attention."""
         problem = read_problem(DecodeProblem, choice)
         if problem.tokens > MOST_DECODED or not {problem.dtype, problem.cached_as} <= DTYPES.keys():
             raise ValueError(f"{problem.tokens} tokens of {problem.dtype} over {problem.cached_as}")
         if problem.kv_heads % problem.sharing:
-            raise ValueError(f"{problem.kv_heads} groups, of which {problem.sharing} read one head")
+            raise ValueError(f"sharing is {problem.sharing}, which does not divide kv_heads, {problem.kv_heads}")
         try:
             named = form_name(problem.cache_form)
         except (ValueError, VerifyError):
@@ -60,7 +61,7 @@ class DecodeProblem:
 
     @property
     def cached_as(self) -> str:
-        """The dtype of the cache."""
+        """Return the IR name of the cache's dtype."""
         return self.dtype if self.cache_dtype == AUTO else self.cache_dtype
 
     @property
@@ -74,12 +75,12 @@ class DecodeProblem:
 
     @property
     def row_bytes(self) -> int:
-        """Of one position of one head: keys alone."""
+        """Return the bytes of the key of one position of one head."""
         return self.dim * DTYPES[self.cached_as].itemsize
 
     @property
     def position_bytes(self) -> int:
-        """Of keys and values of one position."""
+        """Return the bytes of the keys and values of one position, over all cache heads."""
         form = self.cache_form
         return self.cache_heads * form.parts * form.row * DTYPES[self.cached_as].itemsize
 
@@ -88,7 +89,7 @@ class DecodeProblem:
 
 
 def form_name(form: CacheForm) -> str:
-    """How a problem names the form of a cache."""
+    """Return the name of a cache's form in a problem."""
     if form.equal:
         return EQUAL
     return f"{_LATENT if form.shared else _VALUES}_{form.value_width}"

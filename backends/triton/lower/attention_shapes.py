@@ -1,4 +1,4 @@
-"""What both attention kernels are given alike."""
+"""Arguments and constants that all paged attention kernels take."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,13 +20,13 @@ from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.cache.form import CacheForm
 from ingot.ir.masks import CAUSAL, Mask
 
-# The widest tile of keys or values where these are not of one width: what a latent cache of DeepSeek's shape has.
+# The widest tile of keys or values for caches of unequal widths, as the latent cache of DeepSeek models needs it.
 _WIDEST_TILE = 512
 
 
 @dataclass(frozen=True)
 class Attention:
-    """A call as its kernel gets it. Where `divided`, several heads of `form` read one head of the cache."""
+    """A call in terms of its kernel's arguments. After `divided`, several heads of `form` read one cache head."""
 
     cache: Cache
     fed: Fed
@@ -39,20 +39,20 @@ class Attention:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Those that all kernels have, by their names."""
+        """Return the constants that all kernels take, by name."""
         return {"FED": self.fed, "CACHE": self.cache.layout, "FORM": self.form, "SCORES": self.scores}
 
     @property
     def equal(self) -> bool:
-        """Whether values lie beside keys of their width."""
+        """Return whether the cache has equal widths (`ingot.ir.cache.form`)."""
         return self.cache.form.equal
 
     def held(self, sums: int) -> Held:
-        """What a kernel with so many sums for each row holds."""
+        """Return the tile widths of a kernel with `sums` accumulators per row."""
         return held_of(self.form, sums, self.itemsize)
 
     def divided(self, most: int) -> "Attention":
-        """The same with groups of up to `most` heads of q: several groups then read one head of the cache."""
+        """Return the same attention with groups of at most `most` q heads. Several groups then read one cache head."""
         group = max(size for size in range(1, most + 1) if self.form.group % size == 0)
         sharing = self.form.group // group
         kv_heads = self.form.kv_heads * sharing
@@ -61,12 +61,12 @@ class Attention:
 
 
 def held_of(form: Form, sums: int, itemsize: int) -> Held:
-    """What a kernel with so many sums for each row holds, with numbers of `itemsize` bytes."""
+    """Return the tile widths of a kernel with `sums` accumulators per row and elements of `itemsize` bytes."""
     return Held(form.block + form.tail, 0 if form.same else form.block_value, form.block_value, sums, itemsize)
 
 
 def tiled(form: CacheForm, kv_heads: int, group: int) -> Form:
-    """How tiles hold heads. A wide key such as 576 numbers takes tiles of 512 and 64 in place of one of 1024."""
+    """Return the tile sizes of heads. A key of 576 elements takes tiles of 512 and 64 in place of one of 1024."""
     block, tail = tile_width(form.key_width), 0
     if not form.equal and form.key_width > block // 2 >= LEAST:
         rest = tile_width(form.key_width - block // 2)
@@ -88,26 +88,26 @@ def _form_of(call: Call, cache: Cache) -> Form:
 
 
 def mask_of(call: Call) -> Mask:
-    """What a token of an attention sees."""
+    """Return the mask of an attention call."""
     return Mask.named(call.attributes.get("mask", CAUSAL.name))
 
 
 def results_of(call: Call, schedule: Schedule) -> tuple[Value, Value | None]:
-    """The attention, and its log-sum-exp where the call gives that too."""
+    """Return the output values of the attention and, if the call returns it, of its log-sum-exp (else None)."""
     out, *lse = (schedule.output(result) for result in call.results)
     return out, lse[0] if lse else None
 
 
 def scores_of(call: Call) -> Scores:
-    """How a call makes scores."""
+    """Return the scale, mask and soft cap of a call."""
     soft_cap = call.attributes.get("soft_cap")
-    # Keys in a cache were divided by a scale of their own.
+    # The cache holds keys divided by k_scale.
     scale = float(call.attributes["scale"]) * float(call.attributes.get("k_scale", 1.0))
     return Scores(scale, mask_of(call).name, None if soft_cap is None else float(soft_cap))
 
 
 def attention_of(call: Call, sm: int) -> Attention:
-    """For a GPU of the compute capability `sm`."""
+    """Return a call in terms of kernel arguments, for compute capability `sm`. Raises Refused."""
     cache = cache_of(call)
     want_cache_dtype(call, sm, "q")
     form = _form_of(call, cache)

@@ -1,4 +1,4 @@
-"""Attention over prefixes that the sequences of a decode step share: the launch before `decode_attention`."""
+"""The launch of `shared_attention`, before `decode_attention`, for prefixes that sequences of a decode step share."""
 
 from typing import NamedTuple
 
@@ -14,16 +14,16 @@ from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.features.sharing import MOST_GROUPS
 
-# Rows of a tile at most, so that keys are read from the L2 cache for many; a warp group's product of tensor cores has
-# 64 of them. The first tile that 16 sequences of 4 heads fill is of that size.
+# Most rows of a tile, so that one read of keys from the L2 cache serves many rows; and least rows: a warp group's
+# tensor-core instruction has 64 rows, which 16 sequences of 4 heads fill.
 _MOST_ROWS, _LEAST_ROWS = 128, 64
-# Splits of a prefix at most: of all sequences so many together as `decode_attention` has of a large step.
+# Most splits of a prefix over all sequences together, as many as `decode_attention` has in a large step; then most and
+# least splits of one prefix.
 _ALL_SPLITS, _MAX_SPLITS, _LEAST_SPLITS = 512, 16, 2
 
 
 class Prefixes(NamedTuple):
-    """What `decode_attention` is given where prefixes are read apart: the table, and results by sequence and split; or
-    nothing."""
+    """Arguments of `decode_attention` for shared prefixes: the table, and results per sequence and split; or None."""
 
     sharing: Value | None = None
     attention: Value | None = None
@@ -33,20 +33,25 @@ class Prefixes(NamedTuple):
 
 
 def sharing_of(call: Call, attention: Attention, schedule: Schedule) -> Value | None:
-    """The table of shared prefixes, where steps of the bucket class may have several sequences. A cache that is not of
-    equal widths is read for each of them."""
+    """Return the table of shared prefixes if steps of the bucket class may have several sequences, else None.
+
+    Over a cache of unequal widths, each sequence reads its prefix by itself: also None.
+    """
     return call.optional("sharing") if schedule.bucket.tokens[1] > 1 and attention.equal else None
 
 
 def when(sharing: Value, *, shared: bool) -> Expr:
-    """1 in steps with shared prefixes if `shared`, and else in those without; 0 in the others."""
+    """Return an expression that is 1 in steps with shared prefixes and else 0; without `shared`, the opposite."""
     rows = Term(op="min", left=sharing.type.shape[0], right=2)
     return Term(op="sub", left=rows, right=1) if shared else Term(op="sub", left=2, right=rows)
 
 
 def _keys(rows: int, dim: int) -> int:
-    """Keys of a tile. Measured on an H200 with 64 sequences that share 8192 positions, heads of 64 and 128: 128 keys
-    take 0.92 and 0.89 of the time of 64; with tiles of 64 rows 64 keys are faster, and wide heads fill registers."""
+    """Return the keys of a tile of `rows` rows and heads of `dim` elements.
+
+    Measured on an H200 with 64 sequences that share 8192 positions, heads of 64 and 128: 128 keys take 0.92 and 0.89 of
+    the time of 64. With tiles of 64 rows, 64 keys are faster. Heads above 128 elements fill the registers.
+    """
     if dim > 128:
         return 32
     return 128 if rows == _MOST_ROWS else 64
@@ -55,16 +60,16 @@ def _keys(rows: int, dim: int) -> int:
 def schedule_shared(
     call: Call, attention: Attention, schedule: Schedule, sharing: Value, head: Head | None
 ) -> Prefixes:
-    """Adds the launch. `head` says how q is prepared; None where it already is."""
+    """Add the launch, and return the arguments for `decode_attention`. `head` says how to prepare q; None if it is."""
     kv_heads, group, dim = attention.form.kv_heads, attention.form.group, attention.form.value_dim
     rows, most = sharing.type.shape[0], schedule.bucket.tokens[1]
     wide = attention.itemsize == 4
-    # Without tensor cores, which float32 does not use, a tile has a quarter of the rows. Wider heads fill registers.
+    # Float32 does not use tensor cores: its tiles have a quarter of the rows. Heads above 128 elements fill registers.
     largest = _LEAST_ROWS if attention.form.block > 128 else _MOST_ROWS
     block = min(largest, max(_LEAST_ROWS, power_of_two(most * group))) // (4 if wide else 1)
-    # Each group has a tile that is not full.
+    # Each group may have one partial tile.
     tiles = Term(op="add", left=cdiv(times(rows, group), block), right=Term(op="min", left=rows, right=MOST_GROUPS))
-    # A tile has an item at least; the others are as many as multiprocessors.
+    # Each tile has at least one item; the further items, over all heads, are as many as multiprocessors.
     programs = max(1, schedule.cores // kv_heads)
     items = Term(op="add", left=tiles, right=programs)
     most_splits = min(_MAX_SPLITS, max(_LEAST_SPLITS, _ALL_SPLITS // power_of_two(most)))

@@ -1,4 +1,4 @@
-"""How far the contexts of a step of few tokens are cut."""
+"""Limits of the splits of contexts in decode attention."""
 
 from dataclasses import dataclass
 
@@ -6,26 +6,29 @@ from ingot.backends.triton.lower.attention_problem import MOST_DECODED, DecodePr
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.sizes import power_of_two, tile_width
 
-# The most splits of one context, and of all tokens of a step: what they leave behind is that many times its result.
+# The most splits of one context, and of all tokens of a step together. Scratch memory is a result row per split.
 _MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
-# However many tokens: a context of 32k among hundreds of short ones would else keep its multiprocessor busy for longer
-# than all others take.
+# A long context may have this many splits with any number of tokens. Otherwise a context of 32k among hundreds of short
+# ones would keep its multiprocessor busy for longer than all others take.
 _LEAST_SPLITS = 8
-# Elements of partial results that are added at once: 128 for each thread of 4 warps, and 64 where more programs run.
+# Elements of partial results merged at once: 128 per thread of 4 warps for steps of one token, else 64, since more
+# programs run.
 _COMBINED = {True: 16384, False: 8192}
-# Heads of q that are put together in one round. For all 71 of Falcon 7B at once, LLVM takes half a minute.
+# Most q heads merged per iteration. For all 71 of Falcon 7B at once, LLVM takes half a minute.
 _COMBINED_HEADS = 32
-# Rounds in which the splits are put together where values are not beside keys of their width. There is no loop: each is
-# code, which takes its time to compile.
+# Most iterations of the merge for caches of unequal widths. The merge is unrolled, so each adds compile time.
 _ROUNDS = 16
-# Up to this many tokens, a context is split in two at least.
+# In steps of up to this many tokens, a context has at least two splits.
 _HALVED = 16
 
 
 @dataclass(frozen=True)
 class SplitLimits:
-    """Each (token, head) has `base` splits for certain, and `most` where its context is long: by what all tokens read,
-    in `shares` parts; 0: no context has more than the certain ones."""
+    """Each (token, head) has `base` splits, and up to `most` if its context is long.
+
+    A context is long by comparison with the positions that all tokens read, divided into `shares` parts. With 0 shares,
+    no context has more than `base` splits.
+    """
 
     base: int
     most: int
@@ -33,18 +36,18 @@ class SplitLimits:
 
 
 def heads_at_once(problem: DecodeProblem) -> int:
-    """Heads of q, among those that read one head of the cache, whose results are put together in one round."""
+    """Return how many of the q heads that read one cache head are merged per iteration."""
     return min(power_of_two(problem.group), _COMBINED_HEADS)
 
 
 def splits_at_once(problem: DecodeProblem) -> int:
-    """Splits whose results are put together in one round."""
+    """Return how many splits are merged per iteration."""
     result = heads_at_once(problem) * tile_width(problem.cache_form.value_width)
     return max(1, _COMBINED[problem.tokens == 1] // result)
 
 
 def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> SplitLimits:
-    """On a GPU of so many multiprocessors. With many tokens, long contexts get what is to spare."""
+    """Return the limits for a GPU of `cores` multiprocessors. With many tokens, only long contexts get more splits."""
     most_splits = _MAX_SPLITS
     if not problem.cache_form.equal:
         most_splits = min(most_splits, _ROUNDS * splits_at_once(problem))

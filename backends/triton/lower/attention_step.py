@@ -1,4 +1,4 @@
-"""Attention of sequences that a step feeds whole: the launch."""
+"""The launch of attention without a cache, for sequences that are in one step as a whole."""
 
 from collections.abc import Mapping
 
@@ -22,8 +22,8 @@ def _step_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     form = Form(kv_heads, dim, block, dim, block, group=heads // kv_heads, block_group=power_of_two(heads // kv_heads))
     out = schedule.output(call.results[0])
     tokens, sequences = tokens_of(call, "q"), call.value("q_starts").type.shape[0]
-    # Tiles are those of `attention_prefill`; a step of few tokens has no sequence that fills one. Where bits may not
-    # depend on the step, tiles do not.
+    # Tiles are those of `attention_prefill`. In a step of few tokens no sequence would fill one, so these are smaller,
+    # except in batch-invariant bucket classes, where tiles are the same in all steps.
     wide = call.value("q").type.dtype.itemsize == 4
     few = schedule.bucket.tokens[1] <= GPU_FEW_TOKENS and not schedule.bucket.batch_invariant
     rows = LEAST if few else 32 if wide else 128 if block <= 128 else 64
@@ -52,7 +52,7 @@ def _step_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             "DEPENDENT": schedule.dependent,
         },
         warps=warps,
-        stages=2 if wide and block > 128 else 3,  # what shared memory holds
+        stages=2 if wide and block > 128 else 3,  # as many as fit into shared memory
         dependent=schedule.dependent,
     )
     return (out,)

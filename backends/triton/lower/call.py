@@ -1,4 +1,4 @@
-"""What a lowering is given: a call of an op, with values in place of nodes."""
+"""The argument of a lowering: a call of an op, with values in place of graph nodes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,8 +11,11 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the op `op`: its tensors by parameter name (None where an optional one is absent), its attributes,
-    and the types of its results, those that are states left out."""
+    """A call of the op `op`.
+
+    `values` are its tensors by parameter name (None for an absent optional one), `attributes` its other arguments, and
+    `results` the types of its results, without states.
+    """
 
     op: str
     values: Mapping[str, Value | None]
@@ -20,7 +23,7 @@ class Call:
     results: tuple[TensorType, ...]
 
     def value(self, name: str) -> Value:
-        """An argument that must be there."""
+        """Return a required tensor."""
         value = self.values[name]
         assert value is not None, f"{self.op} without {name}"
         return value
@@ -34,7 +37,7 @@ class Call:
             raise Refused(reason)
 
     def want_dense_rows(self, *names: str) -> None:
-        """Refuse a call with an argument whose last axis is strided."""
+        """Refuse a call with a tensor whose last axis is strided."""
         for name in names:
             value = self.values.get(name)
             if value is not None and value.strides[-1] != 1:
@@ -44,6 +47,6 @@ class Call:
         return DTYPE_NAMES[self.value(name).type.dtype]
 
 
-# Adds the launches of a call to a schedule and gives its results; raises Refused where there is no kernel for it. It
-# looks at types, attributes and the schedule's target and bucket alone.
+# Adds the launches of a call to a schedule and returns the results; raises Refused if there is no kernel for the call.
+# The decision depends only on types, attributes, and the schedule's target and bucket class.
 Lowering = Callable[[Call, Schedule], tuple[Value, ...]]

@@ -1,4 +1,4 @@
-"""Elementwise ops: aten's sum and product, soft_cap, clamp, cast."""
+"""Lowerings of elementwise ops: aten add and mul, soft_cap, clamp, cast."""
 
 from ingot.backends.triton.kernels.elementwise import arithmetic, convert
 from ingot.backends.triton.launches import cdiv
@@ -8,7 +8,7 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 
 def _arithmetic(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    """`x` and `other`, a tensor that broadcasts with it or a number; `alpha` stays 1 but before a number."""
+    """Lower add and mul of `x` and `other`, a tensor that broadcasts or a number. `alpha` must be 1 with a tensor."""
     x, other, (target,) = call.value("x"), call.optional("other"), call.results
     want_floats(call, "x", *(("other",) if other else ()))
     alpha = call.attributes.get("alpha", 1)

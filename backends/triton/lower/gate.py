@@ -1,4 +1,4 @@
-"""Gates and activations of an MLP: silu_mul, gelu_mul, activate."""
+"""Lowerings of the gates and activations of an MLP: silu_mul, gelu_mul, activate."""
 
 from ingot.backends.triton.kernels.gate import gate_mul
 from ingot.backends.triton.launches import cdiv
@@ -13,7 +13,10 @@ def _gate(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     x, up = call.value("gate"), call.value("up")
     want_floats(call, "gate", "up")
     call.want_dense_rows("gate", "up")
-    call.want(x.type.shape == up.type.shape and len(x.type.shape) == 2, f"no two of [T, F]: {x.type}, {up.type}")
+    call.want(
+        x.type.shape == up.type.shape and len(x.type.shape) == 2,
+        f"gate and up are not both [T, F]: {x.type}, {up.type}",
+    )
     activation = "silu" if call.op == "silu_mul" else _GELU[call.attributes["approximate"]]
     return _launch(call, schedule, x, up, activation)
 

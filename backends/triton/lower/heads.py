@@ -1,4 +1,4 @@
-"""What lowerings of attention and of its parts know of their tensors: how heads lie in q, k, v and in the cache."""
+"""Layouts of q, k, v and of the KV cache, for the lowerings of attention, rope and cache writes."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ WIDEST = 256
 
 
 def static(value: Value, axis: int) -> int:
-    """A size that is no dim."""
+    """Return the size of an axis that must be a number."""
     size = value.type.shape[axis]
     assert isinstance(size, int), f"{value.type} along axis {axis}"
     return size
@@ -23,7 +23,7 @@ def static(value: Value, axis: int) -> int:
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache of `kv_heads` heads: its form (`ingot.ir.cache.form`), and how it lies in memory."""
+    """A cache of `kv_heads` heads: its form (`ingot.ir.cache.form`) and its memory layout."""
 
     kv_heads: int
     form: CacheForm
@@ -31,7 +31,7 @@ class Cache:
 
 
 def cache_of(call: Call) -> Cache:
-    """The cache that a call writes k and v into, or that it reads."""
+    """Return the cache that a call writes k and v to, or reads."""
     kv, v = call.value("kv"), call.optional("v")
     page, kv_heads = static(kv, 2), static(kv, 3)
     if "k" in call.values:
@@ -39,45 +39,45 @@ def cache_of(call: Call) -> Cache:
     else:
         form = CacheForm.of_cache(kv.type.shape, static(call.value("q"), 2), call.attributes.get("value_width"))
     page_stride, part_stride, slot_stride, head_stride, step = kv.strides
-    call.want((head_stride, step) == (form.row, 1), f"the heads of the cache do not lie side by side: {kv.type}")
+    call.want((head_stride, step) == (form.row, 1), f"the heads of the cache are not contiguous: {kv.type}")
     offset = part_stride if form.equal else form.value_offset(page, kv_heads)
     scales = (float(call.attributes.get(name, 1.0)) for name in ("k_scale", "v_scale"))
     return Cache(kv_heads, form, Layout(page, page_stride, offset, slot_stride, form.row, *scales))
 
 
 def want_equal(call: Call, cache: Cache) -> None:
-    """Refuse a call over a cache whose values are not beside keys of their width."""
-    call.want(cache.form.equal, f"{cache.form}, and the kernel is for values beside keys of their width")
+    """Refuse a call over a cache of unequal widths (`ingot.ir.cache.form`)."""
+    call.want(cache.form.equal, f"{cache.form}, and the kernel needs keys and values of one width")
 
 
 def strides_of(call: Call, name: str) -> Strides | None:
-    """Where rows [T, H, D] of an argument lie; None for one that a call does not give."""
+    """Return the strides of a tensor [T, H, D]; None if the call does not have it."""
     call.want_dense_rows(name)
     value = call.optional(name)
     return None if value is None else Strides(*value.strides[:2])
 
 
 def fed_of(call: Call) -> Fed:
-    """How q, k and v of a call lie in memory."""
+    """Return the strides of q, k and v of a call."""
     return Fed(*(strides_of(call, name) for name in ("q", "k", "v")))
 
 
 def head_width(call: Call, name: str) -> int:
-    """The elements of a head, which one tile must hold."""
+    """Return the elements of a head. Refuse heads that do not fit into one tile."""
     dim = static(call.value(name), 2)
     call.want(dim <= WIDEST, f"heads of {dim} elements, more than {WIDEST}")
     return dim
 
 
 def want_one_dtype(call: Call, *names: str) -> None:
-    """Refuse a call where these differ in dtype."""
+    """Refuse a call if these tensors differ in dtype."""
     dtypes = {name: call.dtype_name(name) for name in names if call.optional(name) is not None}
     call.want(len(set(dtypes.values())) == 1, "dtypes differ: " + ", ".join(f"{n} {d}" for n, d in dtypes.items()))
 
 
 def want_cache_dtype(call: Call, sm: int, name: str) -> None:
-    """Refuse a call over a cache that is neither of the dtype of the argument `name` nor of one that a GPU of the
-    compute capability `sm` converts to and from."""
+    """Refuse a call unless the cache has the dtype of the tensor `name`, or a narrow one that compute capability `sm`
+    can convert."""
     if is_narrow(call.value("kv").type.dtype):
         needed = FEATURES["fp8"]
         call.want(sm in needed, f"a cache of {call.dtype_name('kv')}, and kernels for it need {needed.needs}")
@@ -86,5 +86,5 @@ def want_cache_dtype(call: Call, sm: int, name: str) -> None:
 
 
 def tokens_of(call: Call, name: str) -> Expr:
-    """T, of a tensor [T, …]."""
+    """Return T of a tensor [T, …]."""
     return call.value(name).type.shape[0]

@@ -1,4 +1,4 @@
-"""linear, alone or with what stands in front of it and behind it: which kernel computes it, in which tiles."""
+"""Lowering of `linear`, alone or fused with the ops before and after it: choose the kernel and its tile sizes."""
 
 from collections.abc import Mapping
 
@@ -18,26 +18,26 @@ from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 
-# One program norms a whole row in registers: 64 KB of float32, 128 bytes for each of 512 threads.
+# Most elements of a normed row. One program norms a row in registers: 64 KB of float32, 128 bytes per thread of 512.
 MOST_NORMED = 16384
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    """A call of linear by itself."""
+    """Lower a single call of `linear`."""
     (result,) = call.results
     linear = Linear(call.value("x"), plain_weight(call.value("weight")), call.optional("bias"), result)
     return (schedule_linear(linear, schedule),)
 
 
 def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
-    """Add the launches that compute `linear`. Raises Refused."""
+    """Add the launches that compute `linear`, and return the result. Raises Refused."""
     _check(linear)
     most = _most_rows(linear, schedule)
     if schedule.bucket.batch_invariant:
         return _invariant(linear, schedule, most)
     if most > GPU_FEW_TOKENS:
-        raise Refused("the library's product is faster for many tokens")
+        raise Refused("the matmul of cuBLAS is faster for many tokens")
     tokens = padded_tokens(most)
     problem = linear.problem(tokens)
     chosen = schedule.choose(
@@ -53,11 +53,11 @@ def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
 
 
 def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
-    """A product of up to `most` rows, each result of which is added up in a way that is the same for any number."""
+    """Add a batch-invariant matmul of up to `most` rows: the order of sums is the same for any number of rows."""
     product = linear.problem(most).product()
     if not invariant_products(schedule.sm, product.dtype):
         sm = f"{schedule.sm // 10}.{schedule.sm % 10}"
-        raise Refused(f"on compute capability {sm} products of tiles of two sizes are not known to have the same bits")
+        raise Refused(f"on compute capability {sm}, matmuls with other tile sizes are not known to have the same bits")
     sums = sums_of(product, schedule.sm)
     if most > GPU_FEW_TOKENS:
         return launch_blocks(linear, schedule, block_tiles(product, sums, schedule.sm), sums)
@@ -66,33 +66,34 @@ def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
 
 
 def padded_tokens(most: int) -> int:
-    """The rows that a kernel works on for up to `most` of them: a tensor-core product has 16 columns at least."""
+    """Return the padded number of rows of a kernel for up to `most` rows: 1, or a power of two from 16 on, the least
+    side of `tl.dot`."""
     return 1 if most == 1 else max(16, power_of_two(most))
 
 
 def _most_rows(linear: Linear, schedule: Schedule) -> int:
-    """The most rows of x in a step of the bucket class: tokens, or fewer."""
+    """Return the most rows of x in a step of the bucket class: its most tokens, or fewer."""
     rows = linear.rows
     if isinstance(rows, str) and rows not in ("T", "L", "B"):
-        raise Refused(f"a product for each of '{rows}' rows")
+        raise Refused(f"a matmul of '{rows}' rows; T, L and B are supported")
     return rows if isinstance(rows, int) else schedule.bucket.tokens[1]
 
 
 def _check(linear: Linear) -> None:
     dtype = linear.x.type.dtype
     if dtype not in _DTYPES:
-        raise Refused(f"a product of {linear.x.type} and {linear.weight.parts[0].type}")
+        raise Refused(f"a matmul of {linear.x.type} and {linear.weight.parts[0].type}")
     loader_of(linear.weight).stored(linear.weight, dtype)
     if len(linear.x.type.shape) != 2:
-        raise Refused(f"a product of {linear.x.type}, which is no matrix")
+        raise Refused(f"a matmul of {linear.x.type}, where x must have two axes")
     for value in (linear.x, linear.residual):
         if value is not None and value.strides[-1] != 1:
             raise Refused(f"{value.type} is strided along its last axis")
     for value in (linear.bias, linear.norm.weight if linear.norm else None):
         if value is not None and value.strides != (1,):
-            raise Refused(f"{value.type} is no dense vector")
+            raise Refused(f"{value.type} is not a dense vector")
     if linear.norm is not None and linear.depth > MOST_NORMED:
-        raise Refused(f"a norm over {linear.depth} elements; {MOST_NORMED} fit in a program")
+        raise Refused(f"a norm over {linear.depth} elements, more than {MOST_NORMED}")
 
 
 LOWERINGS: Mapping[str, Lowering] = {"linear": lower_linear}

@@ -1,4 +1,4 @@
-"""A product with what stands in front of it and behind it, as regions have it."""
+"""A matmul fused with the ops before and after it, as in a region."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 @dataclass(frozen=True)
 class Norm:
-    """An rms_norm of x in front of the product."""
+    """An rms_norm of x before the matmul."""
 
     weight: Value
     eps: float
@@ -20,7 +20,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Gate:
-    """`activation(first) * second` behind the product, of two parts of its columns that begin at `gate` and `up`.
+    """`activation(first) * second` after the matmul. The two parts of its columns begin at `gate` and `up`.
 
     `activation` is "silu", "gelu" or "gelu_tanh".
     """
@@ -32,10 +32,9 @@ class Gate:
 
 @dataclass(frozen=True)
 class Linear:
-    """`linear(norm(x), weight, bias)`, gated or by an `activation` alone, plus `residual`, as `result`; what is None is
-    left out.
+    """`linear(norm(x), weight, bias)`, then the gate or the `activation`, plus `residual`; None leaves an op out.
 
-    Only `result` is rounded, and the norm: what lies between stays in float32.
+    `result` is the type of the result. Only the norm and the result are rounded; the values between are float32.
     """
 
     x: Value
@@ -53,16 +52,16 @@ class Linear:
 
     @property
     def columns(self) -> int:
-        """Of the result."""
+        """Return the columns of the result."""
         return static_size(self.result.shape[1])
 
     @property
     def depth(self) -> int:
-        """How many products a result sums up."""
+        """Return the elements that each result sums over (K)."""
         return static_size(self.x.type.shape[1])
 
     def problem(self, tokens: int) -> LinearProblem:
-        """For so many rows of x, padded."""
+        """Return the tuning problem for `tokens` rows of x, a padded number."""
         return LinearProblem(
             columns=self.columns,
             depth=self.depth,
@@ -77,7 +76,7 @@ class Linear:
 
 
 def static_size(size: int | str) -> int:
-    """A size that is no dim. Raises Refused."""
+    """Return a size that must be a number. Raises Refused for a symbol."""
     if isinstance(size, str):
-        raise Refused(f"a product over '{size}' elements, which no kernel is made for")
+        raise Refused(f"a matmul over the size '{size}', where kernels need a number")
     return size

@@ -1,4 +1,4 @@
-"""The launches of a product, by each of its kernels."""
+"""The launches of a matmul, one function per kernel."""
 
 from typing import Any
 
@@ -16,11 +16,12 @@ from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Programs on each multiprocessor that find room beside those of the kernels in front, whose end they wait for.
+# Programs per multiprocessor that can start while the previous kernels still run, and then wait for their end.
 _EARLY = 2
 
 
 def launch_matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Value:
+    """Add the launch of `linear_matvec`, and return the result."""
     result = schedule.output(linear.result)
     schedule.launch(
         linear_matvec,
@@ -54,7 +55,7 @@ def launch_matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Va
 
 
 def launch_tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles, share: int) -> Value:
-    """Each split of a result adds up `share` columns of the weight."""
+    """Add the launch of `linear_tile`, and return the result. Each split sums `share` columns of the weight."""
     x = linear.x if linear.norm is None else _normed(linear.x, linear.norm, schedule)
     result = schedule.output(linear.result)
     blocks = -(-linear.columns // chosen.block_n)
@@ -94,6 +95,7 @@ def launch_tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles, 
 
 
 def launch_blocks(linear: Linear, schedule: Schedule, chosen: BlockTiles, sums: Sums) -> Value:
+    """Add the launch of `linear_blocks`, and return the result."""
     x = linear.x if linear.norm is None else _normed(linear.x, linear.norm, schedule)
     result = schedule.output(linear.result)
     schedule.launch(
@@ -126,8 +128,10 @@ def launch_blocks(linear: Linear, schedule: Schedule, chosen: BlockTiles, sums: 
 
 
 def _normed(x: Value, norm: Norm, schedule: Schedule) -> Value:
-    """The norm in front of a product of several rows, as a launch of its own: the programs of the product share its
-    rows, and each would read all of x twice to norm it by itself."""
+    """Add a separate launch of the norm before a matmul of several rows, and return the normed rows.
+
+    The programs of the matmul share the rows; to norm them itself, each program would read all of x twice.
+    """
     rows, depth = x.type.shape[0], static_size(x.type.shape[1])
     normed = schedule.scratch(x.type.dtype, (rows, depth))
     groups = {"GROUPS": 1, "X_GROUP": 0, "RESIDUAL_GROUP": 0, "WEIGHT_GROUP": 0, "BLOCK_GROUPS": 1}
@@ -152,7 +156,7 @@ def _normed(x: Value, norm: Norm, schedule: Schedule) -> Value:
 
 
 def _constants(linear: Linear) -> dict[str, Any]:
-    """What all kernels of the product are told in the same words."""
+    """Return the constants that all matmul kernels take."""
     gate, loader = linear.gate, loader_of(linear.weight)
     return {
         "N": linear.columns,

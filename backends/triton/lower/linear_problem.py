@@ -1,4 +1,4 @@
-"""What the tuning log knows a product by, and the sizes that it may get."""
+"""The key of a matmul in the tuning log."""
 
 from dataclasses import asdict, dataclass
 
@@ -9,15 +9,17 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.types import DTYPES
 
 LINEAR = "linear"
-# Of x, padded: one, or as many as a tensor-core product takes.
+# The padded numbers of rows of x: one, or those of the tensor-core kernel.
 ROWS = (1, *TILES)
 
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """A product as a region has it: `columns` results of `depth` products each, for `tokens` rows, padded; `gated`: two
-    rows of the weight make a column. `norm` and `residual` stand around it. `dtype` is that of x and of the elements
-    that the weight's `packing` holds, `result` that of what comes out, by their IR names."""
+    """A matmul as in a region: [`tokens`, `depth`] times [`depth`, `columns`], where `tokens` is a padded number.
+
+    With `gated`, two rows of the weight make a column. `norm` and `residual` say whether these ops are fused. `dtype`
+    is the IR name of the dtype of x and of the elements in the weight's `packing`, `result` that of the result.
+    """
 
     columns: int
     depth: int
@@ -31,30 +33,30 @@ class LinearProblem:
 
     @staticmethod
     def of(choice: Choice) -> "LinearProblem":
-        """What a choice is about. Raises TypeError or ValueError when that is no product."""
+        """Return the problem of a choice. Raises TypeError or ValueError if it is not a matmul."""
         problem = read_problem(LinearProblem, choice)
         if problem.tokens not in ROWS or not {problem.dtype, problem.result} <= DTYPES.keys():
-            raise ValueError(f"{problem.tokens} rows of {problem.dtype}, giving {problem.result}")
+            raise ValueError(f"tokens {problem.tokens}, dtype '{problem.dtype}', result '{problem.result}'")
         return problem
 
     @property
     def tiles_kind(self) -> type[MatvecTiles] | type[Tiles]:
-        """One row has a kernel of its own."""
+        """Return the class of the tiles: one row has its own kernel."""
         return MatvecTiles if self.tokens == 1 else Tiles
 
     @property
     def rows(self) -> int:
-        """Of the weight."""
+        """Return the rows of the weight."""
         return self.columns * (2 if self.gated else 1)
 
     @property
     def bytes(self) -> int:
-        """Of the weight."""
+        """Return the bytes of the weight."""
         return self.rows * self.depth * DTYPES[self.dtype].itemsize
 
     def product(self) -> Product:
         return Product(self.columns, self.depth, self.gated, DTYPES[self.dtype])
 
     def fields(self) -> dict[str, bool | int | str]:
-        """What a choice says of it; a plain weight is not mentioned."""
+        """Return the fields for a choice. A plain packing is left out."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("packing", PLAIN)}

@@ -1,4 +1,4 @@
-"""What the kernels of linear can be told, and the best found for some products."""
+"""The tile sizes of the `linear` kernels, and the best ones measured for some matmuls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,8 +9,10 @@ import torch
 
 @dataclass(frozen=True)
 class Product:
-    """A product with a weight: `columns` of the result, `depth` elements summed up for each; `gated`: two rows of the
-    weight make a column."""
+    """A matmul with a weight: `columns` of the result, each a sum over `depth` elements.
+
+    With `gated`, two rows of the weight make a column.
+    """
 
     columns: int
     depth: int
@@ -20,10 +22,11 @@ class Product:
 
 @dataclass(frozen=True)
 class MatvecTiles:
-    """How `linear_matvec` runs: a program makes `block_n` results, from `block_k` columns of the weight at a time.
+    """The launch parameters of `linear_matvec`.
 
-    `lines` of 128 bytes of each row are fetched ahead of the wait for the kernel in front, behind the first block, and
-    the programs that are there first fetch the rows of `ahead` later ones each.
+    A program computes `block_n` results, from `block_k` columns of the weight per iteration. Before it waits for the
+    previous kernel, it prefetches `lines` lines of 128 bytes of each row, after the first block. The programs that
+    start first each prefetch the rows of `ahead` later programs.
     """
 
     block_n: int
@@ -35,8 +38,11 @@ class MatvecTiles:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How `linear_tile` runs: tiles of `block_n` results, `splits` programs for each, that keep `stages` blocks of
-    `block_k` columns on the way. `lines` are fetched ahead as in MatvecTiles, from the first block on."""
+    """The launch parameters of `linear_tile`.
+
+    A tile has `block_n` results and `splits` programs, each with `stages` blocks of `block_k` columns in flight.
+    `lines` is as in MatvecTiles, but from the first block on.
+    """
 
     block_n: int
     block_k: int
@@ -51,18 +57,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Measured(Generic[T]):
-    """Sizes, and the microseconds that a call takes with them in a row of equal ones."""
+    """Tile sizes, and the microseconds of a call with them, in a sequence of equal calls."""
 
     tiles: T
     microseconds: float
 
 
-# The capability of the device that these are of.
+# The compute capability of the device of these measurements.
 MEASURED_SM = 90
-# The fastest of those that benchmarks/kernels/tune_linear.py tried on one H200 (copy: 4.26 TB/s; torch 2.11.0, Triton
-# 3.6.0), for the products of Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B with what a region has around them, over
-# weights that no cache holds; for one row of x also those of Phi-2, GPT-2 of 2.7 B and Falcon 7B (copy: 4.13 TB/s). By
-# rows of x: one; and 8, 32 and 64 of up to 16, 32 and 64.
+# The fastest tiles that benchmarks/kernels/tune_linear.py tried on one H200 (copy: 4.26 TB/s; torch 2.11.0, Triton
+# 3.6.0), for the matmuls of Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B with the fused ops of their regions, over weights
+# larger than any cache. For one row of x also the matmuls of Phi-2, GPT-2 of 2.7 B and Falcon 7B (copy: 4.13 TB/s).
+# MATVEC is for one row of x. TILES is by the padded rows 16, 32 and 64, measured with 8, 32 and 64 rows.
 
 MATVEC: Mapping[Product, Measured[MatvecTiles]] = {
     Product(128256, 4096): Measured(MatvecTiles(2, 4096, 4), 230.4),

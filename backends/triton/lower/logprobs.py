@@ -1,4 +1,4 @@
-"""top_logprobs."""
+"""Lowering of top_logprobs."""
 
 import torch
 import triton
@@ -9,7 +9,7 @@ from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.rows import FLOATS
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Groups of 32 tokens that a program takes at a time, with a thread for each 8 tokens.
+# Groups of 32 tokens per iteration of a program, with a thread per 8 tokens.
 _BLOCK_GROUPS, _WARPS = 256, 32
 
 

@@ -1,4 +1,4 @@
-"""Norms: rms_norm, layer_norm, add_rms_norm."""
+"""Lowerings of norms: rms_norm, layer_norm, add_rms_norm."""
 
 import triton
 
@@ -8,7 +8,7 @@ from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.rows import as_rows, strides_in, want_floats, want_narrow_rows, warps_of
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Elements of a program's tile: groups are taken together up to this many, and a wider group alone.
+# Elements of a program's tile: it takes as many groups as fit, or one wider group.
 _TILE = 2048
 
 
@@ -17,9 +17,9 @@ def _norm(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     residual, bias = call.optional("residual"), call.optional("bias")
     want_floats(call, "x", "weight", *(("residual",) if residual else ()))
     call.want_dense_rows("x", "weight", "residual", "bias")
-    call.want(bias is None or bias.type == weight.type, "weight and bias are of two types")
-    call.want(residual is None or residual.type.dtype == x.type.dtype, "x and residual are of two dtypes")
-    call.want(residual is None or residual.type.shape == x.type.shape, "x and residual are of two shapes")
+    call.want(bias is None or bias.type == weight.type, "weight and bias differ in type")
+    call.want(residual is None or residual.type.dtype == x.type.dtype, "x and residual differ in dtype")
+    call.want(residual is None or residual.type.shape == x.type.shape, "x and residual differ in shape")
     rows = as_rows(x.type)
     want_narrow_rows(call, rows)
     block = triton.next_power_of_2(rows.width)

@@ -1,4 +1,4 @@
-"""count_tokens."""
+"""Lowering of count_tokens."""
 
 import triton
 
@@ -7,7 +7,7 @@ from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 
-# Programs that a sequence's counts are shared among: 0.5 MB to clear for a vocabulary of 128 k.
+# Programs per sequence, which share its counts: 0.5 MB to clear for a vocabulary of 128 k.
 _SHARES = 16
 _BLOCK = 1024
 

@@ -1,4 +1,4 @@
-"""The op `pool`: a launch for the vectors, and one for their lengths."""
+"""Lowering of `pool`: one launch sums the vectors, and a second one scales them to length 1."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from ingot.backends.triton.lower.rows import block_of, want_floats
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.ops.pool import LEAST_NORM
 
-# Columns and tokens of a program: 128 threads each sum 16 elements of bf16 at a time.
+# Columns and tokens of a program's tile: each of 128 threads sums 16 elements per iteration.
 _COLUMNS, _TOKENS = 64, 32
 
 

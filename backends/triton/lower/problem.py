@@ -1,4 +1,4 @@
-"""What the tuning log knows problems by, read back as the dataclass that a kernel has for them."""
+"""Read the problem of a tuning log's choice back into the dataclass of its kernel."""
 
 from dataclasses import fields
 from typing import TypeVar
@@ -9,8 +9,10 @@ T = TypeVar("T")
 
 
 def read_problem(kind: type[T], choice: Choice) -> T:
-    """The problem of a choice, a dataclass `kind` of integers above zero, switches and names. Raises TypeError or
-    ValueError when it is none."""
+    """Return the problem of a choice, as a dataclass `kind` of positive integers, booleans and strings.
+
+    Raises TypeError or ValueError if the fields do not fit.
+    """
     problem = kind(**choice.problem)
     for field in fields(kind):  # type: ignore[arg-type]  # a dataclass
         value = getattr(problem, field.name)

@@ -1,5 +1,5 @@
-"""What a lowering raises for a call that it does not take. It imports no Triton, for tools that only count."""
+"""The exception of lowerings for calls without a kernel. The module does not import Triton, which some tools lack."""
 
 
 class Refused(Exception):
-    """There is no kernel for a call; the message is the reason, which `ingot inspect --choices` shows."""
+    """A lowering has no kernel for a call. `ingot inspect --choices` shows the message as the reason."""

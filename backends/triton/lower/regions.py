@@ -22,7 +22,7 @@ _GATES = (ops.silu_mul.overload, ops.gelu_mul.overload)
 
 @dataclass(frozen=True)
 class _Chain:
-    """The nodes of a region by their parts in it; all results but that of the last are read inside alone."""
+    """The nodes of a region by role. Only the result of the last node is read outside of the region."""
 
     norm: fx.Node | None
     linear: fx.Node
@@ -35,10 +35,10 @@ class _Chain:
 
 
 def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """The regions that the fusible calls `nodes` make, slices between them included, each in program order.
+    """Return the regions among the fusible calls `nodes`, with the slices between them, each in program order.
 
-    A region gives one result, that of its last member, and so may run in that member's place. Calls that are in none
-    are lowered by themselves.
+    A region returns one result, that of its last member, so it can run at that member's place. Calls in no region are
+    lowered alone.
     """
     free = dict.fromkeys(nodes)
     found: list[list[fx.Node]] = []
@@ -54,21 +54,24 @@ def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
 
 
 def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
-    """Add the launches that compute `body`, the program of such a region. Raises Refused for any other program."""
+    """Add the launches that compute `body`, the program of such a region, and return its result.
+
+    Raises Refused for any other program.
+    """
     calls = list(body.calls())
     products = [node for node in calls if is_call(node, ops.linear.overload)]
     if len(products) != 1:
-        raise Refused(f"a region with {len(products)} products")
+        raise Refused(f"a region with {len(products)} matmuls, where one is supported")
     chain = _chain(products[0], dict.fromkeys(calls))
     outputs = list(body.output_nodes().values())
     if set(chain.members()) != set(calls) or outputs != [chain.members()[-1]]:
-        raise Refused(f"a region of {len(calls)} calls, of which {len(chain.members())} hang together around a product")
+        raise Refused(f"a region of {len(calls)} calls, where only {len(chain.members())} are fusible with the matmul")
     values = {node: Value(tensor_type(node), input=place) for place, node in enumerate(body.placeholders())}
     return (schedule_linear(_linear(chain, values), schedule),)
 
 
 def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
-    """The longest chain around `linear` of calls that are `free`, and of slices."""
+    """Return the longest chain around `linear` of `free` calls and slices."""
     source = named_arguments(linear)["x"]
     norm = source if is_call(source, ops.rms_norm.overload) and source in free and len(source.users) == 1 else None
     if norm is not None and len(tensor_type(norm).shape) != 2:
@@ -77,7 +80,7 @@ def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
 
 
 def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain | None:
-    """The chain to a gate of two slices of the product, where it ends in one."""
+    """Return the chain that ends in a gate of two slices of the matmul, or None."""
     parts = tuple(linear.users)
     gates = {user for part in parts for user in part.users}
     if len(parts) != 2 or len(gates) != 1 or not all(_is_part_of_columns(part) for part in parts):
@@ -93,8 +96,10 @@ def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any
 
 
 def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
-    """The chain to a residual sum, an activation or a cast to float32, if that is what the product goes into, and
-    nothing else."""
+    """Return the chain with the residual add, activation or cast to float32 that is the only user of the matmul.
+
+    If there is no such user, the chain ends with the matmul.
+    """
     users = list(linear.users)
     if len(users) == 1 and users[0] in free:
         (end,) = users
@@ -108,7 +113,7 @@ def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]
 
 
 def _is_part_of_columns(node: fx.Node) -> bool:
-    """Whether a node is a slice of a matrix along its second axis, in steps of one."""
+    """Return whether a node is a slice of a matrix along its second axis, in steps of one."""
     return is_call(node, _SLICE) and len(node.args) == 4 and bool(node.args[1] == 1) and not node.kwargs
 
 
@@ -117,7 +122,7 @@ def _first_column(part: fx.Node) -> int:
 
 
 def _residual(add: fx.Node, linear: fx.Node) -> fx.Node | None:
-    """What `add` adds to the product: a matrix of the same type, or None."""
+    """Return the operand that `add` adds to the matmul, if its dtype and shape are equal; else None."""
     if len(add.args) != 2 or add.kwargs:
         return None
     left, right = add.args

@@ -20,12 +20,12 @@ from ingot.backends.triton.lower.heads import (
 from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Elements of a tile: 16 a thread of 4 warps, which leaves registers for partners and angles.
+# Elements of a tile: 16 per thread of 4 warps, which leaves registers for partners and angles.
 _TILE = 2048
 
 
 def rotated_head(call: Call, name: str, block: int | None = None) -> kernels.Head:
-    """The heads of the argument `name`, as a call turns them; tiles of `block`, else the least that hold one."""
+    """Return how a call rotates the heads of the tensor `name`, in tiles of `block` columns (None: the least that fit)."""
     table, dim = call.value("table"), head_width(call, name)
     call.want(call.dtype_name("table") == "f32", f"a table of {call.dtype_name('table')}")
     call.want_dense_rows("table")
@@ -117,7 +117,7 @@ def _qk_norm_rope_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def norms_of(call: Call) -> dict[str, Value | None]:
-    """The gains of q/k norm. As in the reference, q and k are normed together or not at all."""
+    """Return the weights of the q/k norm. As in the reference, q and k are either both normed or neither."""
     gains = {name: call.optional(name) for name in ("q_weight", "k_weight")}
     return gains if all(gain is not None for gain in gains.values()) else dict.fromkeys(gains)
 

@@ -1,4 +1,4 @@
-"""Tensors as rows of groups of columns: what kernels that treat every row alike see of a shape."""
+"""Tensors as [rows, groups, columns], for kernels that treat all rows in the same way."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Value
 from ingot.ir.types import TensorType
 
-# What kernels read and write; they compute in float32.
+# The dtypes that kernels read and write; they compute in float32.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# Elements of a warp in kernels that stream rows: 8 a thread, 16 bytes of bf16.
+# Elements per warp in kernels that stream rows: 8 per thread, 16 bytes of bf16.
 PER_WARP = 8 * WARP
-# The most warps of a block, and elements of a row that must fit into their registers.
+# The most warps of a block, and the most elements of a row, which must fit into their registers.
 _MOST_WARPS = 16
 _WIDEST = 32768
 
 
 @dataclass(frozen=True)
 class Rows:
-    """[count, groups, width]: a tensor of two axes has one group, one of a single axis of known size is one row."""
+    """A tensor as [count, groups, width]. Two axes have one group; a single axis of known size is one row."""
 
     count: Expr
     groups: int
@@ -30,17 +30,20 @@ class Rows:
 
 
 def as_rows(tensor: TensorType) -> Rows:
-    """The rows of a tensor. Refused for more than three axes, and where a symbol stands behind the first one."""
+    """Return the rows of a tensor. Raises Refused for more than three axes or a symbol after the first axis."""
     inner = tensor.shape[1:] if len(tensor.shape) > 1 else tensor.shape
     known = tuple(size for size in inner if isinstance(size, int))
     if len(tensor.shape) not in (1, 2, 3) or len(known) != len(inner):
-        raise Refused(f"no tensor of one to three axes, with a symbol in front alone: {tensor}")
+        raise Refused(f"kernels need one to three axes, with a symbol only as the first one: {tensor}")
     count = tensor.shape[0] if len(tensor.shape) > 1 else 1
     return Rows(count, known[0] if len(known) == 2 else 1, known[-1])
 
 
 def strides_in(value: Value, target: TensorType) -> tuple[int, int, int]:
-    """The strides by row, group and column with which a value broadcasts to `target`: 0 where it is repeated."""
+    """Return the strides by row, group and column with which a value broadcasts to `target`: 0 where it repeats.
+
+    Raises Refused if it does not broadcast.
+    """
     missing = len(target.shape) - len(value.type.shape)
     sizes = (1,) * missing + value.type.shape
     if missing < 0 or any(size not in (1, wanted) for size, wanted in zip(sizes, target.shape, strict=True)):
@@ -52,24 +55,24 @@ def strides_in(value: Value, target: TensorType) -> tuple[int, int, int]:
 
 
 def want_floats(call: Call, *names: str) -> None:
-    """Refuse the call unless the arguments of these names and all results are of FLOATS, and the results row-major."""
+    """Refuse the call unless these tensors and all results have dtypes in FLOATS, and the results are row-major."""
     for tensor in (*(call.value(name).type for name in names), *call.results):
         call.want(tensor.dtype in FLOATS, f"kernels compute on f32, bf16 and f16: {tensor}")
     for tensor in call.results:
-        call.want(tensor.strides is None, f"a result that is strided: {tensor}")
+        call.want(tensor.strides is None, f"a strided result: {tensor}")
 
 
 def want_narrow_rows(call: Call, rows: Rows) -> None:
-    """Refuse the call where a row does not fit into the registers of a block."""
+    """Refuse the call if a row does not fit into the registers of a block."""
     call.want(rows.width <= _WIDEST, f"a row of {rows.width} elements is wider than {_WIDEST}")
 
 
 def warps_of(elements: int) -> int:
-    """The warps of a program that takes so many elements at once, for a kernel that sums up rows."""
+    """Return the warps of a program with a tile of `elements`, for kernels that sum over rows."""
     return min(_MOST_WARPS, max(1, elements // PER_WARP))
 
 
 def block_of(width: int) -> tuple[int, int]:
-    """Columns of a program, and its warps, for a kernel that streams rows."""
+    """Return the columns and warps of a program, for kernels that stream rows."""
     block = min(1024, max(WARP, triton.next_power_of_2(width)))
     return block, max(1, block // PER_WARP)

@@ -1,4 +1,4 @@
-"""sample: a kernel for greedy rows, and two more for rows that are drawn."""
+"""Lowering of `sample`: one kernel for greedy rows, and two more for rows with a temperature."""
 
 import torch
 import triton
@@ -11,13 +11,12 @@ from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 from ingot.ir.ops.penalties import GENERATED
 
-# Logits of a program where a row is split: 63 programs for a vocabulary of 128 k, which one row must fill the device
-# with.
+# Logits per program if a row is split: 63 programs for a vocabulary of 128 k, since one row must fill the device.
 _SPLIT_BLOCK, _SPLIT_WARPS = 2048, 8
-# The same where each of more than 64 sequences has a row: starting programs is what costs there (`wave` of
-# `choose_largest` in ingot/ir/machine/gpu_times.py), most of all of those that have nothing to draw.
+# The same for more than 64 rows. There the cost is in starting programs (`wave` of `choose_largest` in
+# ir/machine/gpu_times.py), above all programs that have nothing to draw.
 _MANY_ROWS_SHARE = 8192
-# Groups of 32 tokens that a program which has a row to itself takes at a time, with a thread for each 8 tokens.
+# Groups of 32 tokens per iteration of a program that takes a whole row, with a thread per 8 tokens.
 _BLOCK_GROUPS, _ROW_WARPS = 256, 32
 
 
@@ -33,7 +32,7 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     share = min(_share(schedule.bucket), max(GROUP.value, triton.next_power_of_2(vocab)))
     block = min(_SPLIT_BLOCK, share)
     splits = triton.cdiv(vocab, share)
-    # A row of logits is that of a token: there are no more of them than tokens in a step.
+    # A row of logits belongs to a token, so a step has at most as many rows as tokens.
     most_rows = schedule.bucket.tokens[1]
     tops, masses, limits = (schedule.scratch(torch.float32, (rows,)) for _ in range(3))
     last_ids = schedule.scratch(torch.int32, (rows,))
@@ -41,7 +40,7 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     group_tops = schedule.scratch(torch.float32, (rows, groups))
     split_masses = schedule.scratch(torch.float32, (rows, splits))
     listed_groups = schedule.scratch(torch.int32, (rows, groups))
-    # What a row asks for is looked at by all three kernels; `penalized` is written and read of rows that ask alone.
+    # All three kernels test whether a row has penalties or bans; only such rows use `penalized`.
     asked = {
         "count_rows": call.value("count_rows"),
         "banned": banned,
@@ -122,7 +121,8 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _share(bucket: BucketClass) -> int:
-    """How many logits of a row a program takes. Masses are added up by these: deterministic mode has one size."""
+    """Return the logits of a row per program. The order of the sums of masses depends on it, so batch-invariant bucket
+    classes have one size."""
     many_rows = bucket.q_max == 1 and bucket.tokens[0] > GPU_FEW_TOKENS and not bucket.batch_invariant
     return _MANY_ROWS_SHARE if many_rows else _SPLIT_BLOCK
 

@@ -1,14 +1,14 @@
-"""Sizes that tiles can have."""
+"""The sizes that tiles can have."""
 
-# The least side of a tensor-core product in Triton: what is narrower is filled up with zeros.
+# The least side of an operand of `tl.dot`: narrower tiles are padded with zeros.
 LEAST = 16
 
 
 def power_of_two(size: int) -> int:
-    """The least power of two that is no less: Triton's tiles have such sizes only."""
+    """Return the least power of two >= `size`. The sizes of Triton's tiles are powers of two."""
     return 1 << (size - 1).bit_length()
 
 
 def tile_width(numbers: int) -> int:
-    """Of a tile that holds the numbers of a key or a value."""
+    """Return the width of a tile that holds a key or a value of `numbers` elements."""
     return max(LEAST, power_of_two(numbers))

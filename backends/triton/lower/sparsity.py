@@ -1,4 +1,4 @@
-"""Activations that keep the largest elements of a row: gaussian_top_k."""
+"""Lowering of gaussian_top_k, an activation that keeps only the largest elements of a row."""
 
 import triton
 

@@ -1,4 +1,4 @@
-"""The ends of a step: feed, advance, and rows of a table (embedding, select_rows)."""
+"""Lowerings of the begin and end of a step: feed, page_slots, advance, and row lookups (embedding, select_rows)."""
 
 from math import prod
 
@@ -11,7 +11,7 @@ from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.rows import block_of
 from ingot.backends.triton.schedule import Schedule, Value
 
-_BLOCK = 128  # tokens, or sequences, of a program: a thread each
+_BLOCK = 128  # tokens, or sequences, per program: one per thread
 _INTS = (torch.int32, torch.int64)
 
 
@@ -69,16 +69,19 @@ def _advance(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _gather(call: Call, schedule: Schedule, table: Value, indices: Value) -> tuple[Value, ...]:
-    """Rows of a table, whose elements lie side by side."""
+    """Add the launch that copies rows of a table, which must be contiguous, and return the result."""
     inner = [size for size in table.type.shape[1:] if isinstance(size, int)]
     width, step_by_axis = prod(inner), table.strides[1:]
-    call.want(len(inner) == len(step_by_axis), f"a symbol behind the first axis: {table.type}")
+    call.want(len(inner) == len(step_by_axis), f"a symbol after the first axis: {table.type}")
     dense = all(step_by_axis[axis] == prod(inner[axis + 1 :]) for axis in range(len(inner)))
-    call.want(dense, f"rows whose elements do not lie side by side: {table.type}")
-    call.want(indices.type.dtype in _INTS and indices.strides == (1,), f"no row of indices: {indices.type}")
+    call.want(dense, f"rows that are not contiguous: {table.type}")
+    call.want(
+        indices.type.dtype in _INTS and indices.strides == (1,),
+        f"indices are not a dense vector of i32 or i64: {indices.type}",
+    )
     block, warps = block_of(width)
     rows = 1
-    if width <= _BLOCK // 2:  # narrow rows: many to a program
+    if width <= _BLOCK // 2:  # narrow rows: several per program
         block = triton.next_power_of_2(width)
         rows, warps = _BLOCK // block, 4
     count: Expr = indices.type.shape[0]

@@ -1,4 +1,4 @@
-"""Several streams of each token: mix, concat, match_rms."""
+"""Lowerings of ops on several residual streams per token: mix, concat, match_rms."""
 
 import triton
 
@@ -38,7 +38,7 @@ def _mix(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 def _concat(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     x, y, (target,) = call.value("x"), call.value("y"), call.results
     want_floats(call, "x", "y")
-    call.want(x.type.dtype == y.type.dtype, "x and y are of two dtypes")
+    call.want(x.type.dtype == y.type.dtype, "x and y differ in dtype")
     rows, left, result = as_rows(target), as_rows(x.type), schedule.output(target)
     block, warps = block_of(rows.width)
     names = ("ROW", "GROUP", "COLUMN")

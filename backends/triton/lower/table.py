@@ -1,4 +1,4 @@
-"""Every lowering of a single call, by the printed name of what it lowers."""
+"""The table of lowerings of single calls, by the printed name of the op."""
 
 from collections.abc import Mapping
 

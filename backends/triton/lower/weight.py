@@ -1,17 +1,17 @@
-"""The weight of a product, by what it is stored in."""
+"""The weight of a matmul and its packing."""
 
 from dataclasses import dataclass
 
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Value
 
-# The packing of a matrix as `ingot.linear` has it: row by row, each element as it is.
+# The packing of `ingot.linear`: a row-major matrix of unpacked elements.
 PLAIN = "plain"
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight [rows, depth] as a product is given it: the tensors that it is stored in, and by which packing."""
+    """A weight [rows, depth] of a matmul: the tensors that store it, and the packing."""
 
     parts: tuple[Value, ...]
     rows: int
@@ -20,7 +20,7 @@ class Weight:
 
     @property
     def row_bytes(self) -> int:
-        """Of a row, without what it is scaled by: those of the first part, by the number of rows."""
+        """Return the bytes of a row without its scales: those of the first part divided by the number of rows."""
         elements = self.parts[0].type
         count = elements.dtype.itemsize
         for size in elements.shape:
@@ -30,12 +30,12 @@ class Weight:
 
     @property
     def argument(self) -> Value | tuple[Value, ...]:
-        """What kernels are given as `weight`."""
+        """Return the kernels' argument `weight`."""
         return self.parts[0] if len(self.parts) == 1 else self.parts
 
 
 def plain_weight(value: Value) -> Weight:
-    """The weight of `ingot.linear`, [rows, depth] as it stands. Raises Refused where its sizes are no numbers."""
+    """Return the unpacked weight [rows, depth] of `ingot.linear`. Raises Refused if a size is a symbol."""
     rows, depth = value.type.shape
     if isinstance(rows, str) or isinstance(depth, str):
         raise Refused(f"a weight of {value.type}")

@@ -365,7 +365,7 @@ def test_tiles_fit_or_are_refused_by_name() -> None:
     for tokens, invariant in (((1, 16), False), ((65, 128), False), ((1, 16), True)):
         LOWERINGS["paged_attention"](latent, new_schedule(tokens, sm=86, invariant=invariant))
         with pytest.raises(
-            Refused, match=r"the least tiles take 111616 bytes of shared memory, and a block has 101376"
+            Refused, match=r"the smallest tiles take 111616 bytes of shared memory, and a block has 101376"
         ):
             float32 = {"q": Value(TensorType(torch.float32, q.shape), input=0)}
             float32["kv"] = Value(TensorType(torch.float32, kv.shape), input=1)

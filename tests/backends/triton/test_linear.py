@@ -111,5 +111,5 @@ def test_refusals() -> None:
     assert "many tokens" in _refusal(TensorType(half, (100, 16)), weight, (1, 1))
     assert "'E' rows" in _refusal(TensorType(half, ("E", 16)), weight, (1, 1))
     assert "f64[8, 16]" in _refusal(TensorType(wide, ("T", 16)), TensorType(wide, (8, 16)), (1, 1))
-    assert "a product of f32 and bf16[8, 16]" in _refusal(TensorType(torch.float32, ("T", 16)), weight, (1, 1))
+    assert "a matmul of f32 and bf16[8, 16]" in _refusal(TensorType(torch.float32, ("T", 16)), weight, (1, 1))
     assert "strided along its last axis" in _refusal(TensorType(half, ("T", 16), (32, 2)), weight, (1, 1))

@@ -154,9 +154,9 @@ def test_two_products_share_no_call() -> None:
 @pytest.mark.parametrize(
     ("calls", "result", "reason"),
     [
-        (NORM, "y=%rms_norm", "0 products"),
-        (NORM + PRODUCT.format(x="%x"), "y=%linear, z=%rms_norm", "2 calls, of which 1"),
-        (NORM + PRODUCT.format(x="%rms_norm"), "y=%linear, z=%rms_norm", "2 calls, of which 1"),
+        (NORM, "y=%rms_norm", "0 matmuls"),
+        (NORM + PRODUCT.format(x="%x"), "y=%linear, z=%rms_norm", "2 calls, where only 1"),
+        (NORM + PRODUCT.format(x="%rms_norm"), "y=%linear, z=%rms_norm", "2 calls, where only 1"),
     ],
 )
 def test_other_programs_are_refused(calls: str, result: str, reason: str) -> None:

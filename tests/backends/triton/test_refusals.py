@@ -26,10 +26,10 @@ F32, I32 = torch.float32, torch.int32
         ("sample", TensorType(I32, ("L", 64)), TensorType(I32, ("L", 4)), "logits are not f32, bf16 or f16: i32"),
         ("top_logprobs", TensorType(I32, ("L", 64)), TensorType(I32, ("L",)), "logits are not f32, bf16 or f16: i32"),
         ("sample", TensorType(F32, ("L", 64), (128, 2)), TensorType(I32, ("L",)), "logits is strided along its last"),
-        ("select_rows", TensorType(F32, ("T", 4, 8), (64, 16, 1)), TensorType(I32, ("L",)), "do not lie side by side"),
-        ("select_rows", TensorType(F32, ("T", 8)), TensorType(F32, ("L",)), "no row of indices: f32"),
-        ("silu_mul", TensorType(F32, ("T", 8)), TensorType(F32, ("T", 9)), "no two of"),
-        ("silu_mul", TensorType(F32, ("T", 2, 8)), TensorType(F32, ("T", 2, 8)), "no two of"),
+        ("select_rows", TensorType(F32, ("T", 4, 8), (64, 16, 1)), TensorType(I32, ("L",)), "that are not contiguous"),
+        ("select_rows", TensorType(F32, ("T", 8)), TensorType(F32, ("L",)), "not a dense vector of i32 or i64: f32"),
+        ("silu_mul", TensorType(F32, ("T", 8)), TensorType(F32, ("T", 9)), "gate and up are not both"),
+        ("silu_mul", TensorType(F32, ("T", 2, 8)), TensorType(F32, ("T", 2, 8)), "gate and up are not both"),
     ],
 )
 def test_refused(name: str, first: TensorType, rest: TensorType, reason: str) -> None:

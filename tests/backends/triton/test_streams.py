@@ -41,7 +41,7 @@ F32 = torch.float32
         (
             "concat",
             {"x": TensorType(F32, ("T", 2, 8)), "y": TensorType(torch.bfloat16, ("T", 2, 8))},
-            "two dtypes",
+            "differ in dtype",
         ),
         ("match_rms", {"x": TensorType(F32, ("T", 1 << 16)), "like": TensorType(F32, ("T", 1 << 16))}, "wider than"),
         ("gaussian_top_k", {"x": TensorType(F32, ("T", 1 << 16))}, "wider than"),

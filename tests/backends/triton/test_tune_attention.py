@@ -143,7 +143,7 @@ def test_caches_of_other_dtypes_and_forms_are_other_problems() -> None:
         ({"form": "values_16"}, "form is 'values_16'"),  # which is "equal"
         ({"form": "wide"}, "form is 'wide'"),
         ({"cache_dtype": "i4"}, "over i4"),
-        ({"sharing": 2}, "1 groups, of which 2 read one head"),
+        ({"sharing": 2}, "sharing is 2, which does not divide kv_heads, 1"),
     ):
         choice = Choice(
             kernel=DECODE_ATTENTION, problem=replace(APART, **changes).fields(), tiles={}, source="measured"
