@@ -1,1 +1,1 @@
-"""The triton backend: kernels compiled to cubins at compile time, launched through the CUDA driver at run time."""
+"""The triton backend: compiles Triton kernels to cubins ahead of time, and launches them through the CUDA driver."""

@@ -1,4 +1,4 @@
-"""One Triton kernel becomes a cubin, on any machine: nothing here needs a GPU."""
+"""Compile one Triton kernel to a cubin. This needs no GPU."""
 
 import hashlib
 import inspect
@@ -11,7 +11,7 @@ from ingot.backends.triton.schedule import Argument, KernelLaunch, Value
 from ingot.ir.errors import BackendError
 from ingot.ir.types import DTYPE_NAMES
 
-# Triton's names of what pointers point to.
+# Triton's names of pointer types, by IR dtype.
 _POINTERS = {
     "bf16": "*bf16",
     "f16": "*fp16",
@@ -28,7 +28,7 @@ _POINTERS = {
 
 @dataclass(frozen=True)
 class Cubin:
-    """Machine code of one kernel, the name of its function, and what a launch has to say."""
+    """The machine code of one kernel, the name of its function, and its warps and bytes of shared memory."""
 
     code: bytes
     entry: str
@@ -37,10 +37,10 @@ class Cubin:
 
 
 def is_aligned(value: Value) -> bool:
-    """Return whether the address of a tensor is a multiple of ALIGNMENT.
+    """Return whether the address of a tensor is always a multiple of ALIGNMENT.
 
-    Buffers and weights are allocated so. An argument of a call may be a slice of a tensor: it begins at a row, or after
-    other parts of the row. The vectors of a step's inputs are at multiples of 4 only.
+    Buffers and weights are aligned. An argument of a call may be a slice of a tensor: it starts at a row, or after other
+    parts of the row. The host's inputs of a step, such as vectors of integers, are only 4-byte aligned.
     """
     if value.buffer is not None:
         return True
@@ -54,7 +54,7 @@ def is_aligned(value: Value) -> bool:
 
 
 def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
-    """Raises BackendError with what Triton says."""
+    """Compile the kernel of a launch for compute capability `sm`. Raises BackendError with Triton's message."""
     import triton  # not at the top: only emitting needs it
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -64,7 +64,10 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     names = list(inspect.signature(launch.kernel.fn).parameters)
     if given := (launch.arguments.keys() | launch.constants.keys()) ^ set(names):
-        raise BackendError(f"the kernel {launch.kernel.fn.__name__} is launched with other names: {sorted(given)}")
+        raise BackendError(
+            f"the arguments of a launch do not match the parameters of the kernel {launch.kernel.fn.__name__}: "
+            f"{sorted(given)}"
+        )
     for place, name in enumerate(names):
         value = launch.arguments.get(name, launch.constants.get(name))
         if name in launch.constants or value is None:
@@ -82,7 +85,7 @@ def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
     source = ASTSource(launch.kernel, signature, constants, attributes)
     try:
         built = triton.compile(source, target=GPUTarget("cuda", sm, WARP), options=launch.options)
-    except Exception as error:  # whatever the compiler raises, the user gets one error that names the kernel
+    except Exception as error:  # the compiler raises many types; the user gets one error that names the kernel
         raise BackendError(
             f"triton cannot compile {launch.kernel.fn.__name__}: {type(error).__name__}: {error}"[:2000],
             hint="compile with --backend reference, and report this",
@@ -98,19 +101,19 @@ def _pointer(value: Value) -> str:
 
 
 def file_of(cubin: Cubin) -> str:
-    """The file that holds a cubin, by its content."""
+    """Return the name of a cubin's file, a digest of its content."""
     return f"{hashlib.sha256(cubin.code).hexdigest()[:16]}.cubin"
 
 
 def launch_key(launch: KernelLaunch) -> tuple[Any, ...]:
-    """Launches with equal keys run the same machine code."""
+    """Return a key of a launch. Launches with equal keys run the same machine code."""
     kinds: Mapping[str, Any] = {name: _kind(value) for name, value in launch.arguments.items()}
     constants = tuple(sorted((name, repr(value)) for name, value in launch.constants.items()))
     return (launch.kernel.fn, tuple(sorted(kinds.items())), constants, tuple(launch.options.items()))
 
 
 def _kind(value: Argument) -> Any:
-    """What machine code depends on of an argument."""
+    """Return the properties of an argument that machine code depends on."""
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
     return (value.type.dtype, is_aligned(value)) if isinstance(value, Value) else value is None

@@ -1,4 +1,4 @@
-"""The triton backend, compile side: claims calls and regions that have kernels, and compiles these for their types."""
+"""The compile side of the triton backend: claims calls and regions that have kernels, and compiles the kernels."""
 
 import json
 import operator
@@ -31,11 +31,11 @@ from ingot.ir.types import DTYPES, TensorType
 
 
 class Triton:
-    """Every call of a decoder's step; for few tokens also its products, with what stands around them, and in bucket
-    classes that are batch-invariant for any number of tokens.
+    """The triton backend: computes every call of a decoder's step.
 
-    `choices` are tile sizes to take instead of those that lowerings know, where they are about what is compiled. Raises
-    OptionError for sizes that no kernel can have.
+    It computes matmuls, fused with the ops around them, for steps of few tokens, and in batch-invariant bucket classes
+    for any number of tokens. `choices` are tile sizes that override those of the lowerings for the same problems.
+    Raises OptionError for sizes that no kernel can have.
     """
 
     name = "triton"
@@ -97,14 +97,14 @@ class Triton:
         return {"triton": version("triton")}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Compile the kernels that compute `body`, and write down how they are launched."""
+        """Compile the kernels that compute `body`, and write them and launches.json into `directory`."""
         assert target.sm is not None
         schedule, outputs = self._lowered(body, target)
         wanted = [node.meta["type"] for node in body.output_nodes().values()]
         types = tuple(value_type for value_type in wanted if isinstance(value_type, TensorType))
         if tuple(output.type for output in outputs) != types:
             raise BackendError(
-                f"the lowering of '{body.name}' gives ({', '.join(str(output.type) for output in outputs)})",
+                f"the lowering of '{body.name}' returns ({', '.join(str(output.type) for output in outputs)})",
                 expected=f"({', '.join(map(str, types))})",
             )
         files = _write(schedule, outputs, [held_type(node) for node in body.placeholders()], target.sm, directory)
@@ -124,7 +124,7 @@ class Triton:
 
     def measures(self, choice: Choice) -> bool:
         if choice.kernel == LINEAR:
-            return LinearProblem.of(choice).packing == PLAIN  # the bench makes weights of no other
+            return LinearProblem.of(choice).packing == PLAIN  # the benchmark makes only plain weights
         return choice.kernel == DECODE_ATTENTION
 
     def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
@@ -138,7 +138,7 @@ class Triton:
         return Schedule(target.sm, target.cores, bucket, sequences, dependent=dependent, given=self._given)
 
     def _lowered(self, body: Program, target: Target) -> tuple[Schedule, tuple[Value, ...]]:
-        """The launches that compute `body`, and its results."""
+        """Lower `body`: return the schedule of its launches, and its results."""
         assert body.bucket is not None
         sequences = body.dims.get("B")
         schedule = self._schedule(target, body.bucket, None if sequences is None else sequences.hi)
@@ -155,7 +155,7 @@ class Triton:
 
 
 def _lowering_of(node: fx.Node) -> Lowering | None:
-    """Imported late: the kernels need Triton, which only compiling has."""
+    """Return the lowering of a call, or None. The import is late: kernels need Triton, which only compiling has."""
     from ingot.backends.triton.lower.table import LOWERINGS
 
     op = op_of(node.target)
@@ -163,7 +163,7 @@ def _lowering_of(node: fx.Node) -> Lowering | None:
 
 
 def _call_of_node(node: fx.Node) -> Call:
-    """A call for a claim, where nothing is compiled."""
+    """Return the call of a node, for a claim, which compiles nothing."""
     values: dict[fx.Node, Value] = {}
     for place, source in enumerate(node.all_input_nodes):
         values[source] = Value(held_type(source), input=place)
@@ -197,7 +197,7 @@ def _bytes(buffer: Buffer, sizes: Mapping[str, int]) -> int:
 def _write(
     schedule: Schedule, outputs: Sequence[Value], inputs: Sequence[TensorType], sm: int, directory: Path
 ) -> tuple[str, ...]:
-    """Write cubins and launches.json; gives the names of the files."""
+    """Compile and write cubins and launches.json, and return the names of the files."""
     compiled: dict[Any, Cubin] = {}
     launches: list[Launch] = []
     files: dict[str, None] = {LAUNCHES: None}
@@ -223,7 +223,7 @@ def _write(
 
 
 def _aligned(schedule: Schedule) -> tuple[int, ...]:
-    """The inputs whose addresses the kernels rely on."""
+    """Return the indices of inputs that kernels assume to be aligned."""
     given = (value for launch in schedule.launches for value in launch.values)
     return tuple(sorted({value.input for value in given if value.input is not None and is_aligned(value)}))
 

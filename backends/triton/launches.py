@@ -1,6 +1,6 @@
-"""What an executable of the triton backend is: buffers, and launches of compiled kernels over them.
+"""The schema of launches.json, which describes an executable of the triton backend: buffers and kernel launches.
 
-These types are the schema of launches.json. The compile side writes it, the run side follows it and decides nothing.
+The compile side writes the file. The run side follows it and makes no decisions.
 """
 
 from collections.abc import Mapping
@@ -8,18 +8,18 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-# The file that holds them, in the executable's folder.
+# The name of the file in the executable's folder.
 LAUNCHES = "launches.json"
-# Inputs that a kernel loads 16 bytes at once from lie at multiples of this.
+# Inputs that a kernel reads by loads of 16 bytes have addresses that are multiples of this.
 ALIGNMENT = 16
-# Threads of a warp, on every NVIDIA GPU (CUDA C++ Programming Guide, "SIMT Architecture").
+# Threads of a warp on every NVIDIA GPU (CUDA C++ Programming Guide, "SIMT Architecture").
 WARP = 32
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Term(BaseModel):
-    """Arithmetic on sizes: `op` of `left` and `right`; "cdiv" divides and rounds up."""
+    """Arithmetic on sizes: `op` applied to `left` and `right`; "cdiv" divides and rounds up."""
 
     model_config = _FROZEN
     op: Annotated[str, Field(pattern="^(add|sub|mul|cdiv|min|max)$")]
@@ -32,7 +32,7 @@ Expr = Annotated[int | str | Term, Field(union_mode="left_to_right")]
 
 
 def evaluate(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """The value of an expression for these sizes."""
+    """Return the value of an expression for these sizes of the dims."""
     if isinstance(expr, int):
         return expr
     if isinstance(expr, str):
@@ -53,7 +53,7 @@ def evaluate(expr: Expr, sizes: Mapping[str, int]) -> int:
 
 
 def cdiv(left: Expr, right: Expr) -> Expr:
-    """`left / right`, rounded up."""
+    """Return `left / right`, rounded up."""
     if isinstance(left, int) and isinstance(right, int):
         return -(-left // right)
     return Term(op="cdiv", left=left, right=right)
@@ -66,10 +66,10 @@ def times(left: Expr, right: Expr) -> Expr:
 
 
 class Buffer(BaseModel):
-    """Memory that an executable brings: `shape` of `dtype` (an IR name).
+    """Memory that an executable allocates: `shape` of `dtype` (an IR name).
 
-    An "output" is made anew in each call, as is "scratch", whose contents mean nothing before and after. A "counter" is
-    made when the executable is loaded, holds zeros then, and every call leaves zeros in it.
+    Each call allocates its "output" and "scratch" buffers; scratch has undefined contents before and after. A "counter"
+    is allocated and zeroed when the executable is loaded, and every call leaves it zeroed.
     """
 
     model_config = _FROZEN
@@ -79,7 +79,7 @@ class Buffer(BaseModel):
 
 
 class Pointer(BaseModel):
-    """The address of a value: an input of the call by its place, or a buffer by its name."""
+    """The address of a value: an input of the call by index, or a buffer by name."""
 
     model_config = _FROZEN
     input: int | None = None
@@ -87,7 +87,7 @@ class Pointer(BaseModel):
 
 
 class Number(BaseModel):
-    """A scalar argument: an expression as an integer of `dtype` i32 or i64."""
+    """A scalar argument: an expression, passed as an integer of `dtype` i32 or i64."""
 
     model_config = _FROZEN
     value: Expr
@@ -95,12 +95,12 @@ class Number(BaseModel):
 
 
 class Launch(BaseModel):
-    """One kernel launch; none in steps in which its grid is empty.
+    """One kernel launch. It is skipped in steps in which its grid is empty.
 
-    `kernel` names a file of machine code and `entry` the function in it. `arguments` are those that are no compile-time
-    constants, in order; the two scratch pointers that Triton appends are added by whoever launches. `warps` of WARP
-    threads make a block, `shared` are bytes of dynamic shared memory. `dependent`: the launch may begin before the one
-    in front of it has ended, because the kernel waits for that by itself (programmatic dependent launch).
+    `kernel` names a file of machine code and `entry` the function in it. `arguments` are the run-time arguments, in
+    order; the run side adds the two scratch pointers that Triton appends. A block has `warps` warps of WARP threads and
+    `shared` bytes of dynamic shared memory. A `dependent` launch may begin before the previous one has ended, because
+    the kernel itself waits for that end (programmatic dependent launch).
     """
 
     model_config = _FROZEN
@@ -114,10 +114,10 @@ class Launch(BaseModel):
 
 
 class Launches(BaseModel):
-    """launches.json: what a call does.
+    """The content of launches.json: the buffers and launches of a call.
 
-    `inputs` are types as text, which tell the sizes of the dims; a dim that no input has is none. `aligned` are the
-    places of inputs whose addresses must be multiples of 16. `outputs` names the buffers that the call gives, in order.
+    `inputs` are the types of the inputs as text; the sizes of the dims follow from them. `aligned` are the indices of
+    inputs whose addresses must be multiples of 16. `outputs` names the buffers that the call returns, in order.
     """
 
     model_config = _FROZEN

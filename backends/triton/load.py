@@ -1,4 +1,4 @@
-"""The triton backend, run side: launches compiled kernels through the CUDA driver. Triton is not needed."""
+"""The run side of the triton backend: launches compiled kernels through the CUDA driver, without Triton."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,24 +16,23 @@ from ingot.ir.machine.load_context import LoadContext
 from ingot.ir.parse import parse_type
 from ingot.ir.types import DTYPES
 
-# Dynamic shared memory that a kernel gets without asking (CUDA C++ programming guide, "Shared Memory").
+# Dynamic shared memory that a kernel gets without setting an attribute (CUDA C++ programming guide, "Shared Memory").
 _SHARED_FREE = 48 << 10
 
 LoadedCall = Callable[..., list[torch.Tensor]]
 
 
 def load(executable: Executable, directory: Path, context: LoadContext, *, dependent: bool = True) -> LoadedCall:
-    """The callable of an executable on the GPU of `context`: its tensors in, states among them, a list of new tensors
-    out.
+    """Load an executable onto the GPU of `context`, and return its callable.
 
-    It launches on torch's current stream and checks nothing but addresses: its caller compares types. Without
-    `dependent` no launch begins before the one in front of it has ended. Raises BackendError for machine code that the
-    driver refuses.
+    The callable takes the tensors of a call, states included, and returns a list of new tensors. It launches on torch's
+    current stream and checks only addresses: the caller checks types. Without `dependent`, no launch begins before the
+    previous one has ended. Raises BackendError if launches.json is malformed or the driver rejects the machine code.
     """
     try:
         launches = Launches.model_validate_json((directory / LAUNCHES).read_text(encoding="utf-8"))
     except (OSError, ValidationError) as error:
-        raise BackendError(f"{LAUNCHES} does not read: {error}"[:500], where=str(directory)) from error
+        raise BackendError(f"{LAUNCHES} cannot be read: {error}"[:500], where=str(directory)) from error
     _make_context_current(context.device)
     functions = {
         (launch.kernel, launch.entry): _function(directory / launch.kernel, launch.entry, launch.shared)
@@ -49,7 +48,7 @@ class _Executable:
         self._aligned = launches.aligned
         dims = _dims_by_input(launches.inputs)
         self._dims, self._places = tuple(dims), tuple(dims.values())
-        self._sizes: list[int] | None = None  # of the dims in the last call, and the stream that it ran on
+        self._sizes: list[int] | None = None  # the sizes of the dims in the last call, and its stream
         self._stream: int | None = None
         self._device = context.device
         self._counters = {
@@ -79,7 +78,9 @@ class _Executable:
         addresses = [tensor.data_ptr() for tensor in tensors]
         for place in self._aligned:
             if addresses[place] % ALIGNMENT:
-                raise InternalError(f"tensor {place} of a call lies at {addresses[place]:#x}", expected="/16")
+                raise InternalError(
+                    f"tensor {place} of a call is at the address {addresses[place]:#x}", expected="a multiple of 16"
+                )
         made = [new_tensor(*layout) for layout in self._layouts]
         buffers = [buffer.data_ptr() for buffer in made]
         for launch in self._launches:
@@ -87,7 +88,7 @@ class _Executable:
         return [made[place] for place in self._outputs]
 
     def _resize(self, sizes: list[int]) -> None:
-        """Calls of one step have the same sizes, and layers call the same executable: this is rarely done."""
+        """Compute shapes, grids and arguments for new sizes. This is rare: layers of a step share an executable."""
         self._sizes = None  # until all is done
         named = dict(zip(self._dims, sizes, strict=True))
         shapes = [tuple(evaluate(size, named) for size in buffer.shape) for buffer in self._buffers]
@@ -101,7 +102,7 @@ class _Executable:
 
 
 def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Where the size of each dim is found: an input's place and axis."""
+    """Return for each dim an (input index, axis) from which its size can be read."""
     found: dict[str, tuple[int, int]] = {}
     for place, text in enumerate(inputs):
         for axis, size in enumerate(parse_type(text).shape):
@@ -111,7 +112,7 @@ def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 
 def _make_context_current(device: torch.device) -> None:
-    """The context that torch uses, in this thread too: what the driver loads belongs to the current one."""
+    """Make torch's CUDA context current in this thread: the driver loads modules into the current context."""
     from cuda.bindings import driver
 
     torch.cuda.init()
@@ -132,10 +133,10 @@ def _function(path: Path, entry: str, shared: int) -> Any:
         raise BackendError(f"a kernel cannot be read: {error}", where=str(path)) from error
     status, module = driver.cuModuleLoadData(code)
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise BackendError(f"the driver refuses a kernel: {status.name}", where=str(path))
+        raise BackendError(f"the driver cannot load a kernel: {status.name}", where=str(path))
     status, function = driver.cuModuleGetFunction(module, entry.encode())
     if status != driver.CUresult.CUDA_SUCCESS:
-        raise BackendError(f"there is no kernel '{entry}': {status.name}", where=str(path))
+        raise BackendError(f"the file has no kernel '{entry}': {status.name}", where=str(path))
     if shared > _SHARED_FREE:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         (status,) = driver.cuFuncSetAttribute(function, attribute, shared)

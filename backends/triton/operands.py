@@ -1,29 +1,29 @@
-"""How kernels of products read a weight: an operand loader for each packing.
+"""Operand loaders: how `linear` kernels read a weight, one loader per packing.
 
-A product's kernel knows no packing. It is given four `triton.jit` functions as compile-time constants, and calls them:
+A `linear` kernel does not depend on the packing. It takes four `triton.jit` functions as compile-time constants:
 
     begin(weight, row, STORED)
 
-is what the loader wants to know of a block that begins in a row (i64) of the weight. A kernel computes it once.
+returns the loader's state of a block of rows that begins at a row (i64) of the weight. A kernel calls it once.
 
     within(local, k, STORED)
 
-is what it wants to know of the places in a block of rows `local` and columns `k`, both i32 that count from 0. A kernel
-computes it once for all blocks.
+returns the loader's state of the rows `local` and columns `k` inside a block, both i32 from 0 on. A kernel calls it
+once for all blocks.
 
     load(begin, within, start, k, n, N, K, STORED, WHOLE, EVICTION, DTYPE)
 
-gives the block from column `start` on, a multiple of len(k), as [len(local), len(k)] of DTYPE, the element type of the
-product. Rows where `n >= N` (`n` [len(local)] counts from the product's first row) and columns from K on are zeros. A
-block that is WHOLE has none of these. EVICTION is the policy for the cache, "" or "evict_first".
+returns the block from column `start` on, a multiple of len(k), as [len(local), len(k)] of DTYPE, the dtype of the
+matmul. Rows with `n >= N` (`n` [len(local)] counts from the matmul's first row) and columns from K on are zeros. With
+WHOLE, a block has no such rows or columns. EVICTION is the cache policy, "" or "evict_first".
 
     fetch(weight, rows, start, K, STORED, LINES)
 
-asks for LINES of 128 bytes of each of the `rows` (i64), from column `start` on, to come into the L2 cache. It waits for
-nothing, and asks for nothing past column K.
+prefetches LINES lines of 128 bytes of each of the `rows` (i64), from column `start` on, into the L2 cache. It does not
+wait, and prefetches nothing past column K.
 
-`weight` is the pointer to the weight where it has one part, and else a tuple of the pointers to its parts. STORED is
-what the loader itself says that these functions must know of the weight: a number, or a frozen dataclass of numbers.
+`weight` is the pointer to a weight of one part, else a tuple of the pointers to its parts. STORED is what these
+functions need to know of the weight, as the loader's `stored` returns it: a number, or a frozen dataclass of numbers.
 """
 
 from collections.abc import Callable
@@ -40,10 +40,10 @@ from ingot.ir.types import DTYPE_NAMES
 
 @dataclass(frozen=True)
 class Loader:
-    """How kernels read weights of a packing: the `triton.jit` functions above, and `stored`.
+    """The loader of a packing: the `triton.jit` functions above, and `stored`.
 
-    That gives the STORED of a weight, in a product whose elements have a dtype. It raises Refused for a weight that the
-    functions cannot read.
+    `stored` returns the STORED of a weight in a matmul of a dtype. It raises Refused for a weight that the functions
+    cannot read.
     """
 
     packing: str
@@ -58,24 +58,24 @@ LOADERS: dict[str, Loader] = {}
 
 
 def register_loader(loader: Loader) -> Loader:
-    """Let products read weights of a packing. Raises ValueError when they can already."""
+    """Register the loader of a packing, and return it. Raises ValueError if the packing already has one."""
     if loader.packing in LOADERS:
-        raise ValueError(f"packing '{loader.packing}' has a loader")
+        raise ValueError(f"packing '{loader.packing}' already has a loader")
     LOADERS[loader.packing] = loader
     return loader
 
 
 def loader_of(weight: Weight) -> Loader:
-    """Raises Refused for a packing without a loader."""
+    """Return the loader of a weight's packing. Raises Refused if there is none."""
     if weight.packing not in LOADERS:
-        raise Refused(f"no loader for weights packed '{weight.packing}'; there are {', '.join(sorted(LOADERS))}")
+        raise Refused(f"no loader for the packing '{weight.packing}'; there are {', '.join(sorted(LOADERS))}")
     return LOADERS[weight.packing]
 
 
 def _row_stride(weight: Weight, dtype: torch.dtype) -> int:
     (value,) = weight.parts
     if value.type.dtype != dtype:
-        raise Refused(f"a product of {DTYPE_NAMES[dtype]} and {value.type}")
+        raise Refused(f"a matmul of {DTYPE_NAMES[dtype]} and {value.type}")
     if value.strides[-1] != 1:
         raise Refused(f"{value.type} is strided along its last axis")
     return value.strides[0]

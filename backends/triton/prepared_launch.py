@@ -1,5 +1,7 @@
-"""A kernel launch whose arguments are written where the driver reads them: a step has hundreds of launches, none of
-which should wait for the host."""
+"""A kernel launch with arguments prepared in the memory that the driver reads.
+
+A step has hundreds of launches, and none should wait for the host.
+"""
 
 import ctypes
 from collections.abc import Mapping, Sequence
@@ -12,11 +14,11 @@ _WORD = 8
 
 
 class PreparedLaunch:
-    """`launch` of the function `function`.
+    """A prepared `launch` of the driver's function `function`.
 
-    `fixed` are the addresses of buffers that stay, `made` the places of those that each call gets anew. Without
-    `dependent` the launch does not begin before the one in front of it has ended. Not thread-safe: `resize`, `run_on`
-    and calls share the arguments, which the driver has copied when a call returns.
+    `fixed` are the addresses of permanent buffers, `made` the indices of buffers that each call allocates. Without
+    `dependent`, the launch does not begin before the previous one has ended. Not thread-safe: `resize`, `run_on` and
+    calls share the arguments. The driver has copied them when a call returns.
     """
 
     def __init__(
@@ -32,10 +34,10 @@ class PreparedLaunch:
 
         self._launch_kernel, self._success = driver.cuLaunchKernelEx, driver.CUresult.CUDA_SUCCESS
         self._launch, self._function = launch, function
-        # Two more pointers at the end: the global and the profiling scratch of Triton, which our kernels have none of.
+        # Two more pointers at the end: Triton's global and profiling scratch, which our kernels do not use.
         count = len(launch.arguments) + 2
-        # A word for each argument. The driver reads as much of it as the kernel declares: of an i32 the lower half,
-        # which comes first on the little-endian machines that GPUs are in.
+        # An 8-byte word per argument. The driver reads as many bytes as the kernel declares: of an i32 the lower half,
+        # which comes first on little-endian hosts.
         self._words = (ctypes.c_int64 * count)()
         begin = ctypes.addressof(self._words)
         self._pointers = (ctypes.c_void_p * count)(*range(begin, begin + _WORD * count, _WORD))
@@ -58,7 +60,7 @@ class PreparedLaunch:
         self._empty = False
 
     def resize(self, sizes: Mapping[str, int]) -> None:
-        """Launch for these sizes of the dims from now on."""
+        """Set the sizes of the dims for the next calls."""
         config, grid = self._config, [evaluate(size, sizes) for size in self._launch.grid]
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         self._empty = 0 in grid
@@ -66,12 +68,12 @@ class PreparedLaunch:
             self._words[place] = evaluate(value, sizes)
 
     def run_on(self, stream: int) -> None:
-        """Launch on this stream, a CUstream, from now on."""
+        """Set the stream, a CUstream, for the next calls."""
         self._config.hStream = stream
 
     def __call__(self, inputs: Sequence[int], made: Sequence[int]) -> None:
-        """Launch on inputs and new buffers at these addresses, unless the grid is empty. Raises BackendError when the
-        driver refuses."""
+        """Launch with inputs and new buffers at these addresses, unless the grid is empty. Raises BackendError if the
+        launch fails."""
         if self._empty:
             return
         words = self._words

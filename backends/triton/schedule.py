@@ -1,4 +1,4 @@
-"""What a lowering writes: launches of Triton kernels over values and buffers, before anything is compiled."""
+"""The output of a lowering: launches of Triton kernels over values and buffers, before compilation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,10 +16,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that kernels read or write: an input of the call by its place, or a buffer by its name.
+    """A tensor that kernels read or write: an input of the call by index, or a buffer by name.
 
-    The address is that of its first element; where its elements lie, `type.strides` says, and kernels get that as
-    compile-time constants.
+    Kernels take the address of its first element, and its strides as compile-time constants.
     """
 
     type: TensorType
@@ -28,7 +27,7 @@ class Value:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """In elements, by axis. A symbol stands in front at most, or the axes behind it have none."""
+        """Return the strides in elements, by axis. If row-major, only the first axis may be a symbol."""
         if self.type.strides is not None:
             return self.type.strides
         strides, step = [], 1
@@ -38,7 +37,7 @@ class Value:
         return tuple(reversed(strides))
 
 
-# What a kernel is launched with: a tensor, several under one name, an integer, or nothing.
+# An argument of a launch: a tensor, several under one name, an integer, or None.
 Argument = Value | tuple[Value, ...] | Expr | None
 
 
@@ -46,10 +45,10 @@ Argument = Value | tuple[Value, ...] | Expr | None
 class KernelLaunch:
     """A launch of the `triton.jit` function `kernel`.
 
-    `arguments` are Values, tuples of Values, Exprs (i32 integers, sizes among them) and None, by the names of the
-    kernel's parameters without `tl.constexpr`; `constants` are the others. A thread has `registers` at most, None for
-    as many as the compiler likes. Where `dependent`, each program of the kernel begins with `gdc_launch_dependents()`
-    and calls `gdc_wait()`, on every path, before it touches anything that a kernel writes; weights it may load before.
+    `arguments` are the run-time arguments by parameter name: Values, tuples of Values, Exprs (i32 integers) and None.
+    `constants` are the `tl.constexpr` ones. `registers` limits the registers per thread; None leaves it to the
+    compiler. With `dependent`, each program of the kernel begins with `gdc_launch_dependents()`, and on every path
+    calls `gdc_wait()` before it reads or writes memory that a kernel writes. It may load weights before.
     """
 
     kernel: Any
@@ -63,13 +62,13 @@ class KernelLaunch:
 
     @property
     def values(self) -> list[Value]:
-        """The tensors among the arguments."""
+        """Return the tensors among the arguments."""
         given = (one if isinstance(one, tuple) else (one,) for one in self.arguments.values())
         return [value for several in given for value in several if isinstance(value, Value)]
 
     @property
     def options(self) -> dict[str, Any]:
-        """What Triton's compiler is told, by its names."""
+        """Return the options of Triton's compiler."""
         return {
             "num_warps": self.warps,
             "num_stages": self.stages,
@@ -82,11 +81,10 @@ class KernelLaunch:
 class Schedule:
     """The launches that compute a call or a region, in order, and the buffers that they need.
 
-    `sm` is the compute capability that is compiled for (90 for Hopper), `cores` its multiprocessors, `bucket` the steps
-    that the call serves, of `sequences` sequences at most (None: of as many as tokens): lowerings choose kernels and
-    tile sizes by them. `dependent`: the target knows programmatic
-    dependent launch. `given` are choices of tile sizes by their keys, ahead of those that lowerings know, and `choices`
-    what was chosen.
+    Lowerings choose kernels and tile sizes by the first fields. `sm` is the target's compute capability (90 for
+    Hopper), `cores` its multiprocessors, `bucket` the class of steps that the call serves. These have at most
+    `sequences` sequences (None: as many as tokens). `dependent` says that the target supports programmatic dependent
+    launch. `given` are tile sizes by key that override those of the lowerings, and `choices` records the chosen ones.
     """
 
     sm: int
@@ -111,8 +109,10 @@ class Schedule:
         known: Callable[[], tuple[T, Source]],
         microseconds: float | None = None,
     ) -> T:
-        """The tile sizes of `kernel` for a problem, fields of a dataclass `kind`: the given ones, else the `known`,
-        with which a call takes `microseconds` where that was measured."""
+        """Choose the tile sizes of `kernel` for a problem, record the choice, and return it as a dataclass `kind`.
+
+        The sizes are the given ones, else the `known`, with which a call takes `microseconds` if that was measured.
+        """
         choice = self.given.get(choice_key(kernel, problem))
         if choice is None:
             tiles, source = known()
@@ -126,15 +126,15 @@ class Schedule:
         return tiles
 
     def output(self, value_type: TensorType) -> Value:
-        """A new result, row-major."""
+        """Add a buffer for a result, row-major."""
         return self._buffer("output", value_type.dtype, value_type.shape)
 
     def scratch(self, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:
-        """Memory for this call alone; what it holds at first is anything, NaN among it."""
+        """Add a scratch buffer for this call. Its initial contents are undefined and may be NaN."""
         return self._buffer("scratch", dtype, shape)
 
     def counter(self, shape: Sequence[Expr]) -> Value:
-        """Integers that are zero when a call begins, and that the call must leave zero. No dims in the shape."""
+        """Add a buffer of i32 zeros, which the call must leave zero. The shape has no dims."""
         return self._buffer("counter", torch.int32, shape)
 
     def _buffer(self, kind: str, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:

@@ -1,4 +1,4 @@
-"""Whether given tile sizes are such as kernels can have."""
+"""Check that given tile sizes are ones that kernels can have."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -9,20 +9,24 @@ from ingot.backends.triton.lower.linear_tiles import MatvecTiles
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
 
-# Triton's tiles have powers of two along each side, and so are the warps of a block.
+# The sides of Triton's tiles are powers of two, and so is the number of warps of a block.
 _TILES = frozenset({"block_n", "block_k", "keys"})
 _POWERS = _TILES | {"warps"}
 _MAY_BE_ZERO = frozenset({"lines", "ahead", "early"})
-# The smallest operand of a tensor-core product in Triton has 16 elements along each side.
+# The least side of an operand of `tl.dot`.
 _LEAST_TILE = 16
-# A block has 1024 threads at most (CUDA C++ programming guide, technical specifications); a tile of more elements
-# would not fit into its registers and takes Triton minutes.
+# A block has at most 1024 threads (CUDA C++ programming guide, technical specifications). A tile of more elements would
+# not fit into its registers and takes Triton minutes to compile.
 _MOST = {"warps": 32, "block_n": 1 << 12, "block_k": 1 << 14, "keys": 1 << 10, "splits": 64, "stages": 16}
 _MOST_ELEMENTS = 1 << 17
 
 
 def check_tiles(choices: Sequence[Choice]) -> None:
-    """Raises OptionError for a choice about no kernel, with other fields than its kernel has, or out of range."""
+    """Check choices of tile sizes.
+
+    Raises OptionError for an unknown kernel, an invalid problem, fields that the kernel does not have, or sizes out of
+    range.
+    """
     for choice in choices:
         kind = _kind(choice)
         names = {field.name for field in fields(kind)}
@@ -36,11 +40,11 @@ def check_tiles(choices: Sequence[Choice]) -> None:
                 what = "a power of two" if name in _POWERS else "a number"
                 raise _refused(choice, f"has {name} {size}", f"{what} from {least} to {most}")
         if choice.tiles.get("block_n", 1) * choice.tiles.get("block_k", 1) > _MOST_ELEMENTS:
-            raise _refused(choice, f"has tiles of {choice.tiles_text()}", f"{_MOST_ELEMENTS} elements at most")
+            raise _refused(choice, f"has tiles of {choice.tiles_text()}", f"at most {_MOST_ELEMENTS} elements")
 
 
 def _range(kind: type, name: str) -> tuple[int, int]:
-    """The least and the most that a size may be."""
+    """Return the least and the most that a size may be."""
     least = 0 if name in _MAY_BE_ZERO else 1
     if kind is not MatvecTiles and name in _TILES:
         least = _LEAST_TILE
@@ -50,16 +54,18 @@ def _range(kind: type, name: str) -> tuple[int, int]:
 def _kind(choice: Choice) -> type:
     problem: type[DecodeProblem] | type[LinearProblem]
     if choice.kernel == DECODE_ATTENTION:
-        problem, what = DecodeProblem, "attention of few tokens"
+        problem, what = DecodeProblem, "decode attention"
     elif choice.kernel == LINEAR:
-        problem, what = LinearProblem, "product"
+        problem, what = LinearProblem, "a matmul"
     else:
-        raise _refused(choice, "is about a kernel that is not known", f"{LINEAR} or {DECODE_ATTENTION}")
+        raise _refused(choice, "is for an unknown kernel", f"{LINEAR} or {DECODE_ATTENTION}")
     try:
         found = problem.of(choice)
     except (TypeError, ValueError) as error:
         names = ", ".join(field.name for field in fields(problem))
-        raise _refused(choice, f"is about no {what}: {error}", f"{names}, as an artifact's log has them") from None
+        raise _refused(
+            choice, f"does not describe {what}: {error}", f"{names}, as an artifact's log has them"
+        ) from None
     return found.tiles_kind
 
 

@@ -25,7 +25,7 @@ _TILE = 2048
 
 
 def rotated_head(call: Call, name: str, block: int | None = None) -> kernels.Head:
-    """Return how a call rotates the heads of the tensor `name`, in tiles of `block` columns (None: the least that fit)."""
+    """Return how a call rotates the heads of the tensor `name`. `block` are the columns of a tile (None: the least)."""
     table, dim = call.value("table"), head_width(call, name)
     call.want(call.dtype_name("table") == "f32", f"a table of {call.dtype_name('table')}")
     call.want_dense_rows("table")

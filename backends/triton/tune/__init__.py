@@ -1,1 +1,1 @@
-"""Timing of tile sizes on a GPU. What is emitted for given sizes does not depend on it."""
+"""Tuning: time tile sizes on a GPU. The code emitted for given sizes does not depend on these modules."""

@@ -1,8 +1,8 @@
-"""Attention of few tokens over pages that no cache holds, timed over mixes of contexts.
+"""Time decode attention over mixes of contexts, over more pages than the L2 cache holds.
 
-Sizes are chosen before any length is known, so they are tried on several mixes of lengths. The best have the least mean
-of time / least time over the mixes, the least time being that of all sizes tried. A mix counts by its weight,
-whether it takes long or not: what a step can lose is relative to what it has to read.
+Tile sizes are chosen before the lengths are known, so each is timed on several mixes of lengths. The best sizes have
+the least weighted mean, over the mixes, of time / least time, where the least time is over all sizes tried. A mix
+counts by its weight and not by its time: the loss of a step is relative to what it must read.
 """
 
 import math
@@ -26,24 +26,24 @@ from ingot.ir.ops import OPS
 from ingot.ir.tables import make_table
 from ingot.ir.types import DTYPES, TensorType
 
-TRAFFIC = 1 << 29  # bytes that a graph reads at least: ten times the last-level cache of an H200
-LAUNCHES = (4, 128)  # of a graph, at least and at most: to record one takes longer than to run it
+TRAFFIC = 1 << 29  # least bytes that a CUDA graph reads: ten times the last-level cache of an H200
+LAUNCHES = (4, 128)  # least and most launches of a graph: to record one takes longer than to run it
 _EPS, _THETA = 1e-5, 5e5
-_POSITIONS = 1 << 16  # that are turned: the longest context of all mixes
-# Of the pool's numbers of 0.02, so that scores, which are products with others of them, are about one.
+_POSITIONS = 1 << 16  # rows of the rotary table: the longest context of all mixes
+# Scales q, numbers of about 0.02 from the pool like the keys, so that scores are about one.
 _Q_SCALE = 2500.0
 
 
 @dataclass(frozen=True)
 class Mix:
-    """What a step may look like: the cached positions of each sequence, the fed one included."""
+    """A step to time: the context of each sequence, its token in the step included."""
 
     contexts: tuple[int, ...]
     weight: int = 1
 
 
-# By the most tokens of a step. Chats and documents of 512 to 2048 tokens are what is usual, and count twice; splits are
-# for a number of sequences that does not divide well, and for one long context among short ones.
+# By the most tokens of a step. Chats and documents of 512 to 2048 tokens are usual, and count twice. The other mixes
+# test splits: numbers of sequences that do not divide well, and one long context among short ones.
 MIXES: Mapping[int, tuple[Mix, ...]] = {
     1: (Mix((512,), 2), Mix((2048,), 2), Mix((128,)), Mix((8192,)), Mix((32768,))),
     16: (Mix((512,) * 8, 2), Mix((2048,) * 8, 2), Mix((2048,) * 3), Mix((16384,) * 8), Mix((32768, *(1024,) * 7))),
@@ -55,7 +55,7 @@ MIXES: Mapping[int, tuple[Mix, ...]] = {
 
 @dataclass(frozen=True)
 class TimedAttention:
-    """Microseconds of a call for each mix of its problem, in order."""
+    """A measurement: the microseconds of a call for each mix of its problem, in order."""
 
     problem: DecodeProblem
     tiles: DecodeTiles
@@ -63,19 +63,19 @@ class TimedAttention:
 
     @property
     def microseconds(self) -> float:
-        """Of the first mix, the most usual one."""
+        """Return the microseconds of the first mix, the most usual one."""
         return self.times[0]
 
 
 def mixes_of(problem: DecodeProblem) -> tuple[Mix, ...]:
-    """Those of the class of steps, with no more sequences than its steps have tokens."""
+    """Return the mixes for a problem, cut to as many sequences as its steps have tokens."""
     size = next((size for size in MIXES if problem.tokens <= size), max(MIXES))
     cut = (Mix(mix.contexts[: problem.tokens], mix.weight) for mix in MIXES[size])
     return tuple(dict.fromkeys(cut))
 
 
 def best(found: Sequence[TimedAttention]) -> TimedAttention:
-    """The least weighted mean, over the mixes of one problem, of time / least time."""
+    """Return the measurement with the least weighted mean, over the mixes of one problem, of time / least time."""
     weights = [mix.weight for mix in mixes_of(found[0].problem)]
     least = [min(times) for times in zip(*(one.times for one in found), strict=True)]
 
@@ -86,7 +86,7 @@ def best(found: Sequence[TimedAttention]) -> TimedAttention:
 
 
 def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> tuple[Schedule, Value]:
-    """The launch with these tiles. Inputs in the order of `_types`."""
+    """Return the schedule of a call with these tiles, and its result. Inputs are in the order of `_types`."""
     bucket = BucketClass(name="tuning", tokens=(1, problem.tokens))
     schedule = Schedule(machine.sm, machine.cores, bucket, dependent=machine.dependent)
     choice = Choice(kernel=DECODE_ATTENTION, problem=problem.fields(), tiles=asdict(tiles), source="measured")
@@ -99,7 +99,7 @@ def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) 
 
 
 def compile_all(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> None:
-    """Fill Triton's cache on disk with the kernel of a measurement, without touching the GPU."""
+    """Compile the kernel of a measurement into Triton's cache on disk, without using the GPU."""
     count = len(mixes_of(problem)[0].contexts)
     compile_launches(make_schedule(machine, problem, tiles)[0], {"T": count, "B": count, "P": 1})
 
@@ -118,7 +118,7 @@ def _attributes(problem: DecodeProblem) -> dict[str, Any]:
 
 
 def _types(problem: DecodeProblem) -> dict[str, TensorType]:
-    """Inputs by name, in the op's order; q, k and v are parts of one product."""
+    """Return the types of the inputs by name, in the op's order; q, k and v are parts of one matmul's result."""
     dtype, heads, dim = DTYPES[problem.dtype], problem.cache_heads, problem.dim
     q_heads = problem.group * problem.kv_heads
     row = (q_heads + 2 * heads) * dim
@@ -137,13 +137,13 @@ def _types(problem: DecodeProblem) -> dict[str, TensorType]:
 
 @cache
 def _table(dim: int) -> torch.Tensor:
-    """Cosines and sines of a rotary embedding."""
+    """Return the table of cosines and sines of a rotary embedding."""
     rope = {"kind": "rope", "rope_type": "default", "positions": _POSITIONS, "theta": _THETA}
     return make_table({**rope, "rotary_dim": dim})
 
 
 class Steps:
-    """Steps of one mix, each over pages of its own in a random order; the pool's beginning again when it has ended."""
+    """Steps of one mix, each over its own pages in random order. After the last page of the pool comes the first."""
 
     def __init__(self, problem: DecodeProblem, mix: Mix, pool: Pool) -> None:
         self.problem, self.mix = problem, mix
@@ -158,7 +158,7 @@ class Steps:
 
     @property
     def bytes(self) -> int:
-        """Of the keys and values of one step."""
+        """Return the bytes of the keys and values of one step."""
         return sum(self.mix.contexts) * self.problem.position_bytes
 
     @property
@@ -168,14 +168,14 @@ class Steps:
 
     @cached_property
     def inputs(self) -> list[list[torch.Tensor]]:
-        """Of each step of a graph, in the op's order."""
+        """Return the inputs of each step of a graph, in the op's order."""
         count = min(LAUNCHES[1], max(LAUNCHES[0], TRAFFIC // self.bytes))
         return [list(self._named(step).values()) for step in range(count)]
 
     @cached_property
     def expected(self) -> torch.Tensor:
-        """The attention of the first step, by the op's reference over a copy of its pages, renumbered."""
-        # The inputs themselves: where they were copied from, steps may have written since.
+        """Return the attention of the first step by the op's reference, over a copy of its pages, renumbered."""
+        # Use the stored inputs: steps may since have written to the memory that these were copied from.
         given = dict(zip(_types(self.problem), self.inputs[0], strict=True))
         own, page = self._pages(0).long(), self.problem.page
         place = torch.zeros(len(self._kv), dtype=torch.int64, device=device.DEVICE)
@@ -189,15 +189,15 @@ class Steps:
 
     @cached_property
     def _first(self) -> torch.Tensor:
-        """What the pages of the first step hold before anything has run."""
+        """Return a copy of the pages of the first step, from before the first launch."""
         return self._kv[self._pages(0).long()]
 
     def restore(self) -> None:
-        """Put back what steps of other mixes have written into the pages of the first step."""
+        """Restore the pages of the first step, to which steps of other mixes may have written."""
         self._kv[self._pages(0).long()] = self._first
 
     def _pages(self, step: int) -> torch.Tensor:
-        """Page ids of all sequences, one after the other."""
+        """Return the page ids of all sequences of a step, one sequence after the other."""
         total = sum(self.needed)
         begin = step % (len(self._order) // total) * total
         return self._order[begin : begin + total]
@@ -222,11 +222,13 @@ class Steps:
 
 
 def checked(machine: Machine, tiles: DecodeTiles, steps: Steps) -> Launcher:
-    """A launcher for the steps, which has run the first one. Raises RuntimeError for wrong results, and what Triton
-    raises for tiles that do not fit."""
+    """Return a launcher for the steps, after it has run and checked the first one.
+
+    Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
+    """
     call = Launcher(*make_schedule(machine, steps.problem, tiles), steps.sizes)
     steps.restore()
-    for _ in range(2):  # the second finds the counters as the first left them
+    for _ in range(2):  # the second call checks that the first left its counters at zero
         call.output.fill_(float("nan"))
         call(steps.inputs[0])
         device.require_close(call.output, steps.expected)
@@ -234,13 +236,13 @@ def checked(machine: Machine, tiles: DecodeTiles, steps: Steps) -> Launcher:
 
 
 def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
-    """Of a step. Raises what `checked` raises."""
+    """Return the seconds of a step. Raises the errors of `checked`."""
     call = checked(machine, tiles, steps)
     return device.graph_seconds(partial(call, given) for given in steps.inputs) / len(steps.inputs)
 
 
 class AttentionBench:
-    """Times attention over pages from a pool. It keeps the steps of the last problem."""
+    """A benchmark of attention over pages from a pool. It keeps the steps of the last problem."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -248,7 +250,10 @@ class AttentionBench:
         self._steps: list[Steps] = []
 
     def measure(self, machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> TimedAttention:
-        """Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
+        """Time a problem with these tiles.
+
+        Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
+        """
         if problem != self._problem:
             self._problem = problem
             self._steps = [Steps(problem, mix, self.pool) for mix in mixes_of(problem)]

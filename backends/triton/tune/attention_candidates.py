@@ -1,4 +1,4 @@
-"""The tile sizes that are worth a try for attention of few tokens."""
+"""The candidate tile sizes of decode attention."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +12,7 @@ from ingot.backends.triton.tune.device import Machine
 
 
 def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
-    """The best known, and such as leave room for as many programs as there shall be."""
+    """Return the best known tiles, and tiles small enough for their number of programs per multiprocessor."""
     known = known_tiles(problem, machine.sm)[0]
     if not problem.cache_form.equal:
         return list(dict.fromkeys([known, *_sizes_of_forms(problem, machine)]))
@@ -20,7 +20,7 @@ def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
 
 
 def _sizes_of_forms(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
-    """Where values are not beside keys of their width. Nothing is loaded early there."""
+    """Return candidates for caches of unequal widths. Their kernels load nothing early."""
     for keys, stages, programs, warps in product((16, 32, 64), (3, 5), (1, 2), (4, 8)):
         tiles = DecodeTiles(keys, stages, programs, warps=warps, early=0)
         if _bytes(problem, tiles) * programs <= shared_memory(machine.sm):
@@ -32,7 +32,7 @@ def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
         tiles = DecodeTiles(keys, stages=5, programs=programs, ahead=0 if early else 2, early=early)
         if _bytes(problem, tiles) * min(programs, 2) <= shared_memory(machine.sm):
             yield tiles
-    # Where there are many tokens, many small programs are better at hiding what each waits for.
+    # With many tokens, many small programs hide latency better.
     for keys, stages, programs, warps in product((32, 64), (3, 5), (2, 4), (1, 2)):
         tiles = DecodeTiles(keys, stages, programs, warps=warps, early=0)
         if _bytes(problem, tiles) * programs <= shared_memory(machine.sm):
@@ -40,12 +40,12 @@ def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
 
 
 def _bytes(problem: DecodeProblem, tiles: DecodeTiles) -> int:
-    """Of shared memory: keys and values on the way, in half of the stages."""
+    """Return the bytes of shared memory: keys and values in flight, in half of the stages."""
     position = problem.position_bytes // problem.cache_heads
     return (tiles.stages - 1) // 2 * tiles.keys * position
 
 
 def more_candidates(problem: DecodeProblem, tiles: DecodeTiles) -> list[DecodeTiles]:
-    """The best tiles so far, with more or less fetched ahead or on the way."""
+    """Return variants of the best tiles so far, with other numbers of prefetched tiles or stages."""
     ahead = [replace(tiles, ahead=ahead) for ahead in (0, 2, 4)] if problem.append else []
     return [*ahead, replace(tiles, stages=3), replace(tiles, stages=7)]

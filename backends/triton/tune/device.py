@@ -1,6 +1,6 @@
-"""Schedules on the GPU: compiled ahead by Triton, launched by its own launcher, and timed in rows as CUDA graphs.
+"""Run schedules on the GPU for tuning: compile ahead, launch by Triton's launcher, and time CUDA graphs of launches.
 
-Each launch of a graph may begin before the one in front has ended.
+Each launch of a graph may begin before the previous one has ended.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,13 +21,13 @@ from ingot.ir.machine.device_clock import median_seconds
 from ingot.ir.types import DTYPES
 
 DEVICE = "cuda"
-ROUNDS = 7  # whose median counts
-POOL = 3 << 30  # bytes that launches read from at random: sixty times the last-level cache of an H200
+ROUNDS = 7  # the median of these is the result
+POOL = 3 << 30  # bytes of memory that launches read at random: sixty times the last-level cache of an H200
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What kernels are compiled for, as a Schedule has it."""
+    """The target of a compilation, with the fields of a Schedule."""
 
     sm: int
     cores: int
@@ -35,9 +35,9 @@ class Machine:
 
 
 def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
-    """Fill Triton's cache on disk with the kernels of a schedule for such sizes, without touching the GPU.
+    """Compile the kernels of a schedule for these sizes into Triton's cache on disk, without using the GPU.
 
-    A kernel is found there by how its arguments are specialized, so Triton itself says how, for stand-ins of them.
+    The cache key contains the specialization of the arguments, so Triton itself computes it, for mock arguments.
     """
     target = GPUTarget("cuda", schedule.sm, WARP)
     backend = make_backend(target)
@@ -56,7 +56,7 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
 
 
 def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
-    """An argument as far as Triton looks at it: tensors lie at multiples of 16 bytes."""
+    """Return a mock argument with the properties that Triton uses: tensors are 16-byte aligned."""
     if isinstance(value, Value):
         return MockTensor(value.type.dtype)
     if isinstance(value, tuple):
@@ -66,8 +66,10 @@ def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
 
 @dataclass
 class Launcher:
-    """A schedule with its buffers for a step of these sizes, to be launched on any inputs of its types. `result` is
-    None for a call that writes states alone."""
+    """A schedule with its buffers for a step of these sizes. It can be launched on any inputs of its types.
+
+    `result` is None for a call that only writes states.
+    """
 
     schedule: Schedule
     result: Value | None
@@ -102,9 +104,9 @@ class Launcher:
 
 
 class Pool:
-    """Memory full of random numbers of one dtype, 0.02 each in the mean: weights, or pages of keys and values.
+    """Memory full of normal random numbers of one dtype, with deviation 0.02: weights, or pages of keys and values.
 
-    `copy` is the bandwidth of a copy on this device: bytes a second, read and written together.
+    `copy` is the bandwidth of a copy on this device: bytes read and written, per second.
     """
 
     def __init__(self) -> None:
@@ -115,10 +117,10 @@ class Pool:
         self.copy = POOL / median_seconds(lambda: self._memory[:half].copy_(self._memory[half:]), ROUNDS)
 
     def of(self, dtype: torch.dtype, least: int) -> torch.Tensor:
-        """All of it, which is `least` bytes at least: the same memory as long as dtype and size allow it."""
+        """Return the memory, at least `least` bytes of `dtype`. It is reallocated only for another dtype or size."""
         count = max(POOL, least) // dtype.itemsize
         if not self._filled or self._memory.dtype is not dtype or self._memory.numel() < count:
-            self._memory = torch.empty(0, device=DEVICE)  # the old one first: two may be too much
+            self._memory = torch.empty(0, device=DEVICE)  # free the old memory first: both may not fit
             self._memory = torch.empty(count, dtype=dtype, device=DEVICE)
             for begin in range(0, count, 1 << 28):
                 self._fill(self._memory[begin : begin + (1 << 28)])
@@ -126,21 +128,24 @@ class Pool:
         return self._memory
 
     def _fill(self, part: torch.Tensor) -> None:
-        if is_narrow(part.dtype):  # torch draws none of these
+        if is_narrow(part.dtype):  # torch cannot draw random numbers of such a dtype
             part.copy_(torch.randn(part.shape, device=DEVICE, generator=self.generator).mul_(0.02))
         else:
             part.normal_(generator=self.generator).mul_(0.02)
 
 
 def require_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Raises RuntimeError where a result is not what the reference says in float32; bf16 rounds by 2e-3."""
+    """Check a result against the float32 reference, within 1e-2 of its norm; bf16 rounds by 2e-3.
+
+    Raises RuntimeError for a wrong result.
+    """
     error = float((found.float() - expected).norm() / expected.norm())
     if not error < 1e-2:
         raise RuntimeError(f"the result is wrong by {error}")
 
 
 def captured(launches: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """A CUDA graph of the launches, one after the other."""
+    """Return a CUDA graph of the launches, one after the other."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for launch in launches:
@@ -149,5 +154,5 @@ def captured(launches: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 
 def graph_seconds(launches: Iterable[Callable[[], object]]) -> float:
-    """The time of a CUDA graph of the launches."""
+    """Return the seconds of a CUDA graph of the launches."""
     return median_seconds(captured(launches).replay, ROUNDS)

@@ -1,4 +1,4 @@
-"""Products on weights that no cache holds, timed."""
+"""Time matmuls over more weights than the L2 cache holds."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,17 +19,17 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.types import DTYPES, TensorType
 
 EPS = 1e-5
-TRAFFIC = 1 << 31  # bytes that a graph reads at least: half a millisecond, against some microseconds of its launch
-MOST_LAUNCHES = 128  # in a graph: to record one takes longer than to run it
+TRAFFIC = 1 << 31  # least bytes that a graph reads: half a millisecond, against some microseconds for its launch
+MOST_LAUNCHES = 128  # most launches of a graph: to record one takes longer than to run it
 _CHECKED = 256  # columns of a result that are compared with the reference
-# Steps that are timed, by the rows that a kernel works on, and the bucket classes that have them.
+# By a kernel's padded rows: the tokens of the timed step, and the range of tokens of its bucket class.
 STEPS = {1: 1, 16: 8, 32: 32, 64: 64}
 _BUCKETS = {1: (1, 1), 16: (2, 16), 32: (17, 32), 64: (33, 64)}
 
 
 @dataclass(frozen=True)
 class TimedLinear:
-    """A measurement: microseconds of one call, and the share of a copy's bandwidth at which it read its weights."""
+    """A measurement: microseconds of one call, and its weight bandwidth as a fraction of a copy's bandwidth."""
 
     problem: LinearProblem
     tiles: AnyTiles
@@ -38,7 +38,10 @@ class TimedLinear:
 
 
 def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | None) -> tuple[Schedule, Value]:
-    """The launches with these tiles, else with the best known. Inputs in order: x, weight, gain, residual."""
+    """Return the schedule with these tiles (None: the best known), and its result.
+
+    The inputs are, in order: x, weight, gain, residual.
+    """
     dtype = DTYPES[problem.dtype]
     bucket = BucketClass(name="tuning", tokens=_BUCKETS[problem.tokens])
     schedule = Schedule(machine.sm, machine.cores, bucket, dependent=machine.dependent)
@@ -58,17 +61,17 @@ def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | No
 
 
 def compile_all(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> None:
-    """Fill Triton's cache on disk with the kernels of a measurement, without touching the GPU."""
+    """Compile the kernels of a measurement into Triton's cache on disk, without using the GPU."""
     compile_launches(make_schedule(machine, problem, tiles)[0], {"T": STEPS[problem.tokens]})
 
 
 def launcher(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Launcher:
-    """A product with its buffers, to be launched on weights anywhere in the pool."""
+    """Return the launcher of a matmul, for weights anywhere in the pool."""
     return Launcher(*make_schedule(machine, problem, tiles), {"T": STEPS[problem.tokens]})
 
 
 class LinearBench:
-    """Times products on weights from a pool, one stretch of it after the other."""
+    """A benchmark of matmuls. The weights are consecutive parts of a pool."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -76,7 +79,7 @@ class LinearBench:
         self._place = 0
 
     def weight(self, problem: LinearProblem) -> torch.Tensor:
-        """The next stretch of the pool as a weight."""
+        """Return the next part of the pool as a weight."""
         count = problem.rows * problem.depth
         memory = self.pool.of(DTYPES[problem.dtype], 2 * problem.bytes)
         if self._place + count > memory.numel():
@@ -100,7 +103,10 @@ class LinearBench:
         return self._vectors
 
     def measure(self, machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> TimedLinear:
-        """Raises RuntimeError for wrong results, and what Triton raises for tiles that do not fit."""
+        """Time a problem with these tiles.
+
+        Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
+        """
         call = launcher(machine, problem, tiles)
         inputs = self.inputs(problem)
         call(inputs)
@@ -111,7 +117,7 @@ class LinearBench:
 
 
 def expected(problem: LinearProblem, inputs: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
-    """The first columns of a product on such inputs, in float32."""
+    """Return the first columns of the result for these inputs, computed in float32."""
     dtype, columns = DTYPES[problem.dtype], min(columns, problem.columns)
     x, weight, gain, residual = (value.float() for value in (inputs[0], inputs[1][:columns], inputs[2], inputs[3]))
     if problem.norm:

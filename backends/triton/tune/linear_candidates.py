@@ -1,4 +1,4 @@
-"""The tile sizes that are worth a try for a product."""
+"""The candidate tile sizes of a matmul."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,14 +16,14 @@ AnyTiles = MatvecTiles | Tiles
 
 
 def candidates(problem: LinearProblem, machine: Machine) -> list[AnyTiles]:
-    """The best known, and what is like them in the bytes that a program holds and in the programs that there are."""
+    """Return the best known tiles, and tiles with a sensible number of programs and bytes per program."""
     first, _ = known_tiles(problem.product(), problem.tokens, machine.sm)
     found = _matvec_candidates(problem) if problem.tokens == 1 else _tile_candidates(problem, machine)
     return list(dict.fromkeys([first, *found]))
 
 
 def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
-    """Tiles that leave each thread 64 to 256 bytes of weights to hold, of 128 registers that four blocks leave it."""
+    """Yield tiles with 64 to 256 bytes of weights per thread, which has 128 registers if four blocks run at once."""
     parts = 2 if problem.gated else 1
     for block_k in (512, 1024, 2048, 4096):
         for warps in (4, 8):
@@ -34,12 +34,12 @@ def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
 
 
 def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles]:
-    """Tiles that give each multiprocessor up to two programs, with room for one or two in its shared memory."""
+    """Yield tiles for up to two programs per multiprocessor, with shared memory for one or two."""
     for block_n, splits, block_k, programs in product((16, 32, 64, 128), (1, 2, 4, 8), (128, 256), (1, 2)):
         blocks = -(-problem.columns // block_n)
         crowded = blocks * splits > 2 * machine.cores
         if ((splits > 1 or block_n < 64) and crowded) or (block_n == 128 and problem.gated):
-            continue  # nothing gained: smaller tiles and more splits read x, or write sums, more often
+            continue  # no gain: smaller tiles read x more often, and more splits write more sums
         if blocks * splits < machine.cores // 3:
             continue
         stages = stages_that_fit(problem, machine, block_n, block_k, splits, programs)
@@ -52,13 +52,14 @@ def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles
 def stages_that_fit(
     problem: LinearProblem, machine: Machine, block_n: int, block_k: int, splits: int, programs: int
 ) -> int:
-    """Blocks on the way at once: as many as a program has, 8 at most, and what its share of shared memory holds."""
+    """Return the stages: at most 8, at most one more than a program has blocks, and as many as fit into its share of
+    shared memory."""
     block = (block_n * (2 if problem.gated else 1) + problem.tokens) * block_k * DTYPES[problem.dtype].itemsize
     steps = -(-problem.depth // (splits * block_k))
     return min(8, steps + 1, (shared_memory(machine.sm) // programs - 4096) // block)
 
 
 def more_candidates(problem: LinearProblem, tiles: AnyTiles) -> list[AnyTiles]:
-    """The best tiles so far, with more or less of the weights fetched ahead into the cache, or by more threads."""
+    """Return variants of the best tiles so far, with other numbers of prefetched lines or of warps."""
     more: list[AnyTiles] = [replace(tiles, lines=lines) for lines in (0, 4, 8, 32)]
     return [*more, replace(tiles, warps=12 - tiles.warps)] if problem.tokens > 1 and tiles.warps in (4, 8) else more

@@ -1,4 +1,4 @@
-"""The fastest tile sizes for a product, within a time: kernels are compiled in other processes, ahead of the timing."""
+"""Search the fastest tile sizes of a problem within a time limit. Other processes compile kernels before the timing."""
 
 import multiprocessing
 import os
@@ -19,7 +19,7 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
 
-# Of the time for a problem, what the first candidates get; the rest is for variants of the best of them.
+# The share of a problem's time for the first candidates; the rest is for variants of the best of them.
 _FIRST = 0.75
 
 
@@ -36,7 +36,7 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """How one kind of problem is tuned: read, compiled, timed (`bench` takes a pool), and the best found."""
+    """The functions to tune one kind of problem: read it, time it (`bench` takes a pool), compile, choose the best."""
 
     read: Callable[[Choice], Any]
     bench: Callable[[Pool], Any]
@@ -54,7 +54,7 @@ def fastest(found: Sequence[Timed]) -> Timed:
     return min(found, key=microseconds)
 
 
-# By the kernel that a choice is for.
+# By the kernel of a choice.
 SUBJECTS = {
     LINEAR: Subject(
         LinearProblem.of, linear.LinearBench, linear.compile_all,
@@ -68,8 +68,10 @@ SUBJECTS = {
 
 
 def measure(choice: Choice, target: Target, seconds: float) -> Choice:
-    """The best tiles for what `choice` is about, its own among them, found in about `seconds`. Raises BackendError
-    where those do not run."""
+    """Search for about `seconds`, and return the choice with the best tiles. Its own tiles are the first candidate.
+
+    Raises BackendError if its own tiles do not run.
+    """
     assert target.sm is not None
     machine = Machine(target.sm, target.cores, dependent="dependent_launch" in target.features)
     subject = SUBJECTS[choice.kernel]
@@ -78,8 +80,8 @@ def measure(choice: Choice, target: Target, seconds: float) -> Choice:
         bench, compilers = _bench(choice.kernel), _compilers()
         begin = time.monotonic()
         first = bench.measure(machine, problem, problem.tiles_kind(**choice.tiles))
-    except Exception as error:  # whatever Triton and the driver raise
-        raise BackendError(f"no time could be taken of {choice}: {type(error).__name__}: {error}"[:500]) from error
+    except Exception as error:  # Triton and the driver raise many types
+        raise BackendError(f"{choice} could not be timed: {type(error).__name__}: {error}"[:500]) from error
 
     def tried(tiles: Sequence[Any], deadline: float) -> list[Timed]:
         others = [(problem, one) for one in tiles if one not in [timed.tiles for timed in found]]
@@ -96,7 +98,7 @@ def measure(choice: Choice, target: Target, seconds: float) -> Choice:
 
 @cache
 def _pool() -> Pool:
-    """One for the process, which all benches read from."""
+    """Return the pool of this process, which all benchmarks share."""
     return Pool()
 
 
@@ -107,14 +109,14 @@ def _bench(kernel: str) -> Any:
 
 @cache
 def _compilers() -> ProcessPoolExecutor:
-    """Processes that are up, so that no problem waits for their imports. They end with this one."""
+    """Start the compiler processes and wait until they run, so that no problem waits for their imports."""
     pool = compilers()
     wait([pool.submit(_ready) for _ in range(_processes())])
     return pool
 
 
 def _ready() -> None:
-    """Called in a process of the pool, which imports this module for it. It lets the others have a call, too."""
+    """Run in a process of the pool, which imports this module for it. Sleep, so that each process gets one call."""
     time.sleep(0.2)
 
 
@@ -123,7 +125,7 @@ def _processes() -> int:
 
 
 def compilers() -> ProcessPoolExecutor:
-    """Spawned, because forked ones would share the device's context, which does not outlive a fork."""
+    """Return a pool of spawned processes: a CUDA context does not survive a fork."""
     return ProcessPoolExecutor(_processes(), mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -135,8 +137,11 @@ def measure_all(
     jobs: Sequence[tuple[Any, Any]],
     deadline: float,
 ) -> list[Any]:
-    """Measurements of problems with tiles, in the order in which the kernels come out of the compilers. What is left at
-    the deadline (`time.monotonic`) is left out, and so are tiles that do not fit or give wrong results."""
+    """Measure (problem, tiles) jobs in the order in which their compilations end, and return the measurements.
+
+    Jobs not measured at the deadline (`time.monotonic`) are left out, and so are tiles that do not fit or that return
+    wrong results.
+    """
     found: list[Any] = []
     compiled = {compilers.submit(compile_all, machine, problem, tiles): (problem, tiles) for problem, tiles in jobs}
     try:

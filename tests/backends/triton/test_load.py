@@ -84,6 +84,6 @@ def test_buffers_are_of_the_sizes_of_each_call(call: loading.Call) -> None:
 
 def test_a_tensor_that_lies_askew_is_refused(call: loading.Call) -> None:
     flat = torch.empty(41, dtype=torch.bfloat16)
-    with pytest.raises(InternalError, match="tensor 0 of a call lies at"):
+    with pytest.raises(InternalError, match="tensor 0 of a call is at the address"):
         call(flat[1:].view(10, 4), torch.empty(2, 3))
     assert not Recorded.calls

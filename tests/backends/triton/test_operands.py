@@ -101,9 +101,9 @@ def test_a_packing_has_machine_code_and_tiles_of_its_own() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(Refused, match="no loader for weights packed 'bytes'; there are plain"):
+    with pytest.raises(Refused, match="no loader for the packing 'bytes'; there are plain"):
         _product(torch.float32, 1, _bytes())
-    with pytest.raises(ValueError, match="packing 'plain' has a loader"):
+    with pytest.raises(ValueError, match="packing 'plain' already has a loader"):
         register_loader(operands.LOADERS["plain"])
     with pytest.raises(Refused, match="a weight of f32"):
         plain_weight(Value(TensorType(torch.float32, ("T", K)), input=1))
