@@ -1,1 +1,1 @@
-"""The cpu backend: our own C++ kernels for what torch has no fast op for, the paged KV cache above all."""
+"""The cpu backend: C++ kernels for ops that torch has no fast op for, above all those on the paged KV cache."""

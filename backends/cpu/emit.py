@@ -1,4 +1,4 @@
-"""The cpu backend, compile side: claims calls that its C++ kernels compute, and builds these once for a target."""
+"""The compile side of the cpu backend: claims calls that have C++ kernels, and builds the kernels once per target."""
 
 import os
 import subprocess
@@ -24,8 +24,8 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 LIBRARY = "kernels.so"
 KERNELS = Path(__file__).with_name("kernels")
-# The instruction sets of this machine, and what vector code needs of the freedom that IEEE leaves: no traps, no errno.
-# Not -ffast-math, under which NaN and infinity would mean nothing and sums would run in any order.
+# The instruction sets of this machine, and the relaxations of IEEE that vector code needs: no traps, no errno. Not
+# -ffast-math: it would assume no NaN and no infinity, and reorder sums.
 FLAGS = (
     "-std=c++17",
     "-O3",
@@ -42,8 +42,10 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Cpu:
-    """Attention over the paged cache and writing to it, both ends of a step; for steps of few tokens all of a dense
-    decoder layer."""
+    """The cpu backend: computes attention over the paged KV cache, cache writes, and the begin and end of a step.
+
+    For steps of few tokens, it computes all ops of a dense decoder layer.
+    """
 
     name = "cpu"
 
@@ -57,11 +59,11 @@ class Cpu:
                 return No(f"no kernel for {target_name(node.target)}")
             if reason := _CLAIMS[op.name](node):
                 return No(reason)
-            # What stands outside regions has kernels here alone.
+            # Only this backend has kernels for ops that are not fusible.
             few = bucket.few_tokens or not op.fusible
             cost += claim_cost(self.name, "few tokens" if few else "many tokens")
-            # Attention takes another way for many tokens of a sequence than for few, or is torch's, whose bits may show
-            # where a sequence lies in its step.
+            # Attention of many tokens per sequence runs other code than that of few. It is torch's, and its bits may
+            # depend on the place of a sequence in its step.
             batch_invariant &= op not in (ops.paged_attention, ops.step_attention)
         rows = {"weight": Layout.ROW_MAJOR} if any(op_of(node.target) is ops.linear for node in nodes) else {}
         return Yes(cost, rows, batch_invariant)
@@ -90,7 +92,10 @@ def _argument_type(node: fx.Node, name: str) -> TensorType:
 
 
 def _same_dtype(node: fx.Node, *names: str) -> str | None:
-    """Why a kernel cannot take these arguments, if it cannot: one dtype that it knows, dense along the last axis."""
+    """Return why a kernel cannot take these arguments, or None.
+
+    They must have one dtype that kernels exist for, and be dense along the last axis.
+    """
     found = {name: tensor_type(item) for name, item in named_values(node).items() if name in names}
     dtypes = {value_type.dtype for value_type in found.values()}
     if len(dtypes) > 1 or not dtypes <= set(_DTYPES):
@@ -129,7 +134,7 @@ def _activation(node: fx.Node) -> str | None:
     return f"x is {x}, not [T, F]" if len(x.shape) != 2 else _same_dtype(node, "x")
 
 
-# By op, what tells why a call of it has no kernel.
+# By op: a function that returns why a call has no kernel, or None.
 _CLAIMS: Mapping[str, Callable[[fx.Node], str | None]] = {
     "linear": _linear,
     "rms_norm": _norm,
@@ -144,6 +149,6 @@ _CLAIMS: Mapping[str, Callable[[fx.Node], str | None]] = {
     "paged_attention": lambda node: _same_dtype(node, "q"),
     "step_attention": lambda node: _same_dtype(node, "q", "k", "v"),
     "feed": lambda node: None,  # integers of one type each
-    "sample": lambda node: None if _argument_type(node, "logits").dtype is torch.float32 else "logits in float32 only",
+    "sample": lambda node: None if _argument_type(node, "logits").dtype is torch.float32 else "logits must be f32",
     "advance": lambda node: None,
 }

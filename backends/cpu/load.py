@@ -1,4 +1,4 @@
-"""The cpu backend, run side: a built library as the ops that it computes."""
+"""The run side of the cpu backend: loads a built library as ops."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,10 +18,10 @@ from ingot.ir.machine.load_context import LoadContext
 
 
 def load_library(executable: Executable, directory: Path, context: LoadContext) -> Mapping[str, Callable[..., Any]]:
-    """The library's ops by their printed names; one with a state updates it in place.
+    """Load a library, and return its ops by printed name; an op with a state updates it in place.
 
-    They use as many threads as torch does now. What a kernel expects of dtypes and strides, `emit` has checked in its
-    claim.
+    The ops use as many threads as torch does now. They do not check dtypes and strides: the claim in `emit` has. Raises
+    BackendError if the library does not load.
     """
     path = directory / executable.files[0]
     try:

@@ -1,8 +1,8 @@
-"""What the cpu backend's calls allocate, in a form for tensors without data.
+"""The allocations of the cpu backend's calls, as functions to run on tensors without data.
 
-The kernels allocate their results alone. Attention for many tokens of a sequence goes through torch, as in
-`calls/attention.py` and `calls/step_attention.py`. A step that draws tokens or penalizes them goes through the
-reference, as such attention over a part of what is seen.
+The kernels allocate only their results. Attention for many tokens per sequence runs in torch, as in
+`calls/attention.py` and `calls/step_attention.py`. A step with drawn or penalized tokens runs the reference of
+`sample`. `partial_attention` of many tokens per sequence also runs its reference.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ from ingot.ir.ops import op_of, paged_attention, partial_attention, sample, step
 from ingot.ir.ops.attention import seen_in_step
 from ingot.ir.ops.paged_attention import cached_keys, longest_read
 
-# Blocks of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp):
-# each thread holds a block of scores, its maxima and sums and a block of results in float32, and the scores again in
-# the dtype of q when that is narrower.
+# Block sizes of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/
+# FlashAttentionKernel.cpp). Each thread holds a block of scores, its maxima and sums, and a block of results in
+# float32, and the scores again in the dtype of q if that is narrower.
 _QUERIES, _KEYS = 256, 512
 
 
 def costliest(target: Any, threads: int) -> Callable[..., Any]:
-    """The form of a call that allocates most; `threads` is what torch would use."""
+    """Return the variant of a call that allocates most. `threads` is the number of threads that torch would use."""
     op = op_of(target)
     assert op is not None
     if op is paged_attention:
@@ -35,7 +35,7 @@ def costliest(target: Any, threads: int) -> Callable[..., Any]:
         return op.costliest
 
     def results_alone(*args: Any, **kwargs: Any) -> Any:
-        # A state is updated in place: of the results that stand for states nothing is allocated.
+        # A state is updated in place: results that stand for states allocate nothing.
         args, kwargs = op.changed(args, kwargs, lambda name, value: value[:0] if name in op.states else value)
         return op.fake(*args, **kwargs)
 
@@ -62,7 +62,7 @@ def _attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """All tokens are of one sequence at the end of its pages."""
+    """Allocate as attention with all tokens in one sequence, at the end of its pages."""
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     if not fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
         paged_attention.costliest(
@@ -74,7 +74,7 @@ def _attention(
     by = Mask.named(mask)
     count, length = longest_read(q.shape[0], page_table.shape[1], kv.shape[2], by)
     k, v, places = cached_keys(kv, form, page_table[0], by, length - count, length)
-    as_q = [part.to(q.dtype) for part in (k, v)]  # of a cache of their dtype the same tensors
+    as_q = [part.to(q.dtype) for part in (k, v)]  # the same tensors if the cache has the dtype of q
     own = None if ancestors is None else ancestors[:count]
     _in_torch(threads, q[:count], seen_in_step(by, places[-count:], places, own, length - count))
     del out, k, v, as_q
@@ -94,7 +94,7 @@ def _step_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> None:
-    """All tokens are of one sequence."""
+    """Allocate as attention with all tokens in one sequence."""
     if sinks is not None or slopes is not None or soft_cap is not None:
         step_attention.costliest(q, k, v, q_starts, q_lens, sinks, slopes, scale=scale, mask=mask, soft_cap=soft_cap)
         return
@@ -104,8 +104,8 @@ def _step_attention(
 
 
 def _in_torch(threads: int, q: torch.Tensor, seen: torch.Tensor | None) -> None:
-    """Inside torch's attention of one sequence: the mask as numbers, the result, the sums of the softmax, the blocks of
-    each thread."""
+    """Allocate as torch's attention of one sequence: the mask as numbers, the result, the softmax's sums, and the
+    blocks of each thread."""
     bias = None if seen is None else torch.empty(seen.shape, dtype=q.dtype)
     mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
     sums = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32)

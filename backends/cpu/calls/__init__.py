@@ -1,1 +1,1 @@
-"""The C++ kernels as the ops that they compute: pointers, sizes and strides of torch tensors. Run side."""
+"""The run side of the C++ kernels: the ops as Python functions that pass pointers, sizes and strides of tensors."""

@@ -1,4 +1,4 @@
-"""Attention over the paged cache: the kernel for few tokens of each sequence, torch for many."""
+"""Attention over the paged KV cache: the C++ kernel for few tokens per sequence, torch for many."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from ingot.ir.ops import paged_attention, partial_attention
 from ingot.ir.ops.attention import seen_in_step
 from ingot.ir.ops.paged_attention import cached_keys
 
-# From this many tokens of one sequence on, torch's products over all of them beat token-by-token kernels.
+# From this many tokens per sequence on, torch's matmuls over all tokens are faster than the token-by-token kernel.
 _MANY = 16
 
 
@@ -25,7 +25,10 @@ def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
 
 
 def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
-    """The kernel for steps that feed few tokens of each sequence, torch for the others; `partial` gives log-sum-exp."""
+    """Return the op: it calls the kernel for steps of few tokens per sequence, else torch or the reference.
+
+    With `partial` it also returns the log-sum-exp.
+    """
     functions = kernels.by_cache(
         "paged_attention",
         *(POINTER, POINTER, POINTER, INT, POINTER, POINTER, INT, POINTER, POINTER, POINTER, INT, POINTER, POINTER),
@@ -55,7 +58,7 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         by = Mask.named(mask)
         form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
         sequences, heads, (page, kv_heads) = q_lens.shape[0], q.shape[1], kv.shape[2:4]
-        # The kernel takes what a token sees as one range; that of a node of a tree has gaps.
+        # In the kernel a token sees one range of positions; the range of a tree's node has gaps.
         if q.shape[0] >= _MANY * sequences or ancestors is not None:
             if not partial and fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
                 return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, scale * k_scale, by, ancestors)
@@ -109,8 +112,10 @@ def fused_by_torch(
     soft_cap: float | None,
     v_scale: float,
 ) -> bool:
-    """Whether torch's fused attention has what a call needs; the reference computes the others. Torch adds numbers to
-    scores too, but in the dtype of q, and a distance has more digits than bfloat16."""
+    """Return whether torch's fused attention supports a call; the reference computes the others.
+
+    Torch could add slopes to scores, but in the dtype of q, and a distance has more digits than bfloat16.
+    """
     return form.equal and sinks is None and slopes is None and soft_cap is None and v_scale == 1.0
 
 
@@ -125,7 +130,7 @@ def _by_sequence(
     by: Mask,
     ancestors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """One sequence after the other, through torch's fused attention."""
+    """Compute attention of one sequence after the other with torch's fused attention."""
     out = torch.zeros(q.shape, dtype=q.dtype)
     form = CacheForm(q.shape[2], q.shape[2])
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""Products, norms, gates and activations."""
+"""Matmuls, norms, gates and activations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,8 @@ def _linear(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _rows(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, ...]:
-    """Tokens, heads and elements, the strides of the first two, and the stride of the weight by heads."""
+    """Return the numbers of tokens, heads and elements, the strides of tokens and heads, and the weight's stride of
+    heads."""
     tokens, *middle, dim = x.shape
     strides = x.stride(0), x.stride(1) if middle else 0
     return tokens, middle[0] if middle else 1, dim, *strides, dim if weight.dim() == 2 else 0

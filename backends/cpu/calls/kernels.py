@@ -1,4 +1,4 @@
-"""The functions of a built library, with the types that they take."""
+"""The functions of a built library, with their argument types."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Function = Callable[..., None]
 
 
 class Kernels:
-    """The functions of a library. Raises OSError for what is no library, AttributeError where one is missing."""
+    """The functions of a library. Raises OSError if it does not load, AttributeError if it lacks a function."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
@@ -28,12 +28,12 @@ class Kernels:
         return {dtype: self.one(f"{name}_{suffix}", *types) for dtype, suffix in SUFFIXES.items()}
 
     def by_cache(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
-        """By the dtypes of the elements and of a cache, which is of the same one or f8e4m3."""
+        """Return functions by the dtype of the elements and the dtype of the cache: the same, or f8e4m3."""
         narrow = {(dtype, FLOAT8): self.one(f"{name}_{suffix}_f8", *types) for dtype, suffix in SUFFIXES.items()}
         return narrow | {(dtype, dtype): one for dtype, one in self.by_dtype(name, *types).items()}
 
     def by_weight(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
-        """By the dtypes of the elements and of a weight, which is of the same one or float32."""
+        """Return functions by the dtype of the elements and the dtype of the weight: the same, or float32."""
         return {
             (dtype, weight): self.one(f"{name}_{suffix}_{SUFFIXES[weight]}", *types)
             for dtype, suffix in SUFFIXES.items()

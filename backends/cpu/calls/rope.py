@@ -10,7 +10,7 @@ from ingot.ir.cache.form import CacheForm
 
 
 def rope_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """An op with a state updates it in place."""
+    """Return the ops by printed name. An op with a state updates it in place."""
     return {
         "ingot.rope": _rope(kernels),
         "ingot.qk_norm_rope_append": _qk_norm_rope_append(kernels),

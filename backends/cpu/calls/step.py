@@ -1,4 +1,4 @@
-"""The ends of a step."""
+"""The begin and end of a step: feed, sample, advance."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties
 
 
 def step_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """An op with states updates them in place."""
+    """Return the ops by printed name. An op with states updates them in place."""
     return {"ingot.feed": _feed(kernels), "ingot.sample": _sample(kernels), "ingot.advance": _advance(kernels)}
 
 
@@ -44,7 +44,7 @@ def _feed(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, ...]]:
 
 
 def _sample(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    """The kernel where every row is greedy and asks for no penalty, the reference where one is not."""
+    """Return the op: it calls the kernel if every row is greedy without penalties and bans, else the reference."""
     function = kernels.one("greedy", *[POINTER] * 2, *[INT] * 2)
 
     def sample(logits: torch.Tensor, temperature: torch.Tensor, *asked: torch.Tensor) -> torch.Tensor:

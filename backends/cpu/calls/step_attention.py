@@ -1,4 +1,4 @@
-"""Attention within a step: one sequence after the other, through torch's fused attention."""
+"""Attention without a cache: torch's fused attention, one sequence after the other."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +27,8 @@ def _step_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """The products of a sequence are torch's: an encoder feeds whole prompts, which are what they are good at."""
-    if sinks is not None or slopes is not None or soft_cap is not None:  # which torch's fused attention has not
+    """Compute attention with torch, which is fast here: an encoder's steps have whole prompts."""
+    if sinks is not None or slopes is not None or soft_cap is not None:  # not in torch's fused attention
         attended: torch.Tensor = step_attention.reference(
             q, k, v, q_starts, q_lens, sinks, slopes, scale=scale, mask=mask, soft_cap=soft_cap
         )
@@ -42,7 +42,7 @@ def _step_attention(
 
 
 def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask) -> torch.Tensor:
-    """Attention [n, H, D] of one whole sequence: q [n, H, D], k and v [n, KV, D]. Without a mask where all is seen."""
+    """Return attention [n, H, D] of one whole sequence: q [n, H, D], k and v [n, KV, D]."""
     places = torch.arange(q.shape[0])
     query, keys, values = (one.transpose(0, 1)[None] for one in (q, k, v))
     mixed = F.scaled_dot_product_attention(

@@ -1,6 +1,7 @@
-// Attention over a paged KV cache, a token and a kv head at a time.
+// Attention over a paged KV cache, one token and one kv head at a time.
 //
-// Of a cache (ir/cache_form.py) the caller says how far apart pages, positions and heads lie, and a value after its key.
+// The caller passes the strides of pages, positions and heads of the cache (ir/cache/form.py), and the offset of a
+// value from its key.
 
 #include <algorithm>
 #include <vector>
@@ -13,14 +14,14 @@ namespace {
 struct Shape {
   int64_t heads, kv_heads, key_dim, value_dim, page;
   int64_t q_head, page_stride, slot_stride, head_stride, value_offset;  // in elements
-  float scale, soft_cap;  // soft_cap 0: none; the scale of the keys of a cache is part of `scale`
+  float scale, soft_cap;  // soft_cap 0: none; `scale` includes the k_scale of the cache
   float v_scale;
-  int64_t mask, size;     // of `KINDS` in ir/masks.py the place, and what the kind is of
+  int64_t mask, size;     // the index of the kind in `KINDS` of ir/masks.py, and its size
 };
 
 enum Mask : int64_t { CAUSAL, WINDOW, CHUNKED, BIDIRECTIONAL, BLOCK_CAUSAL };
 
-// The first position that a query sees.
+// Returns the first position that a query sees.
 inline int64_t first_seen(const Shape &shape, int64_t position) {
   switch (shape.mask) {
     case WINDOW: return std::max<int64_t>(0, position - shape.size + 1);
@@ -29,7 +30,7 @@ inline int64_t first_seen(const Shape &shape, int64_t position) {
   }
 }
 
-// The position after the last one that it sees, of a sequence of `length` positions.
+// Returns the position after the last one that a query sees, in a sequence of `length` positions.
 inline int64_t end_seen(const Shape &shape, int64_t position, int64_t length) {
   switch (shape.mask) {
     case BIDIRECTIONAL: return length;
@@ -40,12 +41,12 @@ inline int64_t end_seen(const Shape &shape, int64_t position, int64_t length) {
 
 inline int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
 
-// Floats that one task needs: queries and results, padded with zeros; peaks and sums of the softmax.
+// Returns the floats of scratch of one task: queries and results, padded with zeros; peaks and sums of the softmax.
 inline int64_t scratch_size(const Shape &shape) {
   return shape.heads / shape.kv_heads * (padded(shape.key_dim) + padded(shape.value_dim) + 2);
 }
 
-// Calls f(offset, load) for each sixteen elements of a head, the last ones by a load that stops at `dim`.
+// Calls f(offset, load) for every sixteen elements of a head. The last load stops at `dim`.
 template <typename F>
 void each_lanes(int64_t dim, F f) {
   int64_t d = 0;
@@ -53,8 +54,8 @@ void each_lanes(int64_t dim, F f) {
   if (d < dim) f(d, [rest = dim - d](const auto *place) { return load_some(place, rest); });
 }
 
-// Scores of a query with up to sixteen keys, `row` elements apart. Beyond `count` the last key stands in, so that the loop
-// over keys has one length; those scores mean nothing.
+// Returns the scores of a query with up to sixteen keys, `row` elements apart. Lanes from `count` on repeat the last
+// key, so that the loop over keys has one length; their scores are not used.
 template <typename T>
 Vec scores_of(const float *query, const T *keys, int64_t row, int64_t count, int64_t dim) {
   Vec sums[LANES] = {};
@@ -67,9 +68,9 @@ Vec scores_of(const float *query, const T *keys, int64_t row, int64_t count, int
   return sums_of<LANES>(sums);
 }
 
-// Attention of the query heads that share one kv head, for one token at `position` of `length`, by a softmax that is
-// corrected block by block, so that the context may have any length. Where `lse` is given, it takes the log-sum-exp of
-// each head.
+// Computes attention of the query heads that share one kv head, for one token at `position` of `length`. The online
+// softmax corrects its state block by block, so the context may have any length. `lse`, unless null, takes the
+// log-sum-exp of each head.
 template <typename T, typename C>
 void attend(const Shape &shape, const T *query, const C *cache, const int32_t *table, int64_t position, int64_t length,
             int64_t kv_head, const T *sinks, const float *slopes, T *out, float *lse, float *scratch) {
@@ -115,7 +116,7 @@ void attend(const Shape &shape, const T *query, const C *cache, const int32_t *t
   }
   for (int64_t g = 0; g < group; ++g) {
     const int64_t head = kv_head * group + g;
-    if (first >= end) {  // of a part that the token sees nothing of
+    if (first >= end) {  // the token sees no cached position
       for (int64_t d = 0; d < value_dim; ++d) store(0.0f, out + head * value_dim + d);
       if (lse) lse[head] = sinks ? to_float(sinks[head]) : -std::numeric_limits<float>::infinity();
       continue;
@@ -138,7 +139,7 @@ void paged_attention(T *out, float *lse, const T *q, int64_t q_stride, const C *
   const int64_t tasks = first[sequences] * shape.kv_heads;
   int64_t work = 0;
   for (int64_t b = 0; b < sequences; ++b) work += int64_t{q_lens[b]} * kv_lens[b] * shape.heads * shape.key_dim;
-  // Waking another thread takes some microseconds: as long as about this many multiplications.
+  // Waking another thread takes some microseconds, about as long as this many multiplications.
   const bool parallel = work > 200000;
   parallel_for(tasks, 1, parallel, [&](int64_t begin, int64_t end) {
     std::vector<float> scratch(scratch_size(shape));

@@ -1,6 +1,6 @@
-// Elements of caches in f8e4m3: a sign, four bits of exponent with bias 7, three of mantissa (OCP 8-bit floating point,
-// arXiv 2209.05433). There are no infinities; all ones beside the sign are NaN. Both ways by integers alone, so that no
-// mode of the processor for denormal numbers matters.
+// Elements of caches in f8e4m3: a sign, four bits of exponent with bias 7, three bits of mantissa (OCP 8-bit floating
+// point, arXiv 2209.05433). There are no infinities; all ones after the sign are NaN. The conversions do not depend on
+// the processor's mode for denormal numbers.
 
 #pragma once
 
@@ -31,7 +31,7 @@ inline Vec load(const Float8 *place) {
   return result;
 }
 
-// Saturated, then to nearest, ties to even; a NaN stays one.
+// Saturates, then rounds to nearest, ties to even. NaN stays NaN.
 inline void store(float value, Float8 *place) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -40,7 +40,7 @@ inline void store(float value, Float8 *place) {
   uint32_t code;
   if (bits > 0x7F800000) {
     code = 0x7F;
-  } else if (bits < 0x3C800000) {  // below 2^-6 there is no leading one: steps of 2^-9
+  } else if (bits < 0x3C800000) {  // below 2^-6 numbers are denormal, in steps of 2^-9
     float size;
     std::memcpy(&size, &bits, sizeof size);
     code = static_cast<uint32_t>(std::nearbyintf(size * 512.0f));
@@ -51,7 +51,7 @@ inline void store(float value, Float8 *place) {
   place->bits = static_cast<uint8_t>(sign | code);
 }
 
-// `count` keys or values as a cache of their dtype holds them: a scale is for caches of Float8.
+// Writes `count` keys or values to a cache. With a cache of their dtype it copies; only Float8 caches use the scale.
 template <typename T>
 inline void put(T *place, const T *x, int64_t count, float) {
   std::memcpy(place, x, count * sizeof(T));

@@ -1,14 +1,14 @@
-// silu_mul and gelu_mul: an activation of the gate times the other half, rounded once; activate: one alone.
+// silu_mul and gelu_mul: an activation of the gate times the other half, rounded once. activate: the activation alone.
 
 #include "vec.h"
 
 namespace {
 
-// x * sigmoid(x). exp(-x) overflows to infinity for very negative x, where the quotient is 0 as it should be.
+// x * sigmoid(x). For very negative x, exp(-x) overflows to infinity, and the quotient is 0, which is right.
 inline float silu(float x) { return x / (1.0f + fast_exp(-x)); }
 
-// arXiv 1606.08415, section 2, where 0.5 (1 + tanh y) is written as sigmoid(2 y): nothing cancels. 0.7978845608 is
-// sqrt(2 / pi).
+// arXiv 1606.08415, section 2, with 0.5 (1 + tanh y) written as sigmoid(2 y), which avoids cancellation. 0.7978845608
+// is sqrt(2 / pi).
 inline float gelu_tanh(float x) {
   const float y = 0.7978845608028654f * (x + 0.044715f * x * x * x);
   return x / (1.0f + fast_exp(-2.0f * y));

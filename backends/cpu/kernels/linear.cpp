@@ -1,6 +1,6 @@
-// y = x W^T + b for few rows of x: every weight is read once, in its stored row-major order, and the step's tokens share
-// the read. Sums are in float. An output's sum runs along K in one order, whatever the number of tokens, so the bits of a
-// row do not depend on its batch.
+// y = x W^T + b for few rows of x. Every weight is read once, in row-major order, for all tokens of the step. Sums are
+// in float. The order of an output's sum along K does not depend on the number of tokens, so the bits of a row do not
+// depend on its batch.
 
 #include <type_traits>
 
@@ -9,11 +9,11 @@
 
 namespace {
 
-// Fewer multiplications than this run in one thread: they take a few us, what it costs to tell another. Measured with the
-// linears of a small model, whose weights come from the L3 cache.
+// Fewer multiplications than this run in one thread: they take a few us, as long as waking another thread. Measured
+// with the linears of a small model, with weights in the L3 cache.
 constexpr int64_t ALONE = int64_t{1} << 16;
 
-// Sixteen partial sums for each of COLS tokens and ROWS rows of W.
+// Computes sixteen partial sums for each of COLS tokens and ROWS rows of W.
 template <int ROWS, int COLS, typename T>
 void add_products(Vec (&result)[COLS * ROWS], const T *w, const T *x, int64_t x_stride, int64_t k) {
   Vec sums[COLS * ROWS] = {};
@@ -32,7 +32,7 @@ void add_products(Vec (&result)[COLS * ROWS], const T *w, const T *x, int64_t x_
 }
 
 #if defined(__AVX512BF16__)
-// Two products and their sum in one instruction. It takes denormal numbers as zero.
+// The same with AVX512-BF16: one instruction adds two products. It treats denormal numbers as zero.
 template <int ROWS, int COLS>
 void add_pairs(Vec (&result)[COLS * ROWS], const BFloat16 *w, const BFloat16 *x, int64_t x_stride, int64_t k) {
   __m512 sums[COLS * ROWS] = {};
@@ -75,7 +75,8 @@ struct Linear {
       }
   }
 
-  // Rows [begin, end) of W for all tokens. Four by four sums, with their operands, fit into the registers.
+  // Rows [begin, end) of W for all tokens, in tiles of four by four sums, which fit into the registers with their
+  // operands.
   void rows(int64_t begin, int64_t end) const {
     int64_t row = begin;
     if (tokens == 1)

@@ -1,15 +1,15 @@
-// rms_norm, layer_norm and add_rms_norm, a row at a time.
+// rms_norm, layer_norm and add_rms_norm, one row at a time.
 
 #include "norm.h"
 
 namespace {
 
-// Rows are the last axis of a [tokens, heads, dim] tensor, dense there.
+// The rows of a [tokens, heads, dim] tensor, which is dense along dim.
 struct Rows {
   int64_t tokens, heads, dim, token_stride, head_stride;
 };
 
-// A weight of `weight_stride` 0 is shared by the heads. `row` norms one row, with the weight from an offset on.
+// Calls `row` for each row with its offset into the weight. With `weight_stride` 0 the heads share one weight.
 template <typename T, typename F>
 void norm(T *out, const T *x, const Rows &rows, int64_t weight_stride, F row) {
   for (int64_t t = 0; t < rows.tokens; ++t)

@@ -1,5 +1,5 @@
-// The norms of one row. Statistics are in float; the quotient is rounded to the element type before the product with the
-// weight, unless the weight is float and the elements are not.
+// The norms of one row. Statistics are in float. The quotient is rounded to the element type before it is multiplied by
+// the weight, unless the weight is float and the elements are not.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// The sum of f over a row, f taking and giving sixteen elements.
+// Returns the sum of f over a row. f takes and returns sixteen elements.
 template <typename T, typename F>
 float sum_over(const T *x, int64_t n, F f) {
   Vec sums = {};
@@ -34,7 +34,7 @@ void rms_norm_row(T *out, const T *x, const W *weight, int64_t n, float eps) {
   scale_row(out, x, weight, n, 0.0f, 1.0f / std::sqrt(squares / n + eps));
 }
 
-// With a bias, or else none (null), only the result is rounded.
+// With a bias (not null), only the result is rounded.
 template <typename T, typename W>
 void layer_norm_row(T *out, const T *x, const W *weight, const W *bias, int64_t n, float eps) {
   const float mean = sum_over(x, n, [](Vec v) { return v; }) / n;

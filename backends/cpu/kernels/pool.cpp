@@ -11,8 +11,8 @@
 namespace {
 
 using Clock = std::chrono::steady_clock;
-// A helper looks for work this long before it sleeps: the kernels of a step follow each other within some 10 us, and
-// waking it takes the caller about 5 us.
+// A helper thread polls for work this long before it sleeps: the kernels of a step follow each other within some 10 us,
+// and waking a helper takes the caller about 5 us.
 constexpr std::chrono::microseconds AWAKE{50};
 
 inline void pause() { __builtin_ia32_pause(); }
@@ -24,7 +24,7 @@ class Pool {
     try {
       for (; helpers_ < threads - 1; ++helpers_) std::thread([this, i = helpers_] { help(i); }).detach();
     } catch (const std::system_error &) {
-      // The system gives no more threads: those that are there, or the caller alone, do the work.
+      // The system cannot create more threads: the existing ones, or the caller alone, do the work.
     }
     wanted_.store(std::min(threads - 1, helpers_));
   }
@@ -49,13 +49,13 @@ class Pool {
       if (spins < 1000)
         pause();
       else
-        std::this_thread::yield();  // whoever holds the last chunk may need this core
+        std::this_thread::yield();  // the thread with the last chunk may need this core
     }
   }
 
  private:
-  // Takes a chunk and runs it, if one is left. Until it is finished `chunk_` and `context_` stay, so reading them after the
-  // taking is safe.
+  // Takes a chunk and runs it, if one is left. `chunk_` and `context_` do not change until all chunks are finished, so
+  // reading them after taking a chunk is safe.
   bool take() {
     uint32_t left = left_.load();
     do {
@@ -92,7 +92,7 @@ class Pool {
   void *context_ = nullptr;
 };
 
-// Never destroyed: helpers may sleep in it when the process ends.
+// Never destroyed: helper threads may sleep in it when the process ends.
 Pool &pool() {
   static Pool *one = new Pool;
   return *one;

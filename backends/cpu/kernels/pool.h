@@ -1,20 +1,19 @@
-// Parallel loops that a busy machine does not stall. A loop's chunks are taken one at a time by whoever comes: the caller,
-// and helper threads where they are awake. Nobody waits for a thread that has not begun, as a barrier of OpenMP's does, so
-// a helper that other work keeps from its core costs nothing but its help.
+// Parallel loops that do not stall on a busy machine. The caller and the helper threads that are awake take a loop's
+// chunks one at a time. The caller waits only for chunks that have begun, unlike an OpenMP barrier. A helper thread
+// that gets no core therefore delays nothing.
 
 #pragma once
 
 #include <cstdint>
 
-// Calls chunk(context, i) once for each i in [0, chunks), by as many threads as `set_threads` said, and returns when all
-// are done. Of two callers at once, the second runs alone.
+// Calls chunk(context, i) once for each i in [0, chunks), in up to as many threads as `set_threads` set, and returns
+// when all are done. If two threads call it at once, the second runs its chunks alone.
 void run_chunks(int64_t chunks, void (*chunk)(void *, int64_t), void *context);
 
-// Calls f(begin, end) for pieces of [0, n) whose bounds are multiples of `grain`. In one piece when the loop is not worth
-// `parallel`.
+// Calls f(begin, end) for pieces of [0, n) with bounds at multiples of `grain`. Without `parallel` there is one piece.
 template <typename F>
 void parallel_for(int64_t n, int64_t grain, bool parallel, F f) {
-  // Enough pieces that a late helper leaves little waiting, few enough that taking one costs nothing beside it.
+  // Enough pieces that a late helper causes little waiting, and few enough that taking one costs little.
   constexpr int64_t PIECES = 16;
   const int64_t grains = (n + grain - 1) / grain;
   if (!parallel || grains < 2) {

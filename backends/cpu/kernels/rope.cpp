@@ -1,4 +1,4 @@
-// Rotary embedding, alone and between the q/k norm and the cache write, and the cache write alone.
+// Rotary embedding, alone and fused with the q/k norm and the cache write; and the cache write alone.
 
 #include <type_traits>
 #include <vector>
@@ -8,7 +8,7 @@
 
 namespace {
 
-// A table row is `rotary` / 2 cosines, then as many sines. Elements from `rotary` on stay as they are.
+// Rotates heads. A table row is `rotary` / 2 cosines, then as many sines. Elements from `rotary` on are copied.
 struct Turn {
   const float *table;
   int64_t rotary, dim;
@@ -35,7 +35,7 @@ struct Turn {
   }
 };
 
-// Heads of a [tokens, heads, dim] tensor, dense along dim.
+// The heads of a [tokens, heads, dim] tensor, which is dense along dim.
 template <typename T>
 struct Heads {
   const T *data;
@@ -50,7 +50,7 @@ void rope(T *out, const Heads<T> &x, const int32_t *positions, int64_t tokens, c
     for (int64_t h = 0; h < x.heads; ++h) turn.row(out + (t * x.heads + h) * turn.dim, x.at(t, h), positions[t]);
 }
 
-// Where a slot's keys are in a cache [pages, 2, page, kv_heads, head_dim]; its values are `page` rows behind.
+// Returns the row of a slot's keys in a cache [pages, 2, page, kv_heads, head_dim]; its values are `page` rows later.
 inline int64_t row_of(int64_t slot, int64_t page) { return slot / page * 2 * page + slot % page; }
 
 template <typename T, typename C>
@@ -112,7 +112,8 @@ void qk_norm_rope_append(T *out, C *cache, const Heads<T> &q, const Heads<T> &k,
 
 FOR_EACH_DTYPE(ROPE)
 
-// The heads of k and v go to their slots; a negative slot is padding, and v may be null. All sizes and strides are bytes.
+// Copies the heads of k and v to their slots. A negative slot is padding, and v may be null. Sizes and strides are
+// bytes.
 extern "C" void kv_append(char *cache, const char *k, const char *v, const int64_t *slots, int64_t tokens, int64_t page,
                           int64_t heads, int64_t key_size, int64_t value_size, int64_t k_token, int64_t k_head,
                           int64_t v_token, int64_t v_head, int64_t page_stride, int64_t slot_stride,
@@ -128,7 +129,7 @@ extern "C" void kv_append(char *cache, const char *k, const char *v, const int64
   }
 }
 
-// The same into a cache of Float8, divided by a scale. Sizes and strides are elements.
+// The same for a cache of Float8: divides by a scale. Sizes and strides are elements.
 #define NARROW_APPEND(T, SUFFIX)                                                                                       \
   extern "C" void kv_append_##SUFFIX##_f8(                                                                             \
       Float8 *cache, const T *k, const T *v, const int64_t *slots, int64_t tokens, int64_t page, int64_t heads,        \

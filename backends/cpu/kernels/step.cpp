@@ -1,5 +1,6 @@
-// The ends of a step: positions and slots of the tokens fed, greedy tokens, and the rows moved on. A few integers a
-// sequence, for which the many small tensor ops of the references cost more than some layers do.
+// The begin and end of a step: positions and slots of its tokens, greedy sampling, and the rows' state for the next
+// step. It is a few integers per sequence. The many small tensor ops of the references would cost more than some
+// layers.
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +15,7 @@ struct Best {
   int32_t place;
 };
 
-// The greatest of a row and its first place; -1 when that is infinite, or any element is NaN.
+// Returns the largest element of a row and its first place; the place is -1 if it is infinite or any element is NaN.
 Best best_of(const float *row, int64_t n) {
   float most = -std::numeric_limits<float>::infinity();
   int strange = 0;

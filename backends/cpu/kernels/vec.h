@@ -1,5 +1,5 @@
-// Element types and sixteen-wide float vectors, by the compiler's own vector types: no torch headers, so the kernels build
-// in seconds, and any x86-64 will do. What AVX-512 does better stands behind its macros.
+// Element types and vectors of sixteen floats, as vector types of the compiler. There are no torch headers, so the
+// kernels build in seconds. They run on any x86-64; code for AVX-512 is guarded by its macros.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-// Short loops over vectors are unrolled before the compiler looks at arrays, which then live in registers.
+// Unrolls short loops over vectors early, so that the compiler keeps their arrays in registers.
 #define UNROLL _Pragma("GCC unroll 16")
 
 namespace {
@@ -39,12 +39,12 @@ inline void store(float value, _Float16 *place) { *place = static_cast<_Float16>
 inline void store(float value, BFloat16 *place) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
-  // To nearest, ties to even; a NaN stays one.
+  // Rounds to nearest, ties to even. NaN stays NaN.
   const uint32_t rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   place->bits = static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FC0 : rounded);
 }
 
-// `value` rounded to T, as float: where an op's meaning rounds in the middle.
+// Returns `value` rounded to T, as float, for ops that round an intermediate value.
 template <typename T>
 inline float rounded(float value) {
   T narrow;
@@ -88,7 +88,7 @@ inline Vec load(const _Float16 *place) {
 #endif
 }
 
-// The first `count` of sixteen elements, zeros behind them.
+// Loads the first `count` of sixteen elements, and zeros after them.
 template <typename T>
 inline Vec load_some(const T *place, int64_t count) {
   T padded[LANES] = {};
@@ -96,7 +96,7 @@ inline Vec load_some(const T *place, int64_t count) {
   return load(padded);
 }
 
-// Lanes of `a` and `b` taken two by two, D lanes apart, and added: D of a's sums, D of b's, and so on.
+// Adds lanes of `a` and of `b` in pairs, D lanes apart. The result holds D of a's sums, D of b's, and so on.
 template <int D, size_t... LANE>
 inline Vec add_apart(Vec a, Vec b, std::index_sequence<LANE...>) {
 #define FROM(LANE) (LANE) / (2 * D) * (2 * D) + (LANE) % D + ((LANE) / D % 2 ? LANES : 0)
@@ -109,8 +109,8 @@ inline Vec add_apart(Vec a, Vec b, std::index_sequence<LANE...>) {
 #undef FROM
 }
 
-// Lane i of the result is the sum of values[i]; N, a power of two up to 16, vectors in. Each sum is a tree over neighbours,
-// so it does not depend on N or on how a loop was unrolled.
+// Returns the sum of values[i] in lane i, for N vectors, a power of two up to 16. Each sum is a tree over adjacent
+// lanes, so it does not depend on N or on loop unrolling.
 template <int N, int D = 1>
 inline Vec sums_of(const Vec *values) {
   if constexpr (D == LANES) {
@@ -126,8 +126,8 @@ inline Vec sums_of(const Vec *values) {
 
 inline float sum(Vec value) { return sums_of<1>(&value)[0]; }
 
-// exp by the range reduction and the polynomial of Cephes' expf (netlib.org/cephes, single/expf.c): within 2 ulp. Below
-// -87.3, where the result would be denormal, it is 0; above 88.7 it is infinite.
+// Returns exp(x) by the range reduction and polynomial of Cephes' expf (netlib.org/cephes, single/expf.c), within 2
+// ulp. Below -87.3, where exp is denormal, the result is 0; above 88.7 it is infinite.
 inline float fast_exp(float x) {
   const float bounded = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
   const float whole = std::nearbyintf(bounded * 1.44269504088896341f);
@@ -149,7 +149,7 @@ inline float fast_exp(float x) {
 
 }  // namespace
 
-// One function for each element type, by the suffixes that `calls.py` looks up.
+// Defines one function per element type, with the suffixes of `SUFFIXES` in calls/kernels.py.
 #define FOR_EACH_DTYPE(DEFINE) \
   DEFINE(float, f32)           \
   DEFINE(_Float16, f16)        \
