@@ -1,4 +1,4 @@
-"""The compile side of a backend whose functions are there already: there is nothing to emit, to build or to measure."""
+"""The base class of compile sides of backends that have ready functions, and emit, build and measure nothing."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from ingot.ir.program import Program
 
 
 class EmitsNothing:
-    """What such a backend answers; its claims and `dry_run` are its own."""
+    """A compile side that emits nothing. The backend itself defines its claims and `dry_run`."""
 
     name: str
     compiles_regions = False

@@ -1,7 +1,7 @@
-"""The table of backends: where each competes, what loads its code, and what its claims cost.
+"""The table of backends: the devices of each, the functions that load its code, and the costs of its claims.
 
-An entry names functions of its backend and imports none of them before it is called: loading an artifact imports no
-compiler. The order of the table decides between claims that cost the same.
+An entry names functions of its backend, and imports one only when it is called: loading an artifact imports no
+compiler. Among claims of equal cost, the first backend of the table wins.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClaimCost:
-    """What the claim of one call costs; the lowest wins where calls are not timed. `why` names the measurement, or the
-    place that the backend is to have where there is none."""
+    """The cost of a claim of one call. If calls are not timed, the lowest cost wins.
+
+    `why` names the measurement, or else the intended rank of the backend.
+    """
 
     cost: float
     why: str
@@ -40,14 +42,15 @@ class ClaimCost:
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """What is known of a backend without importing it.
+    """The description of a backend, available without importing it.
 
-    `emit` makes its compile side, by the devices that it computes on. It takes the name of the backend that leads: the
-    first of those that compete. `costs` are those of its claims, by case. `executable` loads the code of a region or a
-    call, `library` a library of kernels, as the ops that they compute by their printed names. `find_op` gives the
-    function of such an op that needs nothing built, None for an op that the backend has not. `beside`, by device, makes
-    it a choice of `--backend`: the backends that compete with it there. `links` are the packages that its code links
-    with, as a target's versions name them.
+    - `emit`, by device: makes the compile side. Its argument is the name of the leader, the first competing backend.
+    - `costs`: the costs of its claims, by case.
+    - `executable`: loads the code of a region or a call.
+    - `library`: loads a library of kernels, and returns its ops by printed name.
+    - `find_op`: returns the function of an op that needs no build, or None if the backend does not have the op.
+    - `beside`, by device: makes the backend a choice of `--backend`, and lists the backends that compete with it.
+    - `links`: the packages that its code links with, as a target's versions name them.
     """
 
     emit: Mapping[str, CompileSide]
@@ -60,7 +63,7 @@ class BackendEntry:
 
 
 def _late(place: str) -> Callable[..., Any]:
-    """The function that `place` names, MODULE:NAME in this package. The first call imports the module."""
+    """Return a function that calls `place`, MODULE:NAME in this package, and imports the module at the first call."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         module, _, name = place.partition(":")
@@ -70,8 +73,10 @@ def _late(place: str) -> Callable[..., Any]:
 
 
 def _emit(place: str, needs: str = "", **asked: str) -> CompileSide:
-    """The class of a compile side. `needs` is a package of the extra "cuda". Each option in `asked` is true where the
-    backend that it names leads."""
+    """Return a function that makes a compile side from the class at `place`.
+
+    `needs` is a required package of the extra "cuda". Each option in `asked` is true if the named backend leads.
+    """
     make = _late(place)
 
     def made(leader: str) -> Backend:
@@ -100,13 +105,13 @@ BACKENDS: dict[str, BackendEntry] = {
     ),
     "triton": BackendEntry(
         emit={"cuda": _emit("triton.emit:Triton", needs="triton")},
-        costs={"": ClaimCost(0.5, "before libraries of matmuls: a kernel fuses what stands around one")},
+        costs={"": ClaimCost(0.5, "before matmul libraries: a kernel fuses the ops around a matmul")},
         executable=_late("triton.load:load"),
         beside={"cuda": _REFERENCES},
     ),
     "cublas": BackendEntry(
         emit={"cuda": _emit("cublas.emit:Cublas")},
-        costs={"": ClaimCost(1.0, "after kernels that fuse what stands around a matmul, before the reference")},
+        costs={"": ClaimCost(1.0, "after kernels that fuse the ops around a matmul, before the reference")},
         find_op=_late("cublas.load:find_op"),
     ),
     "inductor": BackendEntry(
@@ -116,8 +121,8 @@ BACKENDS: dict[str, BackendEntry] = {
         },
         costs={
             "cpu": ClaimCost(1.0, "between the cpu kernels for few tokens and those for many"),
-            "cuda": ClaimCost(100.0, "after kernels and libraries of matmuls, before the reference"),
-            "cuda, ahead": ClaimCost(0.1, "before all others: the user asks for it"),
+            "cuda": ClaimCost(100.0, "after kernels and matmul libraries, before the reference"),
+            "cuda, ahead": ClaimCost(0.1, "before all others: the user requested it"),
         },
         executable=_late("inductor.load:load"),
         beside={"cpu": ("cpu", *_REFERENCES), "cuda": ("triton", *_REFERENCES)},
@@ -126,7 +131,7 @@ BACKENDS: dict[str, BackendEntry] = {
     "cpu": BackendEntry(
         emit={"cpu": _emit("cpu.emit:Cpu")},
         costs={
-            "few tokens": ClaimCost(0.5, "calling a region costs more than what it computes, and only it has others"),
+            "few tokens": ClaimCost(0.5, "a region's call costs more than it computes; only cpu has the other ops"),
             "many tokens": ClaimCost(2.0, "regions of inductor are faster"),
         },
         library=_late("cpu.load:load_library"),
@@ -146,11 +151,11 @@ BACKENDS: dict[str, BackendEntry] = {
 
 
 def claim_cost(backend: str, case: str = "") -> float:
-    """What a claim of one call costs."""
+    """Return the cost of a claim of one call."""
     return BACKENDS[backend].costs[case].cost
 
 
 def choices(device: str) -> dict[str, tuple[str, ...]]:
-    """What each choice of --backend lets compete on a device. Every op has a backend in each."""
+    """Return the choices of --backend on a device, each with its competing backends. Each choice covers every op."""
     found = {"auto": tuple(name for name, entry in BACKENDS.items() if device in entry.emit)}
     return found | {name: (name, *entry.beside[device]) for name, entry in BACKENDS.items() if device in entry.beside}

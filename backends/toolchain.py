@@ -11,14 +11,14 @@ from ingot.ir.errors import TargetError
 
 # Headers of CUDA that AOTInductor's libraries include (torch/csrc/inductor/aoti_runtime/utils_cuda.h).
 _CUDA_HEADERS = ("cuda.h", "cuda_runtime.h", "cuda_bf16.h", "cuda_fp16.h", "cuda_fp8.h")
-# It needs the C++ runtime, and no header of it, which would take a while to read.
+# A source that needs the C++ runtime. It includes no header, which would take long to read.
 _PROBE = 'namespace std { void terminate() noexcept; }\nextern "C" void ingot_probe() { std::terminate(); }\n'
-# The runtimes of g++ and of clang++, as libraries that need them name them.
+# The names of the runtimes of g++ and clang++ in libraries that link with them.
 _SHARED_RUNTIMES = (b"libstdc++.so", b"libc++.so", b"libc++abi.so")
 
 
 def compiler_path() -> str:
-    """The C++ compiler: what CXX says, else g++ or clang++; TargetError when there is none."""
+    """Return the path of the C++ compiler: CXX, else g++ or clang++. Raises TargetError if there is none."""
     wanted = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++"]
     for name in wanted:
         if found := shutil.which(name):
@@ -27,20 +27,22 @@ def compiler_path() -> str:
         "no C++ compiler was found",
         where=f"looked for {', '.join(wanted)}",
         expected="g++ or clang++ on the PATH, or CXX set to one",
-        hint="install one, or compile with --backend reference; running an artifact needs none",
+        hint="install a C++ compiler, or compile with --backend reference; running an artifact needs none",
     )
 
 
 def compiler_version() -> str:
-    """The first line of what the compiler says of itself."""
-    told = subprocess.run([compiler_path(), "--version"], capture_output=True, text=True, check=False).stdout
-    return told.partition("\n")[0]
+    """Return the first line of the compiler's --version."""
+    output = subprocess.run([compiler_path(), "--version"], capture_output=True, text=True, check=False).stdout
+    return output.partition("\n")[0]
 
 
 def check_links_libstdcxx() -> None:
-    """Raise TargetError, with another compiler's name where there is one, when the compiler puts libstdc++ into every
-    library that it links, as wrappers around compilers may. In a process that has torch's libstdc++ too, AOTInductor's
-    libraries then crash in std::regex when they are loaded."""
+    """Check that the compiler links libstdc++ dynamically.
+
+    Raises TargetError otherwise, with the name of another compiler if one is found. Wrappers around compilers may link
+    it statically. AOTInductor's libraries then crash in std::regex when a process with torch's libstdc++ loads them.
+    """
     if not _links_statically(compiler_path()):
         return
     others = (shutil.which(name) for name in ("/usr/bin/g++", "/usr/bin/clang++", "g++", "clang++"))
@@ -48,14 +50,17 @@ def check_links_libstdcxx() -> None:
     raise TargetError(
         "the C++ compiler links libstdc++ statically, and compiled regions crash when they are loaded",
         where=compiler_path(),
-        expected="a compiler that leaves libstdc++ a shared library",
+        expected="a compiler that links libstdc++ as a shared library",
         hint=f"set CXX={other}" if other else "set CXX to such a compiler, or compile with --backend reference",
     )
 
 
 def cuda_headers() -> Path:
-    """The folder of the CUDA toolkit's headers, by the rules of torch.utils.cpp_extension: CUDA_HOME or CUDA_PATH, else
-    where nvcc lies, else /usr/local/cuda. Raises TargetError when AOTInductor would not find there what it includes."""
+    """Return the folder of the CUDA toolkit's headers, by the rules of torch.utils.cpp_extension.
+
+    The toolkit is CUDA_HOME or CUDA_PATH, else that of nvcc, else /usr/local/cuda. Raises TargetError if the folder
+    does not have the headers that AOTInductor includes.
+    """
     nvcc = shutil.which("nvcc")
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     home = home or (str(Path(nvcc).parents[1]) if nvcc else "/usr/local/cuda")
@@ -65,15 +70,17 @@ def cuda_headers() -> Path:
             f"the headers of the CUDA toolkit were not found: no {missing[0]}",
             where=str(folder),
             expected="a CUDA toolkit",
-            hint="set CUDA_HOME to one",
+            hint="set CUDA_HOME to its folder",
         )
     return folder
 
 
 @cache
 def _links_statically(compiler: str) -> bool:
-    """Of a library that it has linked, whether no shared runtime is among what it needs. A compiler that cannot link
-    any is as good as others here: what is compiled with it ends with its own words."""
+    """Return whether a library linked by the compiler needs no shared C++ runtime.
+
+    Return False for a compiler that cannot link: compiling with it then fails with its own error.
+    """
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "probe.so"
         command = [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]

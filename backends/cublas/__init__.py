@@ -1,1 +1,1 @@
-"""The cublas backend: matrix products by the library that comes with torch."""
+"""The cublas backend: matmuls by the library that comes with torch."""

@@ -1,4 +1,4 @@
-"""The cublas backend, compile side: claims matrix products. There is nothing to compile."""
+"""The compile side of the cublas backend: claims matmuls. There is nothing to compile."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from ingot.ir.types import DTYPE_NAMES
 
 
 class Cublas:
-    """Products of many tokens."""
+    """The cublas backend: matmuls of many tokens."""
 
     name = "cublas"
 
@@ -24,10 +24,10 @@ class Cublas:
             return No(f"not for device '{target.device}'")
         for node in nodes:
             if op_of(node.target) is not linear:
-                return No(f"it has no {target_name(node.target)}")
+                return No(f"no kernel for {target_name(node.target)}")
             dtypes = {tensor_type(source).dtype for source in node.all_input_nodes}
             if len(dtypes) > 1:
-                return No("no product of " + " and ".join(sorted(DTYPE_NAMES[dtype] for dtype in dtypes)))
+                return No("no matmul of " + " and ".join(sorted(DTYPE_NAMES[dtype] for dtype in dtypes)))
         return Yes(claim_cost(self.name) * len(nodes))
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:

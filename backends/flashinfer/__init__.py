@@ -1,1 +1,1 @@
-"""Attention of prompts by the kernels that FlashInfer has, where it is installed."""
+"""The flashinfer backend: prefill attention by FlashInfer's kernels, if FlashInfer is installed at compile time."""

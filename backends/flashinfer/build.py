@@ -1,4 +1,4 @@
-"""FlashInfer's attention kernels for one call become a shared object, on any machine that has nvcc."""
+"""Build FlashInfer's attention kernels for one call into a shared object, on any machine with nvcc."""
 
 import subprocess
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from ingot.ir.errors import BackendError
 
 KERNELS = Path(__file__).with_name("kernels")
 LIBRARY = "attention.so"
-# Those of FlashInfer's own build (flashinfer/jit/core.py and cpp_ext.py). CUDA's runtime is linked in statically, which
-# is nvcc's default: what is built needs the driver alone.
+# The flags of FlashInfer's own build (flashinfer/jit/core.py and cpp_ext.py). nvcc links the CUDA runtime statically by
+# default, so the shared object needs only the driver.
 _FLAGS = (
     "-shared",
     "-std=c++17",
@@ -35,9 +35,9 @@ _FLAGS = (
 def build(kernel: str, constants: Mapping[str, object], sm: int, packages: Packages, directory: Path) -> None:
     """Build `kernels/entry.cu` and `kernels/<kernel>.cu` with these constants into `directory`.
 
-    Raises BackendError with what nvcc says.
+    Raises BackendError with nvcc's errors.
     """
-    # Instructions of Hopper alone, such as wgmma, are in no other code than that for "90a".
+    # Hopper's own instructions, such as wgmma, exist only in code for "90a".
     arch = "90a" if sm == 90 else str(sm)
     command = [
         str(packages.nvcc),

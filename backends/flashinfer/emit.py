@@ -1,4 +1,4 @@
-"""The flashinfer backend, compile side: claims attention of steps of many tokens, and builds it for its types."""
+"""The compile side of the flashinfer backend: claims attention of steps of many tokens, and builds its kernels."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,11 +23,14 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 _DTYPES = {torch.bfloat16: "INGOT_BF16", torch.float16: "INGOT_F16"}
 _DIMS = (64, 128, 256)
-_VECTOR = 8  # elements of 16 bytes: what the kernels load at once
+_VECTOR = 8  # elements of a load of the kernels, which has 16 bytes
 
 
 class FlashInfer:
-    """Attention of prompts over the paged cache. `kernel` is "fa2" or "fa3", None for what suits the GPU."""
+    """The flashinfer backend: prefill attention over the paged KV cache.
+
+    `kernel` is "fa2" or "fa3"; None chooses by the GPU.
+    """
 
     name = "flashinfer"
     compiles_calls = True
@@ -51,7 +54,7 @@ class FlashInfer:
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
     ) -> int:
-        """The attention and the scratch. The library answers without a GPU."""
+        """Return the bytes of the attention and the scratch. The library computes them without a GPU."""
         q, page_table = (held_type(named_values(_call_of(body))[name]) for name in ("q", "page_table"))
         tokens, heads, dim = q.bind(sizes)
         words = Library(directory / LIBRARY).work_words(tokens, page_table.bind(sizes)[0])
@@ -66,7 +69,7 @@ class FlashInfer:
         return {"flashinfer": "none"} if isinstance(packages, Missing) else dict(packages.versions)
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Build the kernel that computes the one call of `body`."""
+        """Build the kernel for the only call of `body`."""
         packages = find_packages()
         if isinstance(packages, Missing):
             raise BackendError(packages.reason, where=body.name)
@@ -88,18 +91,18 @@ class FlashInfer:
 
 
 def kernel_for(sm: int, page: int) -> str:
-    """FlashAttention-3 is for Hopper alone, and loads no fewer than 8 of a page's positions at once."""
+    """Return the kernel for a GPU and a page size: FlashAttention-3 needs Hopper, and pages of a multiple of 8."""
     return "fa3" if sm == 90 and page % 8 == 0 else "fa2"
 
 
 def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
-    """Why there is no kernel for a call, if there is none."""
+    """Return why there is no kernel for a call, or None."""
     if sm < 80:
         return f"kernels need compute capability 8.0, and this is {sm // 10}.{sm % 10}"
-    if bucket.tokens[1] <= GPU_FEW_TOKENS:  # tiles of 128 rows would stand empty
+    if bucket.tokens[1] <= GPU_FEW_TOKENS:  # tiles of 128 rows would be mostly empty
         return f"the kernels are for steps of more than {GPU_FEW_TOKENS} tokens, and these have {bucket.tokens[1]}"
     if bucket.q_max == 1:
-        return "the kernels are for steps that feed prompts, and these feed one token of each sequence"
+        return "the kernels are for prefill, and these steps have one token per sequence"
     types = {name: held_type(source) for name, source in named_values(node).items()}
     q, kv = types["q"], types["kv"]
     if is_narrow(kv.dtype):
@@ -112,24 +115,24 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
         return "no kernel for slopes of positions (ALiBi)"
     form = CacheForm.of_cache(kv.shape, q.shape[2], named_arguments(node)["value_width"])
     if not form.equal:
-        return f"{form}, and the kernels are for values beside keys of their width"
+        return f"{form}, and the kernels need keys and values of one width"
     if q.shape[2] not in _DIMS:
-        return f"heads of {q.shape[2]} elements, and it has {', '.join(map(str, _DIMS))}"
+        return f"heads of {q.shape[2]} elements, and the kernels support {', '.join(map(str, _DIMS))}"
     if any(isinstance(size, str) for size in (*q.shape[1:], *kv.shape[2:])):
-        return f"sizes that are not known: q {q}, kv {kv}"
+        return f"sizes that are no numbers: q {q}, kv {kv}"
     mask = Mask.named(named_arguments(node)["mask"])
     if mask.kind not in ("causal", "window"):
         return f"no kernel for the mask {mask.name}"
     token, head, element = _strides(q)
     if element != 1 or token % _VECTOR or head % _VECTOR:
-        return f"q is strided in no multiples of 16 bytes: {q}"
+        return f"the strides of q are not multiples of 16 bytes: {q}"
     if odd := [name for name, one in types.items() if name not in ("q", "kv") and one.dtype is not torch.int32]:
         return f"{odd[0]} is {types[odd[0]]}, not i32"
     return None
 
 
 def _constants(node: fx.Node) -> dict[str, object]:
-    """What the kernel's source is compiled with."""
+    """Return the macros to compile the kernel's source with."""
     types = {name: held_type(source) for name, source in named_values(node).items()}
     q, (_, _, page, kv_heads, dim) = types["q"], types["kv"].shape
     call = named_arguments(node)

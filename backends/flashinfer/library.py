@@ -1,4 +1,4 @@
-"""A built library: one call of `paged_attention`, for the types that it was built for."""
+"""A built library, which computes `paged_attention` for the types that it was built for."""
 
 import ctypes
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from ingot.backends.torch_cuda import current_stream, new_tensor
 from ingot.ir.errors import BackendError, InternalError
 
-# Tensors that the kernels load 16 bytes at once from lie at multiples of this.
+# Tensors that the kernels read by loads of 16 bytes have addresses that are multiples of this.
 _ALIGNMENT = 16
 
 
@@ -24,7 +24,7 @@ class _Call(ctypes.Structure):
 
 
 class Library:
-    """What `build` left. Raises BackendError for a file that does not load."""
+    """A library that `build` made. Raises BackendError if the file does not load."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -33,17 +33,17 @@ class Library:
             self._run = library.ingot_attention
         except (OSError, AttributeError) as error:
             raise BackendError(f"the library does not load: {error}", where=str(path)) from error
-        self._sizes, self._needed = (0, 0), 0  # of the last call, for the layers of a step are alike
+        self._sizes, self._needed = (0, 0), 0  # of the last call: the layers of a step have equal sizes
         self._words.restype, self._words.argtypes = ctypes.c_int64, [ctypes.c_int32, ctypes.c_int32]
         self._prepare.restype, self._prepare.argtypes = ctypes.c_char_p, []
         self._run.restype, self._run.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Call)]
 
     def work_words(self, tokens: int, sequences: int) -> int:
-        """Numbers of 4 bytes."""
+        """Return the scratch of a step, in words of 4 bytes."""
         return int(self._words(tokens, sequences))
 
     def prepare(self) -> None:
-        """What is done once before the first call: code goes to the GPU, and a stream is made."""
+        """Load the code onto the GPU and create a stream, once before the first call."""
         _check(self._prepare())
 
     def __call__(
@@ -56,11 +56,17 @@ class Library:
         kv_lens: torch.Tensor,
         sharing: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """[attention], on torch's current stream; the arguments are those of `paged_attention`. `sharing` is ignored:
-        steps that feed prompts share nothing."""
+        """Return [attention], computed on torch's current stream. The arguments are those of `paged_attention`.
+
+        `sharing` is ignored: prefill steps share no prefixes. Raises InternalError for an unaligned address, and
+        BackendError if a launch fails.
+        """
         for name, tensor in (("q", q), ("kv", kv)):
             if tensor.data_ptr() % _ALIGNMENT:
-                raise InternalError(f"{name} of a call lies at {tensor.data_ptr():#x}", expected=f"/{_ALIGNMENT}")
+                raise InternalError(
+                    f"{name} of a call is at the address {tensor.data_ptr():#x}",
+                    expected=f"a multiple of {_ALIGNMENT}",
+                )
         (tokens, heads, size), (sequences, width) = q.shape, page_table.shape
         if (tokens, sequences) != self._sizes:
             self._sizes, self._needed = (tokens, sequences), self.work_words(tokens, sequences)

@@ -1,4 +1,4 @@
-"""The flashinfer backend, run side: calls what was built. Neither FlashInfer nor a compiler is needed."""
+"""The run side of the flashinfer backend: calls the built library, without FlashInfer or a compiler."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from ingot.ir.machine.load_context import LoadContext
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> Callable[..., list[torch.Tensor]]:
-    """The callable of an executable. Raises BackendError for a library that does not load, or not onto the GPU."""
+    """Return the callable of an executable. Raises BackendError if the library or its GPU code does not load."""
     library = Library(directory / executable.files[0])
     library.prepare()
     return library

@@ -1,4 +1,4 @@
-"""What building FlashInfer's kernels needs of this machine: its headers, CUDA's compiler, and what that needs."""
+"""Find the packages to build FlashInfer's kernels with: its headers, nvcc, and a C++ compiler."""
 
 import functools
 import os
@@ -26,8 +26,11 @@ class Missing:
 
 @dataclass(frozen=True)
 class Packages:
-    """`versions` are those of FlashInfer and both compilers. `headers` are folders to search for what FlashInfer's
-    sources include, `fallback` those to search last."""
+    """The packages of a build.
+
+    `versions` are those of FlashInfer and both compilers. `headers` are include folders for FlashInfer's sources,
+    `fallback` those to search last.
+    """
 
     nvcc: Path
     cxx: Path
@@ -38,12 +41,12 @@ class Packages:
 
 @functools.cache
 def find_packages() -> Packages | Missing:
-    """What this process finds; nothing is imported for that."""
+    """Find the packages, without importing any."""
     spec = find_spec("flashinfer")
     if spec is None or spec.origin is None:
         return Missing("FlashInfer is not installed (pip install 'ingot[flashinfer]')")
     data = Path(spec.origin).parent / "data"
-    # As FlashInfer's own build has them (flashinfer/jit/cpp_ext.py); its copies come before those of the toolkit.
+    # The folders of FlashInfer's own build (flashinfer/jit/cpp_ext.py); its copies come before those of the toolkit.
     headers = tuple(
         data / part
         for part in (
@@ -52,11 +55,11 @@ def find_packages() -> Packages | Missing:
         )
     )  # fmt: skip
     if absent := [folder for folder in headers if not folder.is_dir()]:
-        return Missing(f"this FlashInfer has no {absent[0].relative_to(data)} among its data")
+        return Missing(f"this FlashInfer has no data folder {absent[0].relative_to(data)}")
     try:
         versions = {"flashinfer": version(_PACKAGE)}
     except PackageNotFoundError:
-        return Missing(f"a FlashInfer lies at {data.parent} that no package says the version of")
+        return Missing(f"the FlashInfer at {data.parent} has no package metadata, so its version is unknown")
     nvcc = _nvcc()
     if nvcc is None:
         return Missing("nvcc was not found: looked on the PATH and in CUDA_HOME")
@@ -78,20 +81,20 @@ def _nvcc() -> Path | None:
 
 
 def _nvcc_version(nvcc: Path) -> str:
-    told = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
-    found = re.search(r"\bV(\d[\d.]*)", told)
-    return found[1] if found else told.strip()[-80:]
+    output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"\bV(\d[\d.]*)", output)
+    return found[1] if found else output.strip()[-80:]
 
 
 def _toolkit(nvcc: Path) -> Path:
-    """Where the toolkit lies, by what nvcc would do: on the PATH there may be a script that calls it."""
-    told = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r"^#\$ TOP=(.+)$", told, re.MULTILINE)
+    """Return the folder of the toolkit from nvcc's dry run: the nvcc on the PATH may be a script that calls it."""
+    output = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r"^#\$ TOP=(.+)$", output, re.MULTILINE)
     return Path(found[1].strip()) if found else nvcc.parents[1]
 
 
 def _folders_with(header: str) -> Iterator[Path]:
-    """Folders of NVIDIA's packages for Python that hold a header."""
+    """Yield the include folders of NVIDIA's Python packages that have a header."""
     spec = find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec is not None else ():
         yield from (path.parent for path in sorted(Path(root).glob(f"*/include/{header}")))

@@ -1,4 +1,4 @@
-"""A region's body by torch.export and AOTInductor into a shared library."""
+"""Compile a region's body into a shared library by torch.export and AOTInductor."""
 
 import contextlib
 import io
@@ -25,9 +25,8 @@ def compile_region(
 ) -> Executable:
     """Compile `body` for any size of its dims into `directory`, as the executable `key`.
 
-    It is traced on tensors without data on `device`, whose dims have the size `example`; `options` are those of
-    AOTInductor. The library takes the inputs in order, weights among them, and allocates its outputs. Raises
-    BackendError with `hint`.
+    Export traces it on fake tensors on `device`, with dims of the size `example`. `options` are AOTInductor's. The
+    library takes the inputs in order, weights included, and allocates its outputs. Raises BackendError with `hint`.
     """
     import torch._inductor  # not at the top: only emitting needs it
 
@@ -47,7 +46,7 @@ def compile_region(
             built = torch._inductor.aot_compile(
                 exported.module(), args, options={**options, "aot_inductor.output_path": str(build)}
             )
-    except Exception as error:  # whatever the compiler stack raises, the user gets one error that names the region
+    except Exception as error:  # the compiler stack raises many types; the user gets one error that names the region
         raise BackendError(
             f"inductor cannot compile region '{body.name}': {type(error).__name__}: {error}", hint=hint
         ) from error
@@ -82,7 +81,7 @@ class _Body(torch.nn.Module):
 
 
 def example_of(value_type: TensorType, sizes: Mapping[str, int], device: str) -> torch.Tensor:
-    """Zeros of the type; a strided input keeps its strides."""
+    """Return zeros of the type, with its strides, for these sizes of the dims."""
     shape = value_type.bind(sizes)
     if value_type.strides is None:
         return torch.zeros(shape, dtype=value_type.dtype, device=device)

@@ -1,4 +1,4 @@
-"""The inductor region compiler for CPUs, compile side: a region's body becomes a shared object by AOTInductor."""
+"""The compile side of the inductor backend for CPUs: AOTInductor compiles a region's body into a shared object."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,14 +17,17 @@ from ingot.ir.machine.target import Target
 from ingot.ir.ops import op_of
 from ingot.ir.program import Program, target_name
 
-# Threads are counted when a region runs: a library must not carry the core count of the machine that built it.
+# Read the number of threads when a region runs: a library must not contain the core count of the build machine.
 OPTIONS = {"cpp.dynamic_threads": True}
-# Any size in a dim's range will do to trace with, as long as export cannot take it for a constant.
+# The size of dims to trace with: any in range that export does not specialize as a constant.
 _EXAMPLE_SIZE = 7
 
 
 class Inductor:
-    """Takes every fusible op; embedding, attention, cache writes, row selection and sampling stay outside."""
+    """The inductor backend for CPUs: claims every fusible op.
+
+    Embedding, attention, cache writes, row selection and sampling are not fusible.
+    """
 
     name = "inductor"
     compiles_calls = False
@@ -33,8 +36,9 @@ class Inductor:
         if target.device != "cpu":
             return No(f"not for device '{target.device}'")
         if bucket.few_tokens:
-            return No("for few tokens calling a region costs more than what it computes")
-        return unfusible(nodes) or Yes(claim_cost(self.name, "cpu"), timed=False)  # a region is more than its calls
+            return No("for few tokens, a call of a region costs more than its computation")
+        # Not timed: a region is faster than its calls one by one.
+        return unfusible(nodes) or Yes(claim_cost(self.name, "cpu"), timed=False)
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         return None
@@ -49,7 +53,7 @@ class Inductor:
         return measure(directory / executable.files[0], args, threads)
 
     def sources(self) -> Sequence[Path]:
-        """Its compile side and the references, which are what gets compiled."""
+        """Return the files of the compile side and of the references, which are the compiled code."""
         compile_side = (Path(__file__), Path(__file__).with_name("compile.py"))
         return (*compile_side, *sorted(Path(ops.__file__).parent.glob("*.py")))
 
@@ -71,9 +75,9 @@ class Inductor:
 
 
 def unfusible(nodes: Sequence[fx.Node]) -> No | None:
-    """The refusal of the first call that no region takes."""
+    """Return the refusal of the first call that is not fusible, or None."""
     for node in nodes:
         op = op_of(node.target)
         if op is not None and not op.fusible:
-            return No(f"{target_name(node.target)} stands outside regions")
+            return No(f"{target_name(node.target)} is not fusible")
     return None

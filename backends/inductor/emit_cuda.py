@@ -1,4 +1,4 @@
-"""The inductor region compiler for GPUs, compile side: one shared object that holds its kernels' machine code."""
+"""The compile side of the inductor backend for GPUs: one shared object per region, with its kernels' machine code."""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -21,26 +21,27 @@ from ingot.ir.machine.target import Target
 from ingot.ir.program import Program
 
 OPTIONS = {
-    # A library alone: what lies beside it would be opened by the path that it had where it was built.
+    # One file: separate kernel files would be opened by their paths on the build machine.
     "aot_inductor.embed_kernel_binary": True,
-    # A worker process compiles one region at a time, and others run beside it.
+    # A worker process compiles one region at a time, and several workers run at once.
     "compile_threads": 1,
 }
-# Tile sizes of kernels are chosen for a step of so many tokens. A prime, so that export takes it for no size of a
-# model; large enough to fill a GPU, and so small that rows of logits are no burden while kernels are timed.
+# The tokens of the step for which Inductor chooses tile sizes. It is a prime, so that export does not confuse it with a
+# size of the model; large enough to fill a GPU; and small enough that rows of logits fit while kernels are timed.
 _EXAMPLE_SIZE = 61
 
 
 class InductorCuda(Inductor):
-    """Takes every fusible op that nothing else has a kernel for; with `ahead`, those too.
+    """The inductor backend for GPUs: claims every fusible op that no other backend has a kernel for.
 
-    AOTInductor runs kernels while it compiles, to choose tile sizes: so it compiles only for the GPU of this machine.
-    `missing` says why it does not compile here for a target of a name, "" where it does.
+    With `ahead`, its claims win over those of other backends. AOTInductor runs kernels while it compiles, to choose
+    tile sizes, so it compiles only for the GPU of this machine. `missing` returns why it cannot compile here for a
+    target's name, or "".
     """
 
     def __init__(self, *, ahead: bool = False, missing: Callable[[str], str] | None = None) -> None:
         self._cost = claim_cost(self.name, "cuda, ahead" if ahead else "cuda")
-        self._missing = cache(missing or missing_here)  # every call of a program asks
+        self._missing = cache(missing or missing_here)  # called for every call of a program
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         if target.device != "cuda":
@@ -62,7 +63,7 @@ class InductorCuda(Inductor):
         return (*super().sources(), Path(__file__))
 
     def toolchain(self) -> dict[str, str]:
-        """What is missing stands in it as "none": others compile without, and another artifact comes of it."""
+        """Return the versions. A missing tool is "none": other backends then compile, and make another artifact."""
         return {"torch": torch.__version__, "triton": _version("triton"), "c++": _compiler(), "gpu": _gpu()}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
@@ -79,9 +80,9 @@ class InductorCuda(Inductor):
 
 
 def missing_here(target: str) -> str:
-    """Why this machine compiles no region for a GPU of the kind `target`; "" when it does."""
+    """Return why this machine cannot compile regions for a GPU of the kind `target`; "" if it can."""
     if (here := _gpu()) != target:
-        return f"it compiles on the GPU that it compiles for, and finds {here} here"
+        return f"it compiles for {target} only on such a GPU, and the GPU of this machine is {here}"
     if importlib.util.find_spec("triton") is None:
         return "it needs Triton, which is not installed"
     try:

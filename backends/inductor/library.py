@@ -1,4 +1,4 @@
-"""The library that a region is compiled into, and how it is called. No compiler is imported."""
+"""Open and call the compiled library of a region. This imports no compiler."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,23 +6,23 @@ from typing import Any
 
 import torch
 
-# Its file, by the device that it is for.
+# The file name, by device.
 LIBRARIES = {"cpu": "region.so", "cuda": "region_cuda.so"}
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 def open_library(library: Path) -> Run:
-    """The function of a library: tensors in, new tensors out. Raises RuntimeError when it does not load.
+    """Load a library, and return its function: tensors in, new tensors out. Raises RuntimeError if it does not load.
 
-    By the container runners themselves; torch's own loader for packages would import the compiler to get there. One
-    model in a container: calls come one at a time.
+    This calls AOTInductor's container runners directly; torch's package loader would import the compiler. A container
+    has one model, since calls come one at a time.
     """
     runners: Any = torch._C._aoti  # torch's stubs leave arguments out
     run: Run
     if library.name == LIBRARIES["cuda"]:
-        # No folder of kernels, which are inside. Single-threaded it runs on the current stream and asks for no events,
-        # so that a graph can capture it.
+        # No folder of kernels: they are in the library. The single-threaded mode runs on the current stream and queries
+        # no events, so that a CUDA graph can capture it.
         run = runners.AOTIModelContainerRunnerCuda(str(library), 1, "cuda", "", True).run
         return _names_lack_of_memory(run)
     run = runners.AOTIModelContainerRunnerCpu(str(library), 1).run
@@ -30,8 +30,10 @@ def open_library(library: Path) -> Run:
 
 
 def _names_lack_of_memory(run: Run) -> Run:
-    """`run`, which tells by torch.OutOfMemoryError that the GPU has no memory: a library calls that a failure like any
-    other, and torch's allocator counts."""
+    """Return `run` wrapped to raise torch.OutOfMemoryError when the GPU is out of memory.
+
+    A library reports that as a generic failure; the counter of torch's allocator tells it apart.
+    """
     known = _lacks_of_memory()
 
     def call(args: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -41,7 +43,7 @@ def _names_lack_of_memory(run: Run) -> Run:
         except RuntimeError as error:
             before, known = known, _lacks_of_memory()
             if known > before:
-                raise torch.OutOfMemoryError(f"a compiled region found no memory: {error}") from error
+                raise torch.OutOfMemoryError(f"a compiled region ran out of GPU memory: {error}") from error
             raise
 
     return call

@@ -1,4 +1,4 @@
-"""The inductor region compiler, run side: a compiled region as a callable. No compiler is imported."""
+"""The run side of the inductor backend: loads a compiled region as a callable. This imports no compiler."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +14,10 @@ Region = Callable[..., list[torch.Tensor]]
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> Region:
-    """The callable of a region: positional tensors in, a list of new tensors out.
+    """Load a region, and return its callable: positional tensors in, a list of new tensors out.
 
-    It checks nothing: the code that binds it compares dtypes, shapes and strides with the executable's signature.
+    The callable checks nothing: the caller compares dtypes, shapes and strides with the executable's signature. Raises
+    BackendError if the library does not load.
     """
     library = directory / executable.files[0]
     try:

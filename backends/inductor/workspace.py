@@ -1,4 +1,4 @@
-"""What a compiled region allocates: measured, because only the compiler knows."""
+"""Measure the memory that a compiled region allocates, which only the compiler knows."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,7 +13,10 @@ from ingot.ir.errors import BackendError
 
 
 def allocations(call: Callable[[], Any]) -> list[int]:
-    """Bytes that `call` takes from torch's CPU allocator and, negative, gives back, in order; its result is kept."""
+    """Return the bytes that `call` allocates (positive) and frees (negative) in torch's CPU allocator, in order.
+
+    The result of `call` is kept until the end.
+    """
     with profile(use_cpu=True, profile_memory=True) as seen:
         kept = call()
     del kept
@@ -21,27 +24,27 @@ def allocations(call: Callable[[], Any]) -> list[int]:
 
 
 def peak(changes: Sequence[int]) -> int:
-    """The most that is allocated at once."""
+    """Return the most bytes allocated at once."""
     return max(itertools.accumulate(changes), default=0)
 
 
 def measure(library: Path, args: Sequence[torch.Tensor], threads: int) -> int:
-    """Bytes that a call of a region's library allocates at its peak, its results among them.
+    """Return the peak bytes that a call of a region's library allocates, results included.
 
-    Kernels of libraries take scratch for each thread, hence `threads`.
+    Kernels allocate scratch per thread, so the measurement runs with `threads` threads.
     """
     run = open_library(library)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        run(list(args))  # the first call sets up what later ones share
+        run(list(args))  # the first call also allocates what later calls share
         return peak(allocations(lambda: run(list(args))))
     finally:
         torch.set_num_threads(before)
 
 
 def measure_cuda(library: Path, make_args: Callable[[], Sequence[torch.Tensor]]) -> int:
-    """The same on a GPU, where torch's allocator counts. Raises BackendError where the GPU has not so much memory."""
+    """Return the same for a GPU, from torch's allocator statistics. Raises BackendError if the GPU lacks the memory."""
     try:
         args = make_args()
         run = open_library(library)
@@ -53,10 +56,10 @@ def measure_cuda(library: Path, make_args: Callable[[], Sequence[torch.Tensor]])
         return torch.cuda.max_memory_allocated() - before
     except torch.OutOfMemoryError as error:
         raise BackendError(
-            "the GPU has no memory to call a region once at its largest, which tells what it allocates",
+            "the GPU lacks the memory to call a region once at its largest sizes, to measure what it allocates",
             where=str(error).partition("\n")[0],
             hint="free memory of the GPU, or compile with a smaller --max-tokens",
         ) from error
     finally:
         args = ()
-        torch.cuda.empty_cache()  # this process lives on, and the artifact's golden run wants the memory
+        torch.cuda.empty_cache()  # this process continues, and the artifact's golden run needs the memory

@@ -1,1 +1,1 @@
-"""The reference backend: every op by its reference implementation."""
+"""The reference backend: computes every op by its reference implementation."""

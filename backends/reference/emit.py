@@ -1,4 +1,4 @@
-"""The reference backend, compile side: claims every op, at a cost that any other backend beats."""
+"""The compile side of the reference backend: claims every op, at a higher cost than any other backend."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ from ingot.ir.program import VIEWS
 
 
 class Reference:
-    """Runs an op's own reference on the step's whole batch.
+    """The reference backend: runs an op's reference on the whole batch of a step.
 
-    `asked`: the user wants references. Else one only stands in for what other backends refuse, and on a GPU it refuses
-    calls of ops that need a kernel: they would become slower by orders, without a word.
+    `asked` says that the user requested references. Otherwise a reference only replaces what other backends refuse. On
+    a GPU, it then refuses ops that need a kernel, which would silently become slower by orders of magnitude.
     """
 
     name = "reference"
@@ -31,7 +31,7 @@ class Reference:
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Yes | No:
         ops = (op_of(node.target) for node in nodes)
         if not self._asked and target.device == "cuda" and any(op is not None and op.needs_kernel for op in ops):
-            return No("on a GPU it stands in for no missing kernel of this op, being slower by orders")
+            return No("on a GPU it does not replace a missing kernel of this op: it is slower by orders of magnitude")
         return self._taking(nodes)
 
     def _taking(self, nodes: Sequence[fx.Node]) -> Yes:
@@ -44,26 +44,26 @@ class Reference:
 
 
 class Rowwise(Reference):
-    """Runs an op's reference one row at a time, so that a row's bits never depend on its batch. Slow."""
+    """The rowwise backend: runs an op's reference row by row, so that a row's bits never depend on its batch. Slow."""
 
     name = "rowwise"
     cost = claim_cost("rowwise")
 
     def _taking(self, nodes: Sequence[fx.Node]) -> Yes:
-        # aten's views, add and mul among them: one correctly rounded operation an element is the same in every batch.
+        # This includes aten's views, add and mul: one correctly rounded operation per element is the same in any batch.
         return Yes(self.cost, batch_invariant=True, timed=False)
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
         whole = super().dry_run(node)
         op = op_of(node.target)
         if op is None or op.states:
-            return whole  # in place, whatever the backend
+            return whole  # an op with states runs in place in every backend
 
         def one_row_beside_all_results(*args: Any, **kwargs: Any) -> None:
             results = op.fake(*args, **kwargs)
             rows = [torch.empty_like(item) for item in (results if isinstance(results, tuple) else (results,))]
             args, kwargs = op.changed(args, kwargs, lambda name, value: value[:1] if name in op.rows else value)
             op.costliest(*args, **kwargs)
-            del rows  # they were kept until they were joined
+            del rows  # the rows are kept until they are concatenated
 
         return one_row_beside_all_results

@@ -1,4 +1,4 @@
-"""The reference backend, run side: the callable of an op, by its printed name."""
+"""The run side of the reference backend: the callable of an op, by its printed name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +9,15 @@ from ingot.ir.ops.aten import ATEN
 
 
 def load_op(target: str) -> Callable[..., Any]:
-    """The function that computes `target` ("ingot.linear", "aten.add.Tensor").
+    """Return the function that computes `target` ("ingot.linear", "aten.add.Tensor").
 
-    An op with states gets its in-place form.
+    For an op with states, it is the in-place form. Raises BackendError for an unknown op.
     """
     return _find(target, lambda op: op.reference)
 
 
 def load_rowwise(target: str) -> Callable[..., Any]:
-    """The same, with each row computed by itself."""
+    """Return the same function computing each row by itself."""
     return _find(target, lambda op: op.rowwise)
 
 

@@ -88,7 +88,7 @@ def of_references(_: Asked) -> str | None:
 
 
 def of_references_that_stand_in(_: Asked) -> str | None:
-    return "stands in for no missing kernel of this op"
+    return "does not replace a missing kernel of this op"
 
 
 # Of each backend and target what it refuses, and the reason.

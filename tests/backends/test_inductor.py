@@ -152,7 +152,7 @@ def test_claims() -> None:
         name = getattr(node.target, "_schema", None) and node.target._schema.name.removeprefix("ingot::")
         answer = Inductor().claim([node], TARGET, BUCKET)
         if name in OPS and not OPS[name].fusible:
-            assert isinstance(answer, No) and answer.reason == f"ingot.{name} stands outside regions"
+            assert isinstance(answer, No) and answer.reason == f"ingot.{name} is not fusible"
         else:
             assert isinstance(answer, Yes) and not answer.batch_invariant
         refused = Inductor().claim([node], other, BUCKET)

@@ -64,11 +64,11 @@ def _static(monkeypatch: pytest.MonkeyPatch, toolkit: Path) -> None:
         (lambda patch, toolkit: None, ""),
         (
             lambda patch, toolkit: patch.setattr(ingot.ir.machine.target, "find_gpu", _no_gpu),
-            ".* finds none here$",
+            ".* the GPU of this machine is none$",
         ),
         (
             lambda patch, toolkit: patch.setattr(ingot.ir.machine.target, "find_gpu", lambda: TYPICAL["sm_80"]),
-            ".* finds sm_80 here$",
+            ".* the GPU of this machine is sm_80$",
         ),
         (
             lambda patch, toolkit: patch.setattr(emit_cuda.importlib.util, "find_spec", lambda name: None),
@@ -101,7 +101,7 @@ def test_the_order_of_backends_on_a_gpu(toolkit: Path) -> None:
             claims = {backend.name: backend.claim([call], target, BUCKET) for backend in backends}
             inductor = claims["inductor"]
             if not OPS[name.removeprefix("ingot.")].fusible:
-                assert inductor == No(f"{name} stands outside regions")
+                assert inductor == No(f"{name} is not fusible")
                 continue
             assert isinstance(inductor, Yes) and not inductor.batch_invariant
             others = {name: one.cost for name, one in claims.items() if isinstance(one, Yes) and name != "inductor"}
@@ -144,7 +144,7 @@ def test_a_library_that_finds_no_memory_is_told_from_one_that_fails(monkeypatch:
     monkeypatch.setattr(torch._C._aoti, "AOTIModelContainerRunnerCuda", Runner, raising=False)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: stats)
     run = open_library(Path("region_cuda.so"))
-    with pytest.raises(torch.OutOfMemoryError, match="a compiled region found no memory: run_func_ failed"):
+    with pytest.raises(torch.OutOfMemoryError, match="a compiled region ran out of GPU memory: run_func_ failed"):
         run([])
     with pytest.raises(RuntimeError, match="run_func_ failed") as caught:
         run([])
@@ -188,7 +188,7 @@ def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(
     for program in without.programs.values():
         assert program.plan is not None and not is_capturable(program.plan.buckets[0])
     reasons = {refusal.reason for record in without.records for refusal in record.refusals}
-    assert "inductor: it compiles on the GPU that it compiles for, and finds none here" in reasons
+    assert "inductor: it compiles for sm_90 only on such a GPU, and the GPU of this machine is none" in reasons
 
 
 def test_by_name_inductor_takes_all_that_has_no_state(toolkit: Path) -> None:

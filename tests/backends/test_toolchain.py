@@ -52,7 +52,7 @@ def test_headers_of_cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     with pytest.raises(TargetError, match=r"no cuda\.h") as caught:
         cuda_headers()
-    assert caught.value.where == str(tmp_path / "include") and caught.value.hint == "set CUDA_HOME to one"
+    assert caught.value.where == str(tmp_path / "include") and caught.value.hint == "set CUDA_HOME to its folder"
     (tmp_path / "include").mkdir()
     for name in CUDA_HEADERS[:-1]:
         (tmp_path / "include" / name).touch()

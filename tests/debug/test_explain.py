@@ -97,7 +97,7 @@ def test_regions(artifact: Artifacts) -> None:
     )
     assert (extend.bucket, extend.step.tokens, extend.step.sequences, extend.step.timed) == ("extend", 512, 4, (22,))
     assert decode.step.context == extend.step.context == 160
-    refused = "for few tokens calling a region costs more than what it computes"
+    refused = "for few tokens, a call of a region costs more than its computation"
     assert all(call.claims["inductor"] == refused and not call.region for call in decode.calls)
     regions = [call for call in extend.calls if call.op.startswith("region.")]
     assert regions and {call.backend for call in regions} == {"inductor"}

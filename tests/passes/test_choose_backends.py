@@ -42,7 +42,7 @@ def _backends(program: Program) -> dict[str, str]:
 def test_golden(golden: Callable[..., PassRecord]) -> None:
     record = golden(ChooseBackends())
     assert record.matches == 3 and record.bucket == "decode"  # an item of a tuple needs no backend
-    assert record.refusals == (Refusal("embedding", "inductor: ingot.embedding stands outside regions"),)
+    assert record.refusals == (Refusal("embedding", "inductor: ingot.embedding is not fusible"),)
 
 
 def test_deterministic_mode_takes_batch_invariant_claims_only(apply: Apply) -> None:
@@ -50,7 +50,7 @@ def test_deterministic_mode_takes_batch_invariant_claims_only(apply: Apply) -> N
     # A view computes nothing, so the reference may keep it.
     assert _backends(program) == {"embedding": "rowwise", "add_rms_norm": "rowwise", "view": "reference"}
     assert record.refusals == (
-        Refusal("embedding", "inductor: ingot.embedding stands outside regions"),
+        Refusal("embedding", "inductor: ingot.embedding is not fusible"),
         Refusal("embedding", "reference: not batch-invariant"),
         Refusal("add_rms_norm", "inductor: not batch-invariant"),
         Refusal("add_rms_norm", "reference: not batch-invariant"),
@@ -66,7 +66,7 @@ def test_without_a_region_compiler(apply: Apply) -> None:
 def test_no_backend(apply: Apply) -> None:
     with pytest.raises(PassError) as caught:
         apply(ChooseBackends(), TEXT, backends=(Inductor(),))
-    reason = "inductor: ingot.embedding stands outside regions"
+    reason = "inductor: ingot.embedding is not fusible"
     assert caught.value.what == f"no backend computes ingot.embedding: {reason}"
     assert caught.value.where.startswith("%embedding") and caught.value.expected == "one of inductor to take it"
     assert caught.value.hint == "compile with another backend, as backend='auto', or for another target"
@@ -89,7 +89,7 @@ def test_references_stand_in_for_no_attention_on_a_gpu_unless_they_are_asked_for
             )
             claims, reasons = claims_of(node, context)
             assert list(claims) == (["reference", "rowwise"] if alone else []), (name, target, choice)
-            assert alone or all("stands in for no missing kernel of this op" in reason for reason in reasons)
+            assert alone or all("does not replace a missing kernel of this op" in reason for reason in reasons)
     others = pass_context(target=Target.named("sm_90"), backends=(Reference(asked=False),))
     claims, _ = claims_of(nodes["ingot.merge_attention"], others)
     assert "reference" in claims, "an op that goes over all rows at once"
@@ -103,7 +103,11 @@ def test_what_no_kernel_of_a_gpu_attends_to_is_an_error_with_every_reason(
     limits: dict[str, Any] = {"target": "sm_90", "max_batch": 2, "max_tokens": 2, "jobs": 1}
     with pytest.raises(PassError, match=r"no backend computes ingot\.(paged_attention|qk_norm_rope_append)") as caught:
         compile_model(checkpoint, tmp_path / "a.ingot", **limits)
-    for reason in ("triton: heads of 320 elements, more than 256", "flashinfer: ", "reference: on a GPU it stands in"):
+    for reason in (
+        "triton: heads of 320 elements, more than 256",
+        "flashinfer: ",
+        "reference: on a GPU it does not replace",
+    ):
         assert reason in caught.value.what
     assert "backend='reference', which is slow" in caught.value.hint and "layer 0" in caught.value.where
     report = compile_model(checkpoint, tmp_path / "a.ingot", backend="reference", **limits)
