@@ -1,5 +1,5 @@
-// The functions of a library. Sequences of few tokens are computed beside those of many, on a stream of their own:
-// what they read of the cache takes as long whichever way they are computed, and needs few multiprocessors' arithmetic.
+// The functions of a library. Sequences of few tokens run at the same time as those of many, on a second stream: their
+// time is the time to read the cache, and they need the arithmetic of few multiprocessors.
 #include <cub/block/block_scan.cuh>
 #include <exception>
 #include <string>
@@ -9,13 +9,13 @@
 namespace ingot {
 
 constexpr int kThreads = 512;
-constexpr int kClearing = 128;  // blocks at most
-// Of the keys and values that blocks read side by side so much stays in the L2 cache: FlashAttention-3 reckons with 32 of
-// an H100's 50 MB (hopper/tile_scheduler.hpp).
+constexpr int kClearing = 128;  // most blocks that clear unowned rows
+// Bytes of keys and values that stay in the L2 cache while blocks read them at the same time: FlashAttention-3 assumes
+// 32 of an H100's 50 MB (hopper/tile_scheduler.hpp).
 constexpr int64_t kCached = int64_t(32) << 20;
 
-// The heads of the cache whose keys and values of so many positions fit into the L2 cache together, at least one; so many
-// that all passes have equally many.
+// Returns the cache heads of a pass: as many as fit into the L2 cache with their keys and values of so many positions,
+// at least one, and a divisor of all heads, so that all passes are equal.
 __device__ int heads_of_pass(int64_t positions) {
   const int64_t bytes = positions * 2 * INGOT_DIM * 2;  // of keys and values, of 2 bytes an element
   int heads = INGOT_KV_HEADS;
@@ -23,14 +23,15 @@ __device__ int heads_of_pass(int64_t positions) {
   return heads;
 }
 
-// List the tiles of a part, with all threads of a block, those that see most keys first: what is long is to begin first.
+// Lists the tiles of a part, with all threads of a block. Tiles that see most keys come first, so that long ones begin
+// first.
 __device__ void list_tiles(const Call& call, const Part& part) {
   using Scan = cub::BlockScan<int, kThreads>;
   __shared__ typename Scan::TempStorage scan;
   __shared__ int positions;
   extern __shared__ int4 shared[];
-  int* const seen = reinterpret_cast<int*>(shared);  // by each tile, at first in the order of sequences
-  int* const ends = seen + cdiv(part.most, 4) * 4;   // of each sequence's tiles in it
+  int* const seen = reinterpret_cast<int*>(shared);  // keys that each tile sees, with tiles in the order of sequences
+  int* const ends = seen + cdiv(part.most, 4) * 4;   // the end of each sequence's tiles in `seen`
   const auto tiles_of = [&](int b) {
     return cdiv(part.range.tokens_of(call, b) * part.cut.rows_per_token, part.cut.rows);
   };
@@ -49,9 +50,9 @@ __device__ void list_tiles(const Call& call, const Part& part) {
   for (int i = count + threadIdx.x; i < cdiv(count, 4) * 4; i += kThreads) seen[i] = -1;
   __syncthreads();
 
-  const auto tile_of = [&](int i) {  // its sequence, and its index in there
+  const auto tile_of = [&](int i) {  // returns the tile's sequence, and its index in the sequence
     int low = 0, high = call.sequences - 1;
-    while (low < high) {  // the first sequence that ends behind it
+    while (low < high) {  // the first sequence with its end after tile i
       const int middle = (low + high) / 2;
       if (ends[middle] > i)
         high = middle;
@@ -69,7 +70,7 @@ __device__ void list_tiles(const Call& call, const Part& part) {
   for (int i = threadIdx.x; i < count; i += kThreads) {
     const int2 tile = tile_of(i);
     const int mine = seen[i];
-    int place = 0;  // as many tiles as come before it
+    int place = 0;  // the number of tiles before this one
     for (int four = 0; four < cdiv(count, 4); four++) {
       const int4 other = shared[four];
       const int at = four * 4;
@@ -92,7 +93,7 @@ __device__ void list_tiles(const Call& call, const Part& part) {
   }
 }
 
-// Rows that no sequence owns come out zero. Where every row is owned, all blocks end at once.
+// Writes zeros to rows that no sequence owns. If every row is owned, all blocks end at once.
 __device__ void clear_unowned(const Call& call, int block, int blocks) {
   __shared__ int owned, mine;
   if (threadIdx.x == 0) owned = 0;
@@ -116,7 +117,7 @@ __device__ void clear_unowned(const Call& call, int block, int blocks) {
   }
 }
 
-// A block for each part, and the others for rows that nobody owns.
+// One block for each part; the others clear rows that no sequence owns.
 __global__ void __launch_bounds__(kThreads) prepare_step(Call call, Part many, Part few) {
   if (blockIdx.x == 0)
     list_tiles(call, many);
@@ -128,18 +129,19 @@ __global__ void __launch_bounds__(kThreads) prepare_step(Call call, Part many, P
 
 constexpr Cut kFewCut{kFewRows, kGroup};
 
-// Each sequence has as many tiles as the heads of a group take, whatever the step has.
+// Returns the tiles of the part of few tokens: for each sequence, as many as its most tokens and the heads of a group
+// fill.
 int few_tiles(int sequences) { return sequences * cdiv(kFewTokens * kGroup, kFewRows); }
 
 int many_tiles(int tokens, int sequences, int least) { return most_tiles(tokens, sequences, least, cut_many()); }
 
-// A second stream, and what orders it with that of the step.
+// The second stream, and the events that order it with the stream of the step.
 struct Side {
   cudaStream_t stream{};
   cudaEvent_t begin{}, end{};
 } side;
 
-// Once in a process, which has one GPU; so that no step does it.
+// Creates the stream and the events, once in a process, which has one GPU, and before the first step.
 cudaError_t prepare() {
   if (side.stream) return cudaSuccess;
   for (cudaEvent_t* event : {&side.begin, &side.end})
@@ -149,7 +151,7 @@ cudaError_t prepare() {
 }
 
 cudaError_t launch(const Call& call) {
-  // What is alone in a step has nothing beside it, however few its tokens.
+  // A step with one sequence runs one launch, even if the sequence has few tokens.
   const bool alone = call.sequences == 1;
   constexpr int kAny = 1 << 30;
   const Range few_range{1, kFewTokens}, many_range{alone ? 1 : kFewTokens + 1, kAny};
@@ -173,13 +175,13 @@ cudaError_t launch(const Call& call) {
 
 #define INGOT_EXPORT extern "C" __attribute__((visibility("default")))
 
-// How many numbers of scratch a step needs. No GPU is asked.
+// Returns the words of scratch that a step needs, without a GPU.
 INGOT_EXPORT int64_t ingot_work_words(int32_t tokens, int32_t sequences) {
   return ingot::work_words(ingot::many_tiles(tokens, sequences, 1), sequences) +
          ingot::work_words(ingot::few_tiles(sequences), sequences);
 }
 
-// What the other two give: null, or what went wrong.
+// Runs `work`, and returns null or the message of its error.
 template <typename Work>
 static const char* problem(Work work) {
   static thread_local std::string error;

@@ -1,12 +1,12 @@
-// Attention of sequences of many tokens by FlashAttention-2.
+// Attention of sequences of many tokens with FlashAttention-2.
 #include "fa2.cuh"
 
 namespace ingot {
 
-// Of the sizes that FlashInfer has (`FA2DetermineCtaTileQ`) the one for many rows.
+// The tile size of FlashInfer for many rows (`FA2DetermineCtaTileQ`).
 constexpr int kTileRows = INGOT_DIM < 256 ? 128 : 64;
 
-cudaError_t prepare_many() { return cudaSuccess; }  // FlashInfer does what there is, in each call
+cudaError_t prepare_many() { return cudaSuccess; }  // FlashInfer does its setup in each call
 
 Cut cut_many() { return {kTileRows, kGroup}; }
 

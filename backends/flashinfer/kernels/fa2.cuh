@@ -1,6 +1,6 @@
-// Attention over pages by FlashInfer's FlashAttention-2 kernel, for any GPU from compute capability 8.0 on.
+// Attention over pages with FlashInfer's FlashAttention-2 kernel, for any GPU from compute capability 8.0 on.
 //
-// FlashInfer plans a step on the host. Here the step's tiles are listed on the device. The rows of a tile are tokens times
+// FlashInfer plans a step on the host. Here the device lists the step's tiles. The rows of a tile are tokens times
 // heads of a group.
 #pragma once
 
@@ -23,7 +23,7 @@ using Element = nv_bfloat16;
 using Element = half;
 #endif
 
-// What the kernel reads, by the names that it reads it by. A request is a sequence.
+// The parameters of the kernel, with the names that it requires. A request is a sequence.
 struct Params {
   using DTypeQ = Element;
   using DTypeKV = Element;
@@ -62,7 +62,7 @@ struct Params {
   __host__ __device__ __forceinline__ uint32_t get_kv_len(uint32_t b) const { return kv_lens[b]; }
 };
 
-// Attention of the sequences of a part, in tiles of `kRows` rows.
+// Launches attention of the sequences of a part, in tiles of `kRows` rows.
 template <int kRows>
 cudaError_t launch(const Call& call, const Part& part, cudaStream_t stream) {
   Element* kv = static_cast<Element*>(call.kv);
@@ -84,7 +84,7 @@ cudaError_t launch(const Call& call, const Part& part, cudaStream_t stream) {
   params.request_indices = part.sequences;
   params.qo_tile_indices = part.indices;
   params.kv_tile_indices = part.zeros;
-  params.kv_chunk_size_ptr = part.zeros;  // read, and not used: contexts are not cut
+  params.kv_chunk_size_ptr = part.zeros;  // read but not used: contexts are not split
   params.block_valid_mask = part.valid;
   params.padded_batch_size = part.most;
   params.q_lens = call.q_lens;

@@ -1,7 +1,7 @@
-// Attention of sequences of many tokens by FlashAttention-3, for GPUs of compute capability 9.0 alone.
+// Attention of sequences of many tokens with FlashAttention-3, only for GPUs of compute capability 9.0.
 //
-// FlashInfer plans a step on the host and gives each multiprocessor a list. Here the step's tiles are listed on the
-// device, and each multiprocessor takes one after the other.
+// FlashInfer plans a step on the host, with a list of tiles for each multiprocessor. Here the device lists the step's
+// tiles, and the multiprocessors take one after the other.
 #include <flashinfer/attention/hopper/prefill_sm90.cuh>
 #include <flashinfer/attention/hopper/variants.cuh>
 
@@ -31,15 +31,15 @@ struct Traits : flashinfer::AttentionKernelTraits</*USE_TMA_LOAD_KV=*/true, INGO
                                                   /*NUM_STAGES=*/2, Element, Element, Element, int32_t, Variant> {
   using Base = flashinfer::AttentionKernelTraits<true, INGOT_DIM, INGOT_DIM, kTileRows, kTileKeys, 2, Element, Element,
                                                  Element, int32_t, Variant>;
-  // With the item that a block takes next.
+  // Adds the number of the item that a block takes next.
   struct SharedStorage : Base::SharedStorage {
     int next;
   };
 };
 
-// An item is a tile of one head. A block takes the next one that nobody has: the first of its loading threads asks for it
-// when it begins with the one before, and tells the others. The heads of the cache come in passes; within one,
-// the heads that read the same keys stand side by side.
+// An item is a tile of one head. A block takes the next free item: its first producer thread takes the number when it
+// begins the item before, and passes it to the other threads. The cache heads come in passes; within a pass, q heads
+// that read the same keys are adjacent.
 struct TileScheduler {
   struct Params {
     Call call;
@@ -58,8 +58,8 @@ struct TileScheduler {
     }
   };
 
-  // Three that FlashInfer's kernel leaves free (`NamedBarriers`, of 8): `next` was written, all loading threads have it, and
-  // the multiplying ones have read it.
+  // Three barriers that FlashInfer's kernel does not use (`NamedBarriers`, of 8): `next` was written, all producer
+  // threads have read it, and the consumer threads have read it.
   static constexpr int kWritten = 5, kLoading = 6, kRead = 7;
   static constexpr int kLoaders = Traits::NUM_PRODUCER_THREADS;
   static constexpr int kThreads = Traits::NUM_MMA_THREADS + kLoaders;
@@ -122,7 +122,7 @@ const auto kKernel =
                                          /*CAUSAL=*/true, TileScheduler>;
 constexpr int kShared = sizeof(typename Traits::SharedStorage);
 
-// A block takes a multiprocessor's shared memory.
+// The number of blocks of a launch: one block takes a multiprocessor's shared memory.
 int multiprocessors;
 
 cudaError_t prepare_many() {

@@ -1,9 +1,10 @@
-// The main loop of FlashAttention-3 with keys and values loaded by the tensor memory accelerator, page by page.
+// The main loop of FlashAttention-3 with keys and values loaded by the tensor memory accelerator (TMA), page by page.
 //
-// FlashInfer loads what is contiguous that way, by one instruction for a tile; of a paged cache 128 threads copy 16 bytes
-// each, which costs them registers that the products then lack. Here one load takes the pages of a tile that lie behind
-// each other, as those of a prompt do where the pool has them; of others the lanes of a warp issue a load for each. On an
-// H200 a prompt of 8192 tokens with heads of 128 takes 0.83 ms the first way, 1.05 ms the second and 1.19 ms by copies.
+// FlashInfer uses TMA for contiguous keys, one instruction per tile. For a paged cache its 128 threads copy 16 bytes
+// each, with registers that the matmuls then lack. Here one load takes all pages of a tile if they are adjacent, as a
+// prompt's pages are if the pool allows. Otherwise the lanes of a warp issue one load per page. On an H200, a prompt of
+// 8192 tokens with heads of 128 takes 0.83 ms with one load per tile, 1.05 ms with one per page, and 1.19 ms with
+// copies.
 #pragma once
 
 #include <cuda.h>
@@ -15,11 +16,12 @@
 
 namespace ingot {
 
-// The elements of a head that one load takes: rows of 128 bytes are how tiles lie in shared memory, for wgmma.
+// The elements of a head per load: tiles in shared memory have rows of 128 bytes, for wgmma.
 constexpr int kSpan = 64;
 constexpr int kSpans = INGOT_DIM / kSpan;
 
-// A map of the cache for loads of `rows` positions of each of some pages: (element, position, head, keys or values, page).
+// Makes a tensor map of the cache, (element, position, head, keys or values, page), for loads of `rows` positions of
+// each of `pages` pages.
 inline CUresult map_cache(CUtensorMap& map, const Call& call, uint32_t rows, uint32_t pages) {
   constexpr uint64_t kBytes = 2;  // of an element
   const uint64_t sizes[] = {INGOT_DIM, INGOT_PAGE, INGOT_KV_HEADS, 2, uint64_t(call.pages)};
@@ -44,14 +46,14 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
 
   static constexpr int kTileRows = Traits::CTA_Q;
   static constexpr int kTileKeys = Traits::CTA_KV;
-  static constexpr int kRows = std::gcd(INGOT_PAGE, kTileKeys);  // of a load
+  static constexpr int kRows = std::gcd(INGOT_PAGE, kTileKeys);  // rows of a load from one page
   static constexpr int kPlaces = kTileKeys / kRows;
-  static constexpr int kWholePages = kRows == INGOT_PAGE ? kPlaces : 1;  // that one load may take
+  static constexpr int kWholePages = kRows == INGOT_PAGE ? kPlaces : 1;  // pages that one load may take
   static constexpr int kLanes = 32;
   static_assert(kPlaces * kSpans <= kLanes, "a lane issues one load of a tile");
   static_assert(kRows % 8 == 0, "a load begins where the pattern of shared memory does");
 
-  // Where in shared memory a tile's `row` of a span begins, in elements, if none were exchanged within 8 rows.
+  // Returns the offset in shared memory of a tile's `row` of a span, in elements, before the swizzle within 8 rows.
   CUTE_HOST_DEVICE static constexpr int place_of(int row, int span, int stage) {
     return ((stage * kSpans + span) * kTileKeys + row) * kSpan;
   }
@@ -61,16 +63,16 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
   struct Params {
     typename Base::LayoutT layout_Q;
     typename Base::TMA_Q tma_load_Q;
-    CUtensorMap tile;  // for kWholePages at once
-    CUtensorMap page;  // for kRows positions of one
-    CUtensorMap row;   // for one position
+    CUtensorMap tile;  // for loads of kWholePages pages
+    CUtensorMap page;  // for loads of kRows positions of one page
+    CUtensorMap row;   // for loads of one position
     const int32_t* page_table;
-    int no_page;  // a page behind the last one: what is loaded of it is zero
+    int no_page;  // the page after the last one: TMA loads zeros from it
     int window_left;
     AdditionalParams additional_params;
   };
 
-  // Throws for a cache that cannot be mapped.
+  // Makes the parameters. Throws std::runtime_error if the cache cannot be mapped.
   static Params to_params(const Call& call, int window_left, AdditionalParams additional) {
     const auto layout = flashinfer::get_gmem_layout(call.tokens, INGOT_HEADS, INGOT_DIM, int64_t(INGOT_Q_TOKEN),
                                                     int64_t(INGOT_Q_HEAD));
@@ -98,13 +100,13 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
     cute::prefetch_tma_descriptor(&params.row);
   }
 
-  // Tiles of keys that a tile of queries sees.
+  // Returns the number of tiles of keys up to the last one that a tile of queries sees.
   CUTLASS_DEVICE int get_num_kv_tiles(const Params&, int tile, int length_of_q, int length) const {
     const int seen = length - length_of_q + (tile + 1) * kTileRows;
     return cdiv(seen < length ? seen : length, kTileKeys);
   }
 
-  // A sequence's keys or values of one head.
+  // The keys or values of one head of a sequence.
   struct Source {
     const Params& params;
     const int32_t* pages;
@@ -121,14 +123,14 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
     }
   };
 
-  // One tile, by all lanes of the producing warp. Of the last one, keys behind the sequence's end are masked whatever they
-  // are; of values nothing may come there but zeros, since zero times what a page holds need not be zero.
+  // Loads one tile, with all lanes of the producer warp. In the last tile, keys after the sequence's end are masked, so
+  // they may be anything. Values after the end must be zeros: a page may hold NaN there, and zero times NaN is NaN.
   template <bool kValues>
   CUTLASS_DEVICE static void load_tile(const Source& source, MainloopPipeline& pipeline, PipelineState& state,
                                        Element* shared, int tile) {
     constexpr unsigned kAll = 0xffffffff;
     const int lane = threadIdx.x % kLanes, span = lane % kSpans, place = lane / kSpans, row = place * kRows;
-    const int first = tile * kTileKeys, cut = source.length - first;  // rows of the tile in front of the sequence's end
+    const int first = tile * kTileKeys, cut = source.length - first;  // rows of the tile before the sequence's end
     const bool issues = place < kPlaces, ends = cut < kTileKeys;
     const int page = issues ? source.page_of(first + row) : 0;
     const bool behind = page == __shfl_sync(kAll, page, 0) + place || !issues || row >= cut;
@@ -153,7 +155,7 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
     ++state;
   }
 
-  // The tiles of a work item, the last one first; values one tile behind keys.
+  // Loads the tiles of a work item, the last one first. Values follow keys by one tile.
   template <bool kWindow, typename Coord, typename Scheduler, typename Shared>
   CUTLASS_DEVICE void load(const Params& params, MainloopPipeline pipeline_k, MainloopPipeline pipeline_v,
                            PipelineState& state_k, PipelineState& state_v, Shared& shared, Scheduler& scheduler,
@@ -170,12 +172,12 @@ struct PagedMainloop : flashinfer::CollectiveMainloop<AdditionalParams, Traits, 
     int tile = get_num_kv_tiles(params, tile_of_q, length_of_q, length) - 1;
     load_tile<false>(keys, pipeline_k, state_k, shared.smem_k.data(), tile);
 
-    // Until the products of the item before have read its queries.
+    // Wait until the matmuls of the previous item have read its queries.
     cutlass::arch::NamedBarrier::sync(Base::NUM_MMA_THREADS + Traits::NUM_PRODUCER_THREADS,
                                       static_cast<int>(NamedBarriers::kQueryEmpty));
     if (threadIdx.x % kLanes == 0) load_queries(params, shared, tile_of_q, head, start, length_of_q);
     __syncwarp();
-    // Values lie where the item before has its results, until these are stored.
+    // Values share memory with the results of the previous item: wait until these are stored.
     shared.barrier_O.wait((work + 1) % 2);
 
     for (; tile > first; tile--) {
