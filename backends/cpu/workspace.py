@@ -19,7 +19,7 @@ from ingot.ir.ops.paged_attention import cached_keys, longest_read
 
 # Block sizes of torch's flash attention for the CPU from 768 queries on (aten/src/ATen/native/cpu/
 # FlashAttentionKernel.cpp). Each thread holds a block of scores, its maxima and sums, and a block of results in
-# float32, and the scores again in the dtype of q if that is narrower.
+# float32. If the dtype of q is narrower, it also holds the scores in that dtype.
 _QUERIES, _KEYS = 256, 512
 
 

@@ -25,8 +25,8 @@ def quarters_short(first, second, third, target):
 def bounding_gap(gap, weight, target):
     """Return a gap, close to the least one, such that gaps up to it weigh at least `target` together.
 
-    Return infinity if all gaps together weigh less. Each iteration narrows the bits of the gap to a quarter of the
-    range, down to the exponent and 6 bits of the mantissa, which is enough for a bound.
+    Return infinity if all gaps together weigh less. Each iteration narrows the range of the gap's bits to a quarter. It
+    stops at the exponent and 6 bits of the mantissa, which is enough for a bound.
     """
     bits = gap.to(tl.int32, bitcast=True)
     low, size = 0, INFINITE + 1

@@ -2,7 +2,7 @@
 
 The weight is the left operand: that side of a tensor-core instruction has 64 rows or more, and tokens are few. Weights
 are read once; each tile of weight rows reads x once from the L2 cache. If the weight has too few row tiles to fill the
-device, programs split the columns (split-K), and the last program of a tile to arrive adds their sums.
+device, programs split the columns (split-K). The last program of a tile to arrive then adds their sums.
 """
 
 import triton

@@ -43,9 +43,9 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     # In a tile of the prefill kernel, a sequence of one token would fill a single row, so the decode kernel takes it.
     # Sequences of a few tokens are too rare for a tile size of their own. If the step has only one sequence, that has
     # more than one token.
-    beside = schedule.most_sequences > 1
-    schedule_prefill(call, attention, schedule, out, lse, least=2 if beside else 1)
-    if beside:
+    mixed = schedule.most_sequences > 1
+    schedule_prefill(call, attention, schedule, out, lse, least=2 if mixed else 1)
+    if mixed:
         schedule_single(call, attention, schedule, out, lse)
     return (out,) if lse is None else (out, lse)
 

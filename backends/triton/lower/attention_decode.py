@@ -86,7 +86,7 @@ def _launch(
     limits = split_limits(problem, tiles, schedule.cores)
     rows = attention.sequences if single else attention.tokens
     items = Term(op="add", left=times(times(rows, kv_heads), limits.base), right=limits.shares * kv_heads)
-    left = (rows, kv_heads, limits.most)
+    per_split = (rows, kv_heads, limits.most)
     prologue: dict[str, Any] = dict.fromkeys(("k", "v", "positions", "table", "slots", "q_weight", "k_weight"))
     head, positions = None, 0
     if append:
@@ -114,8 +114,8 @@ def _launch(
     arguments = {
         "out": results[0],
         "lse": results[1],
-        "partial": schedule.scratch(torch.float32, (*left, form.group, form.value_dim)),
-        "sizes": schedule.scratch(torch.float32, (*left, form.group)),
+        "partial": schedule.scratch(torch.float32, (*per_split, form.group, form.value_dim)),
+        "sizes": schedule.scratch(torch.float32, (*per_split, form.group)),
         "arrived": schedule.counter((most_tokens, kv_heads)),
         **attention.arguments,
         **prologue,

@@ -26,8 +26,8 @@ _BUFFERS, _STAGES = 2, 5
 class Held:
     """The tile widths of one head in a kernel, in elements.
 
-    `key` is the width of queries and keys, `value` that of a separate tile of values (0 if there is none), `sum` that
-    of an accumulator, of which each row has `sums`. `itemsize` is the bytes of an element.
+    `key` is the width of queries and keys, `value` that of a separate tile of values, or 0 if there is none. `sum` is
+    the width of an accumulator; each row has `sums` of them. `itemsize` is the bytes of an element.
     """
 
     key: int

@@ -39,9 +39,9 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     tile_tokens = rows // heads
     most = schedule.bucket.tokens[1]
     ways = next((ways for tokens, ways in _WAYS.items() if most <= tokens), 1)
-    left: tuple[Expr, ...] = (1, 1, 1)
+    per_split: tuple[Expr, ...] = (1, 1, 1)
     if ways > 1:
-        left = (attention.tokens, kv_heads, cdiv(times(attention.arguments["width"], page), SPLIT))  # type: ignore[arg-type]  # a size
+        per_split = (attention.tokens, kv_heads, cdiv(times(attention.arguments["width"], page), SPLIT))  # type: ignore[arg-type]  # a size
     blocks = Term(op="add", left=cdiv(attention.tokens, tile_tokens), right=attention.sequences)
     out, lse = results_of(call, schedule)
     schedule.launch(
@@ -50,8 +50,8 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         {
             "out": out,
             "lse": lse,
-            "partial": schedule.scratch(torch.float32, (*left, form.group, form.value_dim)),
-            "sizes": schedule.scratch(torch.float32, (*left, 2, form.group)),
+            "partial": schedule.scratch(torch.float32, (*per_split, form.group, form.value_dim)),
+            "sizes": schedule.scratch(torch.float32, (*per_split, 2, form.group)),
             "arrived": schedule.counter((most if ways > 1 else 1, kv_heads)),
             **attention.arguments,
             "ways": ways,
