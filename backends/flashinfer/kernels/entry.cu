@@ -14,8 +14,8 @@ constexpr int kClearing = 128;  // most blocks that clear unowned rows
 // 32 of an H100's 50 MB (hopper/tile_scheduler.hpp).
 constexpr int64_t kCached = int64_t(32) << 20;
 
-// Returns the cache heads of a pass: as many as fit into the L2 cache with their keys and values of so many positions,
-// at least one, and a divisor of all heads, so that all passes are equal.
+// Returns the number of cache heads of a pass, at least one: as many as fit into the L2 cache with their keys and values
+// of so many positions. It divides the number of all heads, so that all passes are equal.
 __device__ int heads_of_pass(int64_t positions) {
   const int64_t bytes = positions * 2 * INGOT_DIM * 2;  // of keys and values, of 2 bytes an element
   int heads = INGOT_KV_HEADS;
