@@ -1,4 +1,4 @@
-"""Errors across a process border: as a JSON object, and raised again on the other side."""
+"""Carry an error across a process boundary: encode it as a JSON object and rebuild it on the other side."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from ingot.ir.errors import IngotError, InternalError
 
 
 def described(error: IngotError) -> dict[str, str]:
-    """The error as strings by field."""
+    """Return the error's fields as strings."""
     return {
         "kind": type(error).__name__,
         "what": error.what,
@@ -17,7 +17,7 @@ def described(error: IngotError) -> dict[str, str]:
 
 
 def raised(fields: dict[str, Any]) -> IngotError:
-    """The error that `described` described, to be raised; an InternalError for an unknown kind."""
+    """Return the error that `described` encoded, for the caller to raise; an InternalError for an unknown kind."""
     kinds: dict[str, type[IngotError]] = {}
     queue: list[type[IngotError]] = [IngotError]
     while queue:

@@ -1,4 +1,4 @@
-"""What the scripts that `ingot bisect` writes call. Folders are kept: this name stays, whatever else moves."""
+"""The entry point of the scripts that `ingot bisect` writes. Users keep those folders, so this name must not change."""
 
 import sys
 import traceback
@@ -10,14 +10,15 @@ GONE, THERE, UNKNOWN = 0, 1, 2
 
 
 def reproduce(folder: str | Path) -> int:
-    """Run the reproducer in `folder` and print what it finds: 1 while the fault is there, 0 when it is gone, and 2 when
-    that cannot be told."""
+    """Run the reproducer in `folder` and print its result.
+    Return 1 while the fault is present, 0 when it is gone, and 2 when the run cannot decide.
+    """
     try:
         text, there = _found(Path(folder))
     except IngotError as error:
         print(f"error: {error}", file=sys.stderr)
         return UNKNOWN
-    except Exception:  # Python would end with 1, as if the fault were there
+    except Exception:  # an uncaught exception would exit with 1, which means "fault present"
         traceback.print_exc()
         return UNKNOWN
     print(text)
@@ -25,7 +26,7 @@ def reproduce(folder: str | Path) -> int:
 
 
 def _found(folder: Path) -> tuple[str, bool]:
-    """What the reproducer finds in words, and whether that is a fault."""
+    """Return the reproducer's result in words, and whether it is a fault."""
     from ingot.debug.bisect.execution.rerun import rerun
     from ingot.debug.bisect.programs.replay import PASS, replay
 

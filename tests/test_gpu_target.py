@@ -339,5 +339,7 @@ def test_tools_that_are_missing_say_what_that_means(monkeypatch: pytest.MonkeyPa
     found = tools_found()
     assert found["c++"].startswith("none: ") and found["nvcc"].startswith("none")
     assert found["triton"] == "none: compiling for a GPU needs it (pip install 'ingot[cuda]')"
-    assert found["flashinfer-python"].endswith("left to our kernels (pip install 'ingot[flashinfer]')")
+    assert found["flashinfer-python"].endswith(
+        "Ingot's kernels compute prefill attention (pip install 'ingot[flashinfer]')"
+    )
     assert found["cuda-bindings"] == "none: running on a GPU needs it (pip install 'ingot[cuda]')"

@@ -153,7 +153,7 @@ def test_misuse_is_our_fault(tmp_path: Path) -> None:
 
 def test_the_slower_of_two_writers_is_told(tmp_path: Path) -> None:
     output = tmp_path / "a.ingot"
-    with pytest.raises(OutputError, match="exists meanwhile"), ArtifactWriter(output) as slow:
+    with pytest.raises(OutputError, match="exists by now"), ArtifactWriter(output) as slow:
         slow.write_text("program.ir", "slow\n")
         write(output, "fast\n")
         slow.publish(manifest())
@@ -162,7 +162,7 @@ def test_the_slower_of_two_writers_is_told(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="exists meanwhile"), ArtifactWriter(tmp_path / "a.ingot") as writer:
+    with pytest.raises(OutputError, match="exists by now"), ArtifactWriter(tmp_path / "a.ingot") as writer:
         (tmp_path / "a.ingot").mkdir()
         writer.publish(manifest())
     assert list((tmp_path / "a.ingot").iterdir()) == []
@@ -170,7 +170,7 @@ def test_an_empty_folder_that_appears_meanwhile_is_not_replaced(tmp_path: Path) 
 
 def test_a_taken_name_is_noticed_in_the_rename_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "a.ingot"
-    with pytest.raises(OutputError, match="exists meanwhile"), ArtifactWriter(output) as slow:
+    with pytest.raises(OutputError, match="exists by now"), ArtifactWriter(output) as slow:
         slow.write_text("program.ir", "slow\n")
         write(output, "fast\n")
         # The check before the rename sees nothing, as when the other writer comes between the two.

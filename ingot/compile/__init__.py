@@ -1,1 +1,1 @@
-"""The compile side: a checkpoint and its options become an artifact. Nothing that serves imports it."""
+"""Compile a checkpoint with its options into an artifact. Serving imports nothing from here."""

@@ -1,4 +1,4 @@
-"""The bucket classes of a compile: which steps are lowered together."""
+"""The bucket classes of a compile: the ranges of steps that share one lowering."""
 
 from collections.abc import Sequence
 
@@ -6,32 +6,30 @@ from ingot.ir.artifact.plan import FEW_TOKENS, GPU_FEW_TOKENS, BucketClass, owed
 from ingot.ir.backend import Backend, LibraryBuilder, RegionCompiler
 from ingot.ir.machine.target import Target
 
-# By the first number of tokens. On a GPU the kernels for few tokens differ in the rows of a product that they hold:
-# one, a tile of 16 (the least that tensor cores take), two and four of these.
+# By the first number of tokens. On a GPU the kernels for few tokens differ in the rows of a matmul tile: one, a tile of
+# 16 (the minimum for tensor cores), two and four of these tiles.
 _CLASSES = {
     "cpu": (("decode", 1), ("extend", FEW_TOKENS + 1)),
     "cuda": (("decode-1", 1), ("decode-16", 2), ("decode-32", 17), ("decode-64", 33), ("extend", GPU_FEW_TOKENS + 1)),
 }
-# In deterministic mode. One kernel of attention serves all steps there, and one token is a product's tile of 16. A CPU
-# has one lowering for all.
+# In deterministic mode. There, one attention kernel serves all steps, and one token takes a matmul tile of 16. A CPU
+# has one lowering for all steps.
 _INVARIANT_CLASSES = {
     "cpu": (("any", 1),),
     "cuda": (("decode-16", 1), ("decode-32", 17), ("decode-64", 33), ("extend", GPU_FEW_TOKENS + 1)),
 }
-# Above these, a step that feeds one token of each sequence is still decoded: its attention reads every context once, by
-# the kernels of few tokens, where those of prompts would fill a tile of 128 rows with one. Its products are those of
-# many tokens. So large a class leaves attention two splits of a context, the least that a long one among short ones
-# needs.
+# Above these, a step of one token per sequence still counts as decode. Its attention uses the kernels for few tokens,
+# which read every context once; prefill kernels would fill a tile of 128 rows with one. Its matmuls are those of many
+# tokens. A class this large leaves attention two splits of a context, the minimum for a long context among short ones.
 _WIDE = "decode-512", 512
 
 
 def bucket_classes(
     target: Target, backends: Sequence[Backend], max_tokens: int, max_batch: int, *, deterministic: bool
 ) -> tuple[BucketClass, ...]:
-    """The bucket classes of steps up to `max_tokens` tokens of up to `max_batch` sequences: for decode where there are
-    kernels for few tokens, and for all that is larger. Only backends that emit anything tell them apart.
-
-    In deterministic mode the classes ask their lowerings for the same bits in all of them.
+    """Return the bucket classes of steps of up to `max_tokens` tokens and `max_batch` sequences.
+    The decode classes cover the kernels for few tokens; "extend" covers larger steps. If no backend emits code, one
+    class covers all steps. In deterministic mode the classes require the same bits from each lowering.
     """
     features = owed_features(deterministic=deterministic)
     if not any(isinstance(backend, LibraryBuilder | RegionCompiler) for backend in backends):

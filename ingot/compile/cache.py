@@ -10,14 +10,14 @@ from ingot.ir.errors import OutputError
 
 
 def cache_root() -> Path:
-    """`INGOT_CACHE`, else `ingot` in the user's cache folder (XDG base directory specification)."""
+    """Return `INGOT_CACHE`, or else `ingot` in the user's cache folder (XDG base directory specification)."""
     if root := os.environ.get("INGOT_CACHE"):
         return Path(root).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot"
 
 
 def cache_folder(kind: str) -> Path:
-    """The folder for one kind of entry, made with mode 0700. Raises OutputError when it cannot be."""
+    """Return the folder for one kind of entry, made with mode 0700. Raises OutputError if it cannot be made."""
     folder = cache_root() / kind
     try:
         cache_root().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -31,9 +31,9 @@ def cache_folder(kind: str) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs; another process waits. The kernel frees it when one dies.
+    """Hold the lock file `path` while the block runs; other processes wait. The kernel frees it if the holder dies.
 
-    Raises OutputError when the file cannot be made.
+    Raises OutputError if the file cannot be made.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

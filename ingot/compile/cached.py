@@ -1,4 +1,4 @@
-"""The child process behind `LLM(checkpoint)`: finds or compiles the artifact in the cache, and prints where it is."""
+"""The child process of `LLM(checkpoint)`: find or compile the cached artifact, and print its path."""
 
 import json
 import sys
@@ -25,7 +25,7 @@ def main() -> None:
     except IngotError as error:
         answer = {"error": described(error)}
     except KeyboardInterrupt:
-        sys.exit(130)  # the parent was interrupted too, and says so
+        sys.exit(130)  # the parent was interrupted too, and reports it
     print(json.dumps(answer), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Which backends compete for a target."""
+"""Select the backends that compete for a target."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from ingot.ir.machine.target import Target
 
 
 def competing(choice: str, target: Target) -> tuple[Backend, ...]:
-    """The backends that a choice of --backend lets compete for a target. Raises OptionError for one that it has not."""
+    """Return the backends that a --backend choice lets compete for a target. Raises OptionError for a wrong choice."""
     known = choices(target.device)
     if choice not in known:
         elsewhere = choice in BACKENDS and BACKENDS[choice].beside
@@ -26,23 +26,23 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
 
 
 def _check_inductor_compiles(target: Target) -> None:
-    """Asked for by name, it says why it compiles nothing; under "auto" others take over."""
+    """Raise TargetError if Inductor, chosen by name, cannot compile here; under "auto" other backends replace it."""
     from ingot.backends.inductor.emit_cuda import missing_here
 
     if reason := missing_here(target.name):
         raise TargetError(
             f"the backend 'inductor' compiles nothing for {target.name} here: {reason}",
-            hint="compile with --backend auto, or on a machine that has what is missing here",
+            hint="compile with --backend auto, or on a machine that has the missing part",
         )
 
 
 def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:
-    """Backends by name, as they compete for a device. The first one leads."""
+    """Return backends by name, ready to compete for a device. The first one leads."""
     return tuple(_made(name, device, names[0]) for name in names)
 
 
 def backend_named(name: str, device: str) -> Backend:
-    """One of them, to emit with."""
+    """Return one backend to emit with."""
     return _made(name, device, leader="")
 
 
@@ -54,14 +54,12 @@ def _made(name: str, device: str, leader: str) -> Backend:
 
 
 def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
-    """The backend with these tile sizes, where its kernels have any. Raises OptionError for sizes that they cannot
-    have."""
+    """Return the backend with these tile sizes, if its kernels have any. Raises OptionError for invalid sizes."""
     return backend.with_choices(choices) if choices and isinstance(backend, Tunable) else backend
 
 
 def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
-    """Of the backends that "auto" lets compete for a target those that this machine has what they need for, and of the
-    others the reasons."""
+    """Return the "auto" backends of a target that can run on this machine, and for each other one the reason."""
     made: list[Backend] = []
     unavailable: dict[str, str] = {}
     for name in choices(target.device)["auto"]:

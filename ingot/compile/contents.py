@@ -1,4 +1,4 @@
-"""What an artifact holds beside weights and executables: programs, plans, choices, timings, and the manifest."""
+"""Write the artifact's files other than weights and executables: programs, plans, choices, timings, the manifest."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -39,7 +39,7 @@ def write_program(
     plan_file: PlanFile,
     choices: Mapping[str, tuple[Choice, ...]],
 ) -> None:
-    """`choices` are the tile sizes of executables, by their ids."""
+    """Write the programs, the plan and the choices. `choices` are the tile sizes of executables, by their ids."""
     programs = [program for one in lowered.values() for program in one.programs.values()]
     writer.write_text("program.ir", "".join(map(print_program, programs)))
     writer.write_json(PLAN_FILE, plan_file.to_json())
@@ -47,7 +47,7 @@ def write_program(
 
 
 def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
-    """Write what every pass did; the seconds that it took, printing included."""
+    """Write the record of every pass. Return the seconds that writing took, including printing."""
     begin = time.perf_counter()
     traced = {entry: print_program(program) for entry, program in model.entries.items()} if level == "full" else {}
     for file, value in encode_trace(level, traced, _records(lowered)).items():
@@ -59,13 +59,13 @@ def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Map
 
 
 def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
-    """Of all entries, one after the other."""
+    """Return the records of all entries, one entry after another."""
     return [record for one in lowered.values() for record in one.records]
 
 
 def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, Any]:
-    """Which backend computes each node, per entry and bucket class, who else would have and who refused why; with
-    which tile sizes; weights kept twice."""
+    """Return the choices per entry and bucket class: the backend of each node, the other candidates, the refusals with
+    their reasons, the tile sizes, and the weights that are stored twice."""
     choices: dict[str, Any] = {}
     copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
     for one in lowered.values():
@@ -89,29 +89,29 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
 
 
 def _candidates(program: Program) -> dict[str, dict[str, float]]:
-    """Who would compute each call, with the cost; calls in regions too, of which one stands for all that are equal."""
+    """Return each call's candidate backends with their costs. In regions, one call represents all equal ones."""
     return {node.name: node.meta["candidates"] for node in _calls(program) if "candidates" in node.meta}
 
 
 def _calls(program: Program) -> Iterator[fx.Node]:
-    """The calls of a program and of its regions."""
+    """Yield the calls of a program and of its regions."""
     bodies = (region.body for region in program.regions.values())
     return (node for one in (program, *bodies) for node in one.calls())
 
 
 def _contests(program: Program) -> Iterator[tuple[fx.Node, BackendTimes | str]]:
-    """The calls that several backends would compute by themselves, with their times or why there are none."""
+    """Yield the calls that several backends could each compute alone, with their times or why there are none."""
     return ((node, node.meta["contest"]) for node in _calls(program) if "contest" in node.meta)
 
 
 def backend_times(lowered: Mapping[str, Lowered]) -> list[BackendTimes]:
-    """The times that decided who computes a call."""
+    """Return the times that decided the backends of calls."""
     programs = [program for one in lowered.values() for program in one.programs.values()]
     return [times for program in programs for _, times in _contests(program) if isinstance(times, BackendTimes)]
 
 
 def _tiles(program: Program, tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, list[dict[str, Any]]]:
-    """Tile sizes of the kernels of regions, by the region's name, and of single calls, by the node's."""
+    """Return the tile sizes of kernels: a region's by the region's name, a single call's by the node's name."""
     found: dict[str, list[dict[str, Any]]] = {}
     for node in program.calls():
         if isinstance(node.target, RegionCall):
@@ -134,7 +134,7 @@ def write_timings(
     recording: float,
     instructions: Mapping[str, InstructionSeconds],
 ) -> None:
-    """`recording` is how long writing the trace took, in seconds."""
+    """Write timings.json. `recording` is the seconds that writing the trace took."""
     writer.write_json(
         "timings.json",
         {
@@ -162,15 +162,15 @@ def write_timings(
 
 
 def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, InstructionSeconds] | str:
-    """Run what is about to be published, and keep what it computes.
+    """Run the sealed artifact before it is published, and write the results as the golden run.
 
-    Returns how long its instructions took, or why there is no golden run: this machine has not the memory to serve the
-    artifact, or no entry gives logits. Raises IngotError when the artifact does not run.
+    Returns how long its instructions took, or why there is no golden run: this machine lacks the memory to serve the
+    artifact, or no entry returns logits. Raises IngotError if the artifact does not run.
     """
     try:
         loaded = bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False)
         if not any("logits" in plan.outputs for plan in loaded.plans.plans.values()):
-            return "no entry gives logits, which a golden run repeats"
+            return "no entry returns logits, which a golden run compares"
         recording = record(loaded)
     except OptionError as error:
         return error.what
@@ -184,7 +184,7 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
     versions = identity.pop("versions")
     return Manifest(
         schema_version=SCHEMA_VERSION,
-        # Not the output's name: the same request in another place is the same artifact.
+        # Not the output's name: the same request at another path is the same artifact.
         name=spec.architecture,
         request_key=key,
         exe_keys=tuple(sorted(executable.id for executable in plans.all_executables())),
@@ -207,7 +207,7 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
 
 
 def linked_with(plans: Plans) -> tuple[str, ...]:
-    """What compiled code links with, as a target's versions name it."""
+    """Return the packages that the compiled code links with, as a target's versions name them."""
     backends = {one.backend for one in plans.all_executables()}
     return tuple(sorted({package for name in backends for package in BACKENDS[name].links}))
 
@@ -218,4 +218,4 @@ def _page_size(plans: Plans) -> int:
             size = parse_type(state.type).shape[2]
             assert isinstance(size, int)
             return size
-    return 1  # a model without a paged cache has no page that could be of another size
+    return 1  # a model without a paged cache has no pages, so any size fits

@@ -1,4 +1,4 @@
-"""The driver: a checkpoint becomes an artifact."""
+"""Compile a checkpoint into an artifact."""
 
 import contextlib
 import gc
@@ -38,11 +38,11 @@ from ingot.passes.manager import OnPass, run_pipeline
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What a compile did. Times in seconds by phase; `regions` counts the calls of regions over all bucket classes.
+    """The result of a compile. `seconds` are by phase; `regions` counts the calls of regions over all bucket classes.
 
     `origin` is the commit of a checkpoint on the hub, as in "org/name@COMMIT", and "" for a local folder.
-    `notes` say what of the checkpoint is left aside or read in another way.
-    `no_golden_run` says why nothing was run at the end, which leaves `ingot verify` nothing to repeat; "" when it was.
+    `notes` say which parts of the checkpoint are ignored or read differently from how they are written.
+    `no_golden_run` says why the golden run was skipped, so that `ingot verify` has nothing to repeat; "" if it ran.
     """
 
     output: Path
@@ -105,32 +105,31 @@ def compile_model(
 ) -> CompileReport:
     """Compile the Hugging Face checkpoint `checkpoint` into the artifact folder `output`.
 
-    `checkpoint` is a local folder, else the name of a repository on the Hugging Face hub, "org/name", of which what is
-    needed is downloaded into the hub's cache. `revision` is a branch, a tag or a commit of it (default: main).
-    `target` is "auto", which takes the GPU of this machine when it has one and its CPU else, "cpu", "cuda", or a GPU's
-    capability such as "sm_90", which need not be here; `backend` says who may compute for it.
-    `max_seq_len` bounds prompt and output together (default: what the model was made for), `max_batch` the sequences
-    and `max_tokens` the tokens of one step (default: 256 and 8192 on a GPU, 64 and 2048 on a CPU; no more sequences
-    than tokens). `dtype` "auto" keeps the checkpoint's. `kv_cache_dtype` "fp8" keeps keys and values in eight bits, by
-    the scales that the checkpoint brings or 1.0, and "auto" in the model's dtype. `deterministic` uses only backends
-    whose results do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their size:
-    above 1.0 a weight may be kept in a second layout. `passes` edits the pipeline
+    `checkpoint` is a local folder, or else the name of a repository on the Hugging Face hub, "org/name"; the files that
+    compiling needs are downloaded into the hub's cache. `revision` is its branch, tag or commit (default: main).
+    `target` is "auto" (this machine's GPU if it has one, else its CPU), "cpu", "cuda", or a GPU's capability such as
+    "sm_90", which need not be present; `backend` selects the backends that may compute for it.
+    `max_seq_len` bounds prompt plus output (default: the model's own limit), `max_batch` the sequences and `max_tokens`
+    the tokens of one step (default: 256 and 8192 on a GPU, 64 and 2048 on a CPU; no more sequences than tokens).
+    `dtype` "auto" keeps the checkpoint's. `kv_cache_dtype` "fp8" stores keys and values in eight bits, with the
+    checkpoint's scales or else 1.0; "auto" stores them in the model's dtype. `deterministic` uses only backends
+    with results that do not depend on the batch. `weight_budget` bounds the resident weights, in multiples of their
+    size: above 1.0 a weight may be stored in a second layout. `passes` edits the pipeline
     ("default,-name,name{option=value}").
-    `mesh` gives the axes of a mesh their sizes, as in {"tp": 2}; such an artifact can be inspected and not served yet.
-    `trace` says what the artifact keeps of the passes: "full" the program before and after each, "summary" what they
-    did without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or what that holds: tile sizes of
-    kernels and backends of calls are taken from it. `tune` times what it does not have, on this machine's GPU, which
-    must be the target's; the cache keeps what was found. `checkpoints` are folders or names on the hub,
-    by the aliases that the model's definition asks for beside its own, as one whose draft was trained apart. `jobs`
-    bounds the compiler processes (default: the cores).
-    `check_numerics` measures every pass against its numerics contract on sample inputs, and raises NumericsError when
+    `mesh` sets the sizes of a mesh's axes, as in {"tp": 2}; such an artifact can be inspected but not served yet.
+    `trace` sets the record of the passes in the artifact: "full" the program before and after each pass, "summary" the
+    passes' changes without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or the content of
+    one: the compile takes tile sizes of kernels and backends of calls from it. `tune` times the entries that the log
+    lacks, on this machine's GPU, which must be the target's; the cache keeps the results. `checkpoints` maps aliases of
+    additional checkpoints that the model's definition needs, such as a separately trained draft, to folders or hub
+    names. `jobs` bounds the compiler processes (default: the cores).
+    `check_numerics` measures every pass against its numerics contract on sample inputs, and raises NumericsError if
     one breaks it.
-    `progress` is called with a phase's name, steps done and all; `on_pass` with the program before and after each pass,
-    the latter's `history` ending in the pass's record.
-
-    Nothing is visible at `output` until all of it is there. Raises IngotError.
+    `progress` is called with a phase's name, the steps done and the total. `on_pass` is called with the program before
+    and after each pass; the latter's `history` ends in the pass's record.
+    Nothing is visible at `output` until the artifact is complete. Raises IngotError.
     """
-    # The place first: nobody wants to learn after minutes that it cannot be written.
+    # Open the output first, so that an unwritable path fails before minutes of compiling.
     with ArtifactWriter(output) as writer:
         begin = time.perf_counter()
         request = Request.read(
@@ -164,9 +163,9 @@ def compile_cached(
     progress: OnProgress = no_progress,
     **options: Any,
 ) -> Path:
-    """The artifact of `checkpoint`, a folder or a name on the hub, in the cache, by its `request_key`.
+    """Return the cached artifact of `checkpoint`, a folder or a hub name, by its `request_key`.
 
-    It is compiled first when it is not there. `options` are those of `compile_model`. Two processes that ask for the
+    Compile it first if the cache has none. `options` are those of `compile_model`. Two processes that request the
     same artifact compile it once.
     """
     request = Request.read(checkpoint, progress=progress, **options)
@@ -196,7 +195,7 @@ def _compile(
     backends = {backend.name: backend for backend in request.backends}
     tuner = Tuner(request.target, on_done=partial(clock.progress, "timing tile sizes")) if request.tune else None
     with _few_collections() as collect, Emitter(backends, request.target, workers, tuner) as emitter:
-        if request.target.device != "cpu" or not request.deterministic:  # which has no regions on a CPU
+        if request.target.device != "cpu" or not request.deterministic:  # a deterministic CPU compile has no regions
             emitter.warm_up()
         with clock.phase("trace"):
             model = request.trace()
@@ -209,7 +208,7 @@ def _compile(
         hooks = [hook for hook in (on_pass, check and check.on_pass) if hook]
         with clock.phase("passes and executables") as step, tuner or contextlib.nullcontext():
             emitter.on_done = step
-            # A log that is given decides alone, as it does of tile sizes, unless what it lacks is to be timed.
+            # A given log decides alone, for backends as for tile sizes, unless `tune` times the entries it lacks.
             untimed = LACKS if request.tuning_log is not None and not request.tune else ""
             timer = CallTimer(
                 emitter, request.target, untimed=untimed, on_done=partial(clock.progress, "timing backends")
@@ -266,15 +265,15 @@ def _compile(
 
 @contextlib.contextmanager
 def _few_collections() -> Iterator[Callable[[], None]]:
-    """No cyclic garbage is collected until what this gives is called, and none of what is there by then before the end.
+    """Disable cyclic garbage collection until the yielded callback runs; freeze objects made before that until the end.
 
-    Programs are many small objects that stay, and looking through them again and again is a fifth of what tracing and
-    passes take. Their garbage is some 50 MB for 32 layers; weights, which are large, come later.
+    Programs are many small long-lived objects, and scanning them repeatedly takes a fifth of the time of tracing and
+    passes. Their garbage is some 50 MB for 32 layers; the large weights come later.
     """
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
 
     def go_on() -> None:
-        if not frozen:  # else the caller has something that stays frozen
+        if not frozen:  # otherwise the caller holds frozen objects, which `unfreeze` would thaw
             gc.freeze()
         if enabled:
             gc.enable()
@@ -290,7 +289,7 @@ def _few_collections() -> Iterator[Callable[[], None]]:
 
 
 def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, plans: Plans) -> None:
-    """The files of the executables, with what their keys are made of, and those of the tokenizer."""
+    """Write the files of the executables, the documents that their keys digest, and the tokenizer's files."""
     for executable in plans.all_executables():
         folder = f"exe/{request.target.name}/{executable.id}"
         for name in executable.files:
@@ -303,7 +302,7 @@ def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, pla
 def _golden_run(
     request: Request, writer: ArtifactWriter, sealed: Sealed, clock: _Clock
 ) -> tuple[Mapping[str, InstructionSeconds], str]:
-    """What running the artifact once took, and why it was not run; one of the two is empty."""
+    """Run the artifact once. Return the seconds per instruction, or else why it was not run; one is empty."""
     if request.mesh:
         return {}, "artifacts for a mesh cannot be served yet"
     if missing := request.target.missing_here():

@@ -1,7 +1,6 @@
-"""A worker process that emits executables, and times tile sizes and calls: one JSON request a line on stdin, one answer
-on stdout.
-
-A process of its own, because compilers print, fork, leak and sometimes die; JSON, because nothing here is pickled.
+"""A worker process that emits executables and times tile sizes and calls. It reads one JSON request a line from stdin
+and writes one answer a line to stdout.
+It is a separate process because compilers print, fork, leak and sometimes crash. JSON avoids pickling.
 """
 
 import json
@@ -24,10 +23,10 @@ from ingot.ir.program import Program
 
 
 def main() -> None:
-    # Compilers print to stdout whatever they like; the answers go where stdout was, and the noise to stderr.
+    # Compilers print to stdout. Send the answers to the original stdout, and everything else on fd 1 to stderr.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    from ingot.compile.competing import backend_named  # after the noise is redirected: it imports torch
+    from ingot.compile.competing import backend_named  # after the redirection, because it imports torch
 
     load_user_ops()
     for line in sys.stdin:
@@ -35,7 +34,7 @@ def main() -> None:
         answer: dict[str, object]
         try:
             if request.get("warm"):
-                # For no target yet: the compile sides of a backend import the same.
+                # The target is not known yet, but a backend's compile sides import the same modules for each.
                 backend = backend_named(request["backend"], next(iter(BACKENDS[request["backend"]].emit)))
                 if isinstance(backend, RegionCompiler):
                     backend.warm_up()
@@ -49,7 +48,7 @@ def main() -> None:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, object]:
-    """The best tile sizes for a choice; or, of a program, its times, its workspace or its executable."""
+    """Return the best tile sizes for a choice; or a program's times, workspace or executable."""
     from ingot.compile.competing import backend_named, with_choices
 
     target = Target.model_validate_json(json.dumps(request["target"]))
@@ -73,19 +72,19 @@ def _compiler(backend: Backend) -> Compiler:
 
 
 def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Target) -> dict[str, Any]:
-    """The times of a call by backend. Raises BackendError where one of them does not run."""
-    from ingot.compile.timing.call_clock import time_call  # it loads what runs code
+    """Return the times of a call by backend. Raises BackendError if one of them does not run."""
+    from ingot.compile.timing.call_clock import time_call  # it imports the code loaders
 
     given = [Candidate.model_validate_json(json.dumps(one)) for one in candidates]
     try:
         found = time_call(body, given, target)
-    except RuntimeError as error:  # torch's, for memory that is not there and for kernels that fail
+    except RuntimeError as error:  # torch raises it when memory runs out and when a kernel fails
         raise BackendError(f"{type(error).__name__}: {error}"[:300], where="timing a call") from error
     return {name: [one.model_dump() for one in times] for name, times in found.items()}
 
 
 def _measured(backend: Backend, request: Mapping[str, Any], target: Target) -> Choice:
-    """The best tile sizes for what the one choice of the request is about."""
+    """Return the best tile sizes for the one choice in the request."""
     assert isinstance(backend, Tunable)
     (choice,) = read_choices(request["choices"])
     return backend.measure(choice, target, request["measure"])

@@ -1,4 +1,4 @@
-"""Emitting executables side by side in worker processes, with a cache by `exe_key`."""
+"""Emit executables in parallel worker processes, with a cache by `exe_key`."""
 
 import json
 import queue
@@ -26,12 +26,11 @@ from ingot.ir.text import print_program
 
 @dataclass
 class Emitter:
-    """Compiles regions for one target with up to `jobs` worker processes.
+    """Compile regions for one target with up to `jobs` worker processes.
 
-    `backends` are by name; with a `tuner`, those with tile sizes are replaced by what it makes of them. `folders` maps
-    each executable's id to the folder that holds its files (in the cache), `documents` to what its id is the key of,
-    `choices` to the tile sizes that it was compiled with; `seconds` says how long each took, and `hits` which were in
-    the cache.
+    `backends` are by name; the `tuner`, if any, replaces those with tile sizes by tuned ones. By executable id:
+    `folders` holds the cache folder of its files, `documents` the document that the id digests, `choices` the tile
+    sizes that it was compiled with, and `seconds` how long it took. `hits` are the ids that were in the cache.
     """
 
     backends: Mapping[str, Backend]
@@ -56,12 +55,12 @@ class Emitter:
     def warm_up(self) -> None:
         """Start the workers now, so that they import their compilers while the caller traces."""
         compilers = [backend.name for backend in self.backends.values() if isinstance(backend, RegionCompiler)]
-        # Half of them: tracing needs its share of the machine, and perhaps the cache has everything.
+        # Half of them: tracing needs its share of the machine, and the cache may already hold everything.
         while compilers and len(self._workers) < max(1, self.jobs // 2):
             self._workers.append(Worker(compilers[0]))
 
     def emit_library(self, backend: LibraryBuilder) -> Executable:
-        """The kernels of a backend. Built here: they take a second, and the workers are busy importing."""
+        """Return a backend's kernel library. Build it in this process: it takes a second, and the workers are busy."""
         key = self._key(None, backend)
         executable = find_executable(key)
         if executable is None:
@@ -77,12 +76,12 @@ class Emitter:
         return executable
 
     def tune(self, regions: Sequence[Region]) -> None:
-        """Let what has tile sizes have the best ones for these regions, where sizes are timed."""
+        """Tune the backends with tile sizes for these regions, if there is a tuner."""
         if self.tuner is not None:
             self.backends = self.tuner.tuned(self.backends, regions)
 
     def emit(self, regions: Sequence[Region]) -> dict[str, Executable]:
-        """The executable of each region, by the region's name. Raises BackendError with the compiler's reason."""
+        """Return each region's executable by the region's name. Raises BackendError with the compiler's reason."""
         self.tune(regions)
         results: dict[str, Executable] = {}
         keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}
@@ -100,7 +99,7 @@ class Emitter:
         return results
 
     def measure(self, regions: Sequence[Region], sizes: Mapping[str, int]) -> dict[str, int]:
-        """Bytes that a call of each region allocates at its peak, by the region's name. It runs each of them once."""
+        """Return the peak bytes that a call of each region allocates, by the region's name. Runs each one once."""
         results: dict[str, int] = {}
         keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}
         sized = {region.name: {name: sizes[name] for name in region.body.dims} for region in regions}
@@ -116,13 +115,13 @@ class Emitter:
         return results
 
     def key(self, region: Region) -> str:
-        """The `exe_key` of what computes a single call: of its executable or its backend's library; of a backend that
-        builds nothing, of the call by that backend."""
+        """Return the `exe_key` for a single call: of its executable, or of its backend's library. For a backend that
+        builds nothing, the key covers the call and the backend."""
         backend = self.backends[region.backend]
         return digest_json(exe_document(None if isinstance(backend, LibraryBuilder) else region, backend, self.target))
 
     def time(self, body: Program, candidates: Sequence[Candidate]) -> dict[str, Any]:
-        """The times of the one call of `body` by backend. Raises BackendError where one does not run."""
+        """Return the times of the one call of `body` by backend. Raises BackendError if one does not run."""
         if not self._workers:
             self._workers.append(Worker(candidates[0].backend))
         answer = self._workers[0].ask(
@@ -144,7 +143,7 @@ class Emitter:
         return key
 
     def _found(self, key: str) -> None:
-        """Take note of a hit, unless this compile has built it itself."""
+        """Record a cache hit, unless this compile built the executable itself."""
         if self.seconds.setdefault(key, 0.0) == 0.0:
             self.hits.add(key)
 
@@ -166,8 +165,8 @@ class Emitter:
         self._share(regions, ask)
 
     def _share(self, regions: Sequence[Region], ask: Callable[["Worker", Region], None]) -> None:
-        """Let the workers take regions one after the other, side by side."""
-        # Long bodies first: the last one to finish then is a short one.
+        """Distribute the regions over the workers, which run in parallel."""
+        # Long bodies first, so that the last one to finish is short.
         tasks: queue.SimpleQueue[Region] = queue.SimpleQueue()
         for region in sorted(regions, key=lambda region: -len(list(region.body.calls()))):
             tasks.put(region)
@@ -195,7 +194,7 @@ class Emitter:
     def _ask(
         self, worker: "Worker", region: Region, key: str, sizes: Mapping[str, int] | None = None
     ) -> dict[str, Any]:
-        """The worker's answer about a region: its executable, or, given sizes, the workspace of a call."""
+        """Return the worker's answer about a region: its executable or, if sizes are passed, a call's workspace."""
         return worker.ask(
             {
                 "backend": region.backend,

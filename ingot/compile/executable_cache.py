@@ -1,4 +1,4 @@
-"""Executables in the cache, by `exe_key`: found whole or not at all, built once even by two processes."""
+"""Executables in the cache, by `exe_key`. An entry is complete or absent; two processes build it only once."""
 
 import contextlib
 import hashlib
@@ -27,12 +27,12 @@ _TIMES = TypeAdapter(tuple[BackendTime, ...])
 
 
 def executable_folder(key: str) -> Path:
-    """Where an executable's files lie once it is in the cache."""
+    """Return the folder of an executable's files in the cache."""
     return cache_folder("exe") / key
 
 
 def find_executable(key: str) -> Executable | None:
-    """The cache's entry when all its files are as they were built; None otherwise."""
+    """Return the cache entry if all its files match their digests; None otherwise."""
     folder = executable_folder(key)
     try:
         record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
@@ -44,27 +44,27 @@ def find_executable(key: str) -> Executable | None:
 
 
 def build_executable(backend: Compiler, body: Program, key: str, target: Target) -> Executable:
-    """The cache's entry of a program, emitted first when there is none. Raises what emitting raises."""
+    """Return the cache entry of a program; emit it first if there is none. Raises the errors of emitting."""
     return _built(key, lambda directory: backend.emit(body, key, target, directory))
 
 
 def build_library(backend: LibraryBuilder, key: str, target: Target) -> Executable:
-    """The same for a backend's library of kernels."""
+    """Return the cache entry of a backend's kernel library; emit it first if there is none."""
     return _built(key, lambda directory: backend.emit_library(key, target, directory))
 
 
 def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
-    """The cache's entry. `emit` makes it in an empty folder.
+    """Return the cache entry; `emit` makes it in an empty folder if there is none.
 
-    It is built under one fixed path, since libraries hold it, and published by a rename. The lock is held by the
-    process that compiles: when its parent dies, nobody else starts in the same folder.
+    It is built under one fixed path, because libraries contain that path, and published by a rename. The compiling
+    process itself holds the lock: if its parent dies, no other process starts in the same folder.
     """
     build = cache_folder("build")
     with locked(build / f"{key}.lock"):
         if (cached := find_executable(key)) is not None:
             return cached
         directory = build / key
-        shutil.rmtree(directory, ignore_errors=True)  # what a killed process left
+        shutil.rmtree(directory, ignore_errors=True)  # leftovers of a killed process
         directory.mkdir(mode=0o700)
         try:
             executable = emit(directory)
@@ -73,7 +73,8 @@ def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
                 "digests": {name: _digest(directory / name) for name in executable.files},
             }
             (directory / _RECORD).write_text(json.dumps(record), encoding="utf-8")
-            shutil.rmtree(executable_folder(key), ignore_errors=True)  # a damaged entry, or it would have been found
+            # An existing entry is damaged, or `find_executable` would have found it.
+            shutil.rmtree(executable_folder(key), ignore_errors=True)
             os.rename(directory, executable_folder(key))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
@@ -83,7 +84,7 @@ def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
 
 
 def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | None:
-    """Bytes that a call of an executable allocates at its peak, if the cache has them for these sizes."""
+    """Return the peak bytes that a call of an executable allocates at these sizes; None if the cache lacks them."""
     try:
         found = json.loads(_workspace_file(key, sizes, threads).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -92,7 +93,7 @@ def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | No
 
 
 def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping[str, int], threads: int) -> int:
-    """The same, measured, and kept beside the executable, which is in the cache."""
+    """Measure the peak bytes of a call, and store them next to the executable, which must be in the cache."""
     executable = find_executable(key)
     if executable is None:
         raise BackendError(f"the executable {key} is no longer in the cache", where=str(cache_root()))
@@ -102,8 +103,8 @@ def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping
 
 
 def find_times(key: str, measured: Mapping[str, Any]) -> tuple[BackendTime, ...] | None:
-    """Times of a call by what `key` stands for, if the cache has them. `measured` says of what they are: the call, the
-    machine, the steps."""
+    """Return the cached times of a call for `key`, if any. `measured` identifies the measurement: the call, the
+    machine and the steps."""
     try:
         return _TIMES.validate_json(_times_file(key, measured).read_bytes())
     except (OSError, ValidationError):
@@ -111,7 +112,7 @@ def find_times(key: str, measured: Mapping[str, Any]) -> tuple[BackendTime, ...]
 
 
 def keep_times(key: str, measured: Mapping[str, Any], times: tuple[BackendTime, ...]) -> None:
-    """Keep them beside the executable. For a backend that builds nothing there is only the folder. Raises OSError."""
+    """Store times next to the executable. A backend that builds nothing has only the folder. Raises OSError."""
     executable_folder(key).mkdir(mode=0o700, exist_ok=True)
     _write(_times_file(key, measured), _TIMES.dump_json(times).decode())
 
@@ -121,7 +122,7 @@ def _times_file(key: str, measured: Mapping[str, Any]) -> Path:
 
 
 def _write(file: Path, text: str) -> None:
-    """Whole or not at all, also where two processes write it."""
+    """Write the file atomically, even if two processes write it."""
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)
@@ -133,7 +134,7 @@ def _workspace_file(key: str, sizes: Mapping[str, int], threads: int) -> Path:
 
 
 def explained(error: IngotError | OSError) -> IngotError:
-    """A full disk and an unwritable cache are the user's to mend, whoever met them: this names the place."""
+    """Turn a full disk or an unwritable cache, which the user can fix, into an OutputError that names the place."""
     if is_disk_full(error):
         return OutputError(
             "the disk is full",

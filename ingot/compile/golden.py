@@ -1,4 +1,4 @@
-"""The golden run of an artifact: recorded when it is compiled, and repeated where somebody wants to know."""
+"""The golden run of an artifact: the compile records it, and `ingot verify` repeats it."""
 
 import hashlib
 import itertools
@@ -25,9 +25,9 @@ from ingot.runtime.bucket import Call
 from ingot.runtime.executor import Executor
 from ingot.runtime.loader import Loaded
 
-SEED = 20  # any number: the tokens are drawn by it, and the order of the pages
-TOP = 8  # logits kept of each position
-# What a run reads; the rest of an artifact is for people and for the tokenizer.
+SEED = 20  # arbitrary; seeds the tokens and the order of the pages
+TOP = 8  # logits stored per position
+# The files that a run reads. The others serve people and the tokenizer.
 _RUN_FILES = ("plan.json", "weights.json")
 _RUN_FOLDERS = (WEIGHTS_FOLDER, EXE_FOLDER)
 _AGAIN = "compile the model again"
@@ -35,9 +35,9 @@ _AGAIN = "compile the model again"
 
 @dataclass(frozen=True)
 class StepOutput:
-    """One step of one entry: f32[n, vocab] logits and the sampled tokens, a row for each token fed.
+    """One step of one entry: f32[n, vocab] logits and the sampled tokens, a row for each token of the step.
 
-    `seconds` is how long each instruction took, where steps are timed.
+    `seconds` are those of each instruction, if steps are timed.
     """
 
     entry: str
@@ -49,14 +49,14 @@ class StepOutput:
 
 
 def this_machine(manifest: Manifest) -> Machine:
-    """What runs an artifact here: the GPU by its product's name, and torch, which brings the library of products; or
-    the processor in the words of the kernel, as far as libraries choose code by it. And torch's threads now."""
+    """Return the machine that runs the artifact: the GPU's product name and torch, which brings the matmul library; or
+    the CPU fields of /proc/cpuinfo by which libraries choose code. Also torch's current thread count."""
     on_gpu = manifest.target.get("device") == "cuda"
     processor = f"{Target.detect('cuda').gpu}, torch {torch.__version__}" if on_gpu else _processor()
     return Machine(processor=processor, threads=torch.get_num_threads())
 
 
-# Of /proc/cpuinfo, on x86 and on Arm: what tells two models apart whose instruction sets are the same.
+# Fields of /proc/cpuinfo, on x86 and Arm, that distinguish CPU models with equal instruction sets.
 _CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
 
 
@@ -81,14 +81,14 @@ class InstructionSeconds:
 
 @dataclass(frozen=True)
 class Recording:
-    """A golden run, and by the name of a bucket class how long its instructions took."""
+    """A golden run, and the seconds of its instructions by bucket class name."""
 
     run: GoldenRun
     instructions: dict[str, InstructionSeconds]
 
 
 def record(loaded: Loaded) -> Recording:
-    """Run the artifact once, as it is served, and keep what came out. Raises IngotError when it does not run."""
+    """Run the artifact once, as it is served, and record the results. Raises IngotError if it does not run."""
     limits = loaded.limits
     buckets = [bucket.bucket for bucket in loaded.plan.buckets]
     schedule = golden_schedule(buckets, limits.max_seq_len, limits.max_batch, limits.page_size)
@@ -101,7 +101,7 @@ def record(loaded: Loaded) -> Recording:
     )
     steps: dict[str, list[StepResult]] = {}
     times: dict[str, list[StepOutput]] = {}
-    # What is served from captured graphs has no instructions to time: these run once more, one by one.
+    # Captured graphs have no instructions to time, so these steps run once more, instruction by instruction.
     has_graphs = any(executor.replays for executor in loaded.executors.values())
     for one in replay(loaded, requests, schedule, SEED, timed=not has_graphs):
         times.setdefault(trace_name(one.entry, one.bucket), []).append(replace(one, logits=_NO_LOGITS))
@@ -137,9 +137,9 @@ def _medians(steps: Sequence[StepOutput]) -> InstructionSeconds:
 def replay(
     loaded: Loaded, requests: Sequence[Sequence[int]], schedule: Schedule, seed: int, *, timed: bool = False
 ) -> Iterator[StepOutput]:
-    """Every step of every entry that gives logits. Raises OptionError when the KV pool does not hold the requests.
+    """Yield every step of every entry that returns logits. Raises OptionError if the KV pool cannot hold the requests.
 
-    Steps run as they are served, in captured graphs where there are any; or, `timed`, instruction by instruction.
+    Steps run as they are served, in captured graphs if there are any; with `timed`, instruction by instruction.
     """
     page = loaded.limits.page_size
     needed = sum(math.ceil(len(request) / page) for request in requests)
@@ -157,8 +157,8 @@ def replay(
 
 
 class _Run:
-    """Steps of an executor; `bucket` and `ticks` are of the last one: its class, and where steps are timed the time
-    after each instruction, the first one before any."""
+    """Run steps of an executor. `bucket` is the last step's class; `ticks`, if timed, holds the time before its first
+    instruction and after each."""
 
     def __init__(self, executor: Executor, timed: bool) -> None:
         self.executor = executor
@@ -170,7 +170,7 @@ class _Run:
         self.ticks = []
         handle = self.executor.launch(inputs, watch=self._tick if self.timed else None)
         self.bucket = handle.bucket
-        handle.tokens()  # waits until the step has run
+        handle.tokens()  # wait until the step has run
         return {name: value.cpu() for name, value in handle.outputs.items()}
 
     def _tick(self, call: Call) -> Any:
@@ -181,12 +181,12 @@ class _Run:
         return result
 
     def _now(self) -> float:
-        self.executor.synchronize()  # what was launched has run
+        self.executor.synchronize()  # wait until the launched work has run
         return time.perf_counter()
 
 
 def backends(executor: Executor) -> dict[str, tuple[str, ...]]:
-    """Who computes each instruction, by bucket class."""
+    """Return the backend of each instruction, by bucket class."""
     return {
         bucket.bucket.name: tuple(instruction.backend for instruction in bucket.instructions)
         for bucket in executor.plan.buckets
@@ -194,12 +194,12 @@ def backends(executor: Executor) -> dict[str, tuple[str, ...]]:
 
 
 def run_files(manifest: Manifest) -> tuple[FileEntry, ...]:
-    """The files that a run reads, with their digests."""
+    """Return the files that a run reads, with their digests."""
     return tuple(entry for entry in manifest.files if entry.path in _RUN_FILES or entry.path.startswith(_RUN_FOLDERS))
 
 
 def digest(logits: torch.Tensor) -> str:
-    """SHA-256 of the bytes of a row."""
+    """Return the SHA-256 of a row's bytes."""
     return hashlib.sha256(logits.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
@@ -216,7 +216,7 @@ def _logit(value: float) -> Logit:
 
 
 def read_golden(artifact: Artifact) -> GoldenRun:
-    """The golden run of an open artifact, which fits its limits. Raises ArtifactError."""
+    """Return the golden run of an open artifact, checked against its limits. Raises ArtifactError."""
     path = artifact.folder / GOLDEN
     try:
         run = GoldenRun.model_validate_json(path.read_bytes())
@@ -224,7 +224,7 @@ def read_golden(artifact: Artifact) -> GoldenRun:
         raise ArtifactError(
             "the artifact has no golden run",
             where=str(path),
-            hint=f"{_AGAIN}, on a machine that can run it; a model that gives no logits has none",
+            hint=f"{_AGAIN}, on a machine that can run it; a model that returns no logits has none",
         ) from None
     except OSError as error:
         raise ArtifactError(f"the golden run cannot be read: {error.strerror}", where=str(path)) from error

@@ -1,4 +1,4 @@
-"""What the golden run feeds: a few requests, in steps that reach every bucket class, page borders and later chunks."""
+"""The schedule of the golden run: a few requests, in steps that reach each bucket class, page boundary and chunk."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,22 +6,21 @@ from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.numerics.harness import Schedule
 
 _REQUESTS = 3
-# Enough to mix sequences of unequal age in one step; of a large model every step reads all weights.
+# Enough to mix sequences of different lengths in one step. For a large model, every step reads all weights.
 _DECODE_STEPS = 3
-# Tokens of a prompt beside the long one: less than any page, and no power of two.
+# Tokens of each short prompt: less than any page, and no power of two.
 _SHORT = 5
-# A chunk's tokens at most where a bucket class does not ask for more: two pages of 16.
+# The maximum tokens of a chunk, unless a bucket class needs more: two pages of 16.
 _MOST_FED = 32
 
 
 def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch: int, page_size: int) -> Schedule:
-    """Steps of at least one token each. Requests are numbered from 0 and have as many tokens as they are fed.
+    """Return steps of at least one token each. Requests are numbered from 0; the steps define their lengths.
 
-    The largest bucket class comes first: a prompt that crosses a page border with a short one beside it. In smaller
-    classes the first goes on, up to the end of a page where that fits, while the others decode or start; at the end all
-    decode. A class is reached by at most `_MOST_FED` tokens or as many as its smallest step has, and one that bounds
-    the tokens of a sequence by as many requests more as that takes; one for which the limits leave no tokens is left
-    out.
+    The largest bucket class comes first: a prompt that crosses a page boundary, together with a short one. In smaller
+    classes the first request continues, to the end of a page if that fits, while others decode or start; at the end all
+    decode. A step has at most `_MOST_FED` tokens, or its class's minimum. A class that bounds the tokens of a sequence
+    adds the requests that it needs. A class for which the limits leave no tokens is omitted.
     """
     needed = sum(bucket.tokens[0] for bucket in buckets)
     together = max(-(-bucket.tokens[0] // bucket.q_max) if bucket.q_max else 1 for bucket in buckets)
@@ -36,7 +35,7 @@ def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch:
 
 
 class _Steps:
-    """Steps so far; `done` counts each request's tokens."""
+    """The steps so far; `done` counts each request's tokens."""
 
     def __init__(self, max_seq_len: int, requests: int) -> None:
         self.max_seq_len = max_seq_len
@@ -44,10 +43,10 @@ class _Steps:
         self.fed: list[list[tuple[int, int]]] = []
 
     def prefill(self, bucket: BucketClass, wanted: Sequence[int]) -> None:
-        """Feed request i up to `wanted[i]` tokens, and more where the class begins above; no step if it cannot."""
+        """Add up to `wanted[i]` tokens of request i, or more to reach the class's minimum; no step if that fails."""
         least, most = bucket.tokens[0], min(bucket.tokens[1], max(bucket.tokens[0], _MOST_FED))
         counts = dict.fromkeys(range(len(self.done)), 0)
-        # First what is wanted, with room left to decode; then, for a class that begins above, whatever has room.
+        # First the wanted tokens, with room left to decode; then, up to the class's minimum, any request with room.
         for goal, ends, kept in ((wanted, most, _DECODE_STEPS), ([least] * len(counts), least, 0)):
             for index, want in zip(counts, goal, strict=False):
                 room = min(
@@ -61,7 +60,7 @@ class _Steps:
             self._feed(counts)
 
     def decode(self, buckets: Sequence[BucketClass]) -> None:
-        """A token of every request that has room, in one step where a class holds that many, else one by one."""
+        """Add a token of every request with room: in one step if a class holds that many, otherwise one by one."""
         open_requests = [index for index, done in enumerate(self.done) if done < self.max_seq_len]
         together = any(bucket.holds(len(open_requests), 1) for bucket in buckets)
         for batch in [open_requests] if together else [[index] for index in open_requests]:

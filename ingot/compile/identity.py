@@ -1,7 +1,7 @@
 """The identities that name work before it is done: `exe_key` of an executable, `request_key` of a compile.
 
-Each is the SHA-256 of the canonical JSON of a document that says what decides, field by field. The artifact keeps these
-documents, and `ingot why-miss` compares them.
+Each is the SHA-256 of the canonical JSON of a document that lists everything that determines the result, by field. The
+artifact stores these documents, and `ingot why-miss` compares them.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ from ingot.passes.pipeline import Phase
 
 Document = dict[str, Any]
 
-# What a program's text means, and how it becomes another: any change in these rooms is another compile.
+# The rooms that define the meaning of a program's text and its rewriting. Any change in them changes the compile.
 _ROOMS = ("ir", "passes", "backends")
-# What of the front door decides an artifact's files: how weights are packed, plans merged, and all of it written.
+# The files of the front door that determine an artifact's files: packing weights, merging plans, writing them.
 _DRIVER = (
     "compile/buckets.py",
     "compile/contents.py",
@@ -47,9 +47,9 @@ _OURS = "ingot."
 
 
 def exe_document(region: Region | None, backend: Backend, target: Target) -> Document:
-    """What an executable depends on, and nothing else; free of weights and names, so fine-tunes share it.
+    """Return everything that an executable depends on. It has no weights or names, so fine-tunes share executables.
 
-    None stands for the backend's library of kernels.
+    None as the region means the backend's kernel library.
     """
     called = [] if region is None else [op_of(node.target) for node in region.body.calls()]
     document = {
@@ -68,12 +68,12 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
 
 
 def choices_of(region: Region | None, backend: Backend, target: Target) -> tuple[Choice, ...]:
-    """The tile sizes that `backend` compiles a region with; none for a backend without."""
+    """Return the tile sizes that `backend` compiles a region with; none for a backend without tile sizes."""
     return backend.choices(region.body, target) if region is not None and isinstance(backend, Tunable) else ()
 
 
 def exe_key(region: Region | None, backend: Backend, target: Target) -> str:
-    """The key of an executable."""
+    """Return the key of an executable."""
     return digest_json(exe_document(region, backend, target))
 
 
@@ -86,10 +86,10 @@ def request_document(
     target: Target,
     options: Mapping[str, Any],
 ) -> Document:
-    """All that decides an artifact, known before anything is compiled: its digest is the `request_key`.
+    """Return everything that determines an artifact, known before compiling; its digest is the `request_key`.
 
-    `config` holds the fields of config.json that were read, `entries` the traced programs, which hold the recipes.
-    Hashing the checkpoint reads every byte of it once.
+    `config` holds the fields of config.json that were read; `entries` are the traced programs with their recipes.
+    Hashing the checkpoint reads each of its bytes once.
     """
     load_user_ops()
     tokenizer = sorted(checkpoint.tokenizer_files.items())
@@ -116,18 +116,18 @@ def request_document(
 
 
 def _plain(document: Document) -> Document:
-    """The document as it is read back. `Infinity`, which some write into configurations and JSON does not know, becomes
-    a word."""
+    """Return the document as it reads back from JSON. `Infinity`, which some configurations contain although JSON lacks
+    it, becomes a string."""
     plain: Document = json.loads(json.dumps(document), parse_constant=str)
     return plain
 
 
 def _pipeline(pipeline: tuple[Phase, ...]) -> Document:
-    """The options of each pass by its name, and which passes lead to which stage in which order."""
+    """Return the options of each pass by its name, and the order of the passes that lead to each stage."""
     passes: Document = {}
     for phase in pipeline:
         for one in phase.passes:
-            if passes.setdefault(one.name, one.options()) != one.options():  # it differs from phase to phase
+            if passes.setdefault(one.name, one.options()) != one.options():  # the options differ between phases
                 passes[f"{one.name}@{phase.stage.name}"] = one.options()
     return {**passes, "order": [[phase.stage.name, *(one.name for one in phase.passes)] for phase in pipeline]}
 
@@ -141,7 +141,7 @@ def _is_source(file: Path) -> bool:
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of source files by their paths within the package; a file outside goes by its name."""
+    """Return the SHA-256 of source files by their paths in the package; files outside it go by their names."""
     return {
         file.relative_to(_PACKAGE).as_posix() if file.is_relative_to(_PACKAGE) else file.name: hashlib.sha256(
             file.read_bytes()
@@ -151,12 +151,12 @@ def _digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _op_sources(ops: Iterable[Op]) -> dict[str, str]:
-    """The files that define those of the ops which other packages bring, by the modules' names."""
+    """Return the digests of the files that define ops of other packages, by module name."""
     return _module_sources({op.reference.__module__: op.reference.__code__.co_filename for op in ops})
 
 
 def _format_sources() -> dict[str, str]:
-    """The files that define the packings which other packages bring, by the modules' names."""
+    """Return the digests of the files that define packings of other packages, by module name."""
     made = [function for one in PACKINGS.values() for function in (one.pack, one.unpack)]
     return _module_sources({one.__module__: one.__code__.co_filename for one in made})
 

@@ -1,4 +1,4 @@
-"""What bucket classes and entries come to together: one plan for an entry, one set of weights for all."""
+"""Merge bucket classes and entries: one plan for each entry, and one set of weights for all."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -13,14 +13,14 @@ from ingot.passes.plan_memory import weight_bytes
 
 
 def resident_params(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
-    """What stays in memory: the params of all bucket classes of all entries."""
+    """Return the params that stay in memory: those of all bucket classes of all entries."""
     return merged_params(program for one in lowered.values() for program in one.programs.values())
 
 
 def merged_plans(lowered: Mapping[str, Lowered], order: tuple[str, ...] = ("main",)) -> Plans:
-    """The plans of all entries, by name; `order` names those that run in each step.
+    """Return the plans of all entries, by name; `order` names the entries that run in each step.
 
-    Raises VerifyError where two entries mean different states by one name."""
+    Raises VerifyError if two entries define one state name differently."""
     _check_states(lowered)
     weights = weight_bytes(resident_params(lowered).values())
     merged = {entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()}
@@ -42,11 +42,11 @@ def _check_states(lowered: Mapping[str, Lowered]) -> None:
 
 
 def _merged_plan(programs: list[Program]) -> Plan:
-    """One plan over all bucket classes; what is not per class is the same in each."""
+    """Return one plan over all bucket classes. The fields that are not per class are equal in all of them."""
     plans = [program.plan for program in programs if program.plan is not None]
     executables: dict[str, Executable] = {}
     for item in (executable for plan in plans for executable in plan.executables.values()):
-        known = executables.get(item.id, item)  # the class with the larger steps says what a call takes at most
+        known = executables.get(item.id, item)  # the class with the larger steps has the larger workspace
         executables[item.id] = max(known, item, key=lambda one: one.workspace)
     params = {name: spec for program in programs for name, spec in program.params.items()}
     return plans[0].model_copy(
@@ -62,7 +62,7 @@ def _merged_plan(programs: list[Program]) -> Plan:
 
 
 def _widest(output: str, types: Sequence[str]) -> str:
-    """The type that the others may stand for."""
+    """Return the type that covers all the others."""
 
     def wider(one: str, other: str) -> str:
         return one if may_stand_for(parse_type(other), parse_type(one), output) else other
@@ -71,12 +71,12 @@ def _widest(output: str, types: Sequence[str]) -> str:
 
 
 def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
-    """Field by field the most: the largest step has the largest inputs. The groups of caches are the same in each, and
-    `_with_weights` counts the weights."""
+    """Return the maximum of each field, since the largest step has the largest inputs. The cache groups are equal in
+    all classes, and `_with_weights` sets the weights."""
     names = [name for name in ResidentMemory.model_fields if name != "groups"]
     return memories[0].model_copy(update={name: max(getattr(one, name) for one in memories) for name in names})
 
 
 def _with_weights(plan: Plan, size: int) -> Plan:
-    """The plan, in whose memory the weights are those of all entries."""
+    """Return the plan with the weights of all entries in its memory."""
     return plan.model_copy(update={"memory": plan.memory.model_copy(update={"weights": size})})

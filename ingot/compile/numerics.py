@@ -1,4 +1,4 @@
-"""Every pass against its numerics contract while a model is compiled: on sample inputs, with the real weights."""
+"""Measure every pass against its numerics contract during a compile, on sample inputs with the real weights."""
 
 import contextlib
 import math
@@ -30,17 +30,17 @@ _Params = list[dict[str, torch.Tensor]]
 
 # One token, past one page of 16, past two: 51 tokens in all. The longest first, for programs of small batches.
 _LENGTHS = (33, 17, 1)
-_CHUNK = 11  # tokens of a sequence in a step: cuts pages and prompts at odd places, and reads what earlier steps wrote
-_SEED = 3  # of the order in which pages are given out
-# Programs whose logits are kept: the one before, the one after, and the one that all bucket classes begin with.
+_CHUNK = 11  # tokens of a sequence in a step: cuts pages and prompts at odd places, and reads the earlier steps' cache
+_SEED = 3  # seeds the order of page allocation
+# Programs with stored logits: the one before, the one after, and the one that all bucket classes start from.
 _KEPT = 4
 
 
 @dataclass(frozen=True)
 class PassNumerics:
-    """What a pass did to the logits of the sample: see `ingot.ir.numerics.contracts.Deviation` for the numbers.
+    """The effect of a pass on the sample's logits; `ingot.ir.numerics.contracts.Deviation` describes the numbers.
 
-    `kl` is that of a LOSSY pass, in nats. `changed` is False where the pass left the program as it was, and nothing
+    `kl` is set for a LOSSY pass, in nats. `changed` is False if the pass left the program unchanged, so that nothing
     was computed.
     """
 
@@ -60,9 +60,9 @@ class PassNumerics:
 
 @dataclass(frozen=True)
 class NumericsReport:
-    """A whole compile: passes in order, the model's own overflows by entry, statistics of its weights.
+    """The numerics of a compile: passes in order, the model's own overflows by entry, statistics of its weights.
 
-    `sample` holds the requests' lengths in tokens, `unmeasured` why an entry was not measured, by its name.
+    `sample` holds the requests' lengths in tokens; `unmeasured` maps entries to why they were not measured.
     """
 
     sample: tuple[int, ...]
@@ -72,7 +72,7 @@ class NumericsReport:
     unmeasured: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """JSON has no infinities and no NaN: null stands for them."""
+        """Return JSON values. JSON has neither infinities nor NaN, so null replaces them."""
         return {
             "sample": list(self.sample),
             "passes": [_finite(asdict(one)) for one in self.passes],
@@ -83,7 +83,7 @@ class NumericsReport:
 
 
 class NumericsCheck:
-    """Begun on the traced model, then a hook after every pass. `read` gives checkpoint tensors by name."""
+    """A hook that measures every pass; `begin` runs on the traced model first. `read` returns tensors by name."""
 
     def __init__(self, model: Model, limits: Limits, read: Read) -> None:
         self._dtype, self._read = model.spec.dtype, read
@@ -98,7 +98,7 @@ class NumericsCheck:
         self._unmeasured = {name: reason for name, reason in found.items() if reason}
 
     def begin(self) -> None:
-        """What is to be known of the model before any pass: where it overflows, and which weights make trouble."""
+        """Record the model's properties before any pass: where it overflows, and its weight statistics."""
         self._weights = weight_statistics(self._model.entries.values(), self._read)
         for entry, program in self._model.entries.items():
             if entry in self._unmeasured:
@@ -112,11 +112,11 @@ class NumericsCheck:
         return NumericsReport(lengths, *measured, dict(self._unmeasured))
 
     def on_pass(self, before: Program, after: Program) -> None:
-        """Measure a pass. Raises NumericsError when it broke its contract."""
+        """Measure a pass. Raises NumericsError if it broke its contract."""
         if after.name in self._unmeasured:
             return
         one = after.history[-1]
-        # Not the record's texts: another hook may have changed the program since.
+        # Not the record's texts: another hook may have changed the program since then.
         if _body(before) == _body(after):
             self._passes.append(_measured(one, changed=False))
             return
@@ -140,23 +140,23 @@ class NumericsCheck:
             params = self._params.of(program)
             measured = measure(program, params, self._requests, chunk=self._chunk(), seed=_SEED)
             self._logits[key] = measured.logits
-        self._logits[key] = self._logits.pop(key)  # the last used is the last to go
+        self._logits[key] = self._logits.pop(key)  # move to the end: eviction is in order of last use
         while len(self._logits) > _KEPT:
             del self._logits[next(iter(self._logits))]
         return self._logits[key]
 
     def _unrunnable(self, before: Program, after: Program, one: PassRecord, error: VerifyError) -> NumericsError:
         where = None
-        with contextlib.suppress(VerifyError):  # it ends before there are values to compare
+        with contextlib.suppress(VerifyError):  # the program fails before there are values to compare
             where = self._located(before, after, changed_meaning)
         return NumericsError(
-            f"after pass {one.name} the program gives no logits: {error.what}",
+            f"after pass {one.name} the program returns no logits: {error.what}",
             where=_where(one, where),
             expected="what the program before computes",
         )
 
     def _check_weights(self, before: Program, after: Program, one: PassRecord) -> None:
-        """What quantizing owes. A lossy pass that quantizes nothing owes nothing that could be measured here."""
+        """Check the contract of quantization. A lossy pass that quantizes nothing has nothing to measure here."""
         old, new = self._params.of(before), self._params.of(after)
         for wrong in weight_breaches(before, after, old, new):
             raise _broken(one, wrong.breach, wrong.param)
@@ -172,11 +172,11 @@ class NumericsCheck:
                 record(program, values, self._steps(program), only_exact=True)
                 for program, values in ((rounded, params), (after, new))
             )
-            text = f"beside the rounding of weights, {problem}"
+            text = f"besides the rounding of weights, {problem}"
             raise _broken(one, replace(problem, text=text), first_divergence(left, right))
 
     def _located(self, before: Program, after: Program, differs: Differs) -> Divergence | None:
-        """The first tensor that differs: in one step of all tokens, or else in the steps that the logits are of."""
+        """Return the first tensor that differs: in one step of all tokens, or else in the steps that were measured."""
         chunks = [None, self._chunk()] if before.input_types().keys() == after.input_types().keys() else [None]
         for chunk in chunks:
             left, right = (
@@ -190,25 +190,25 @@ class NumericsCheck:
         return step_inputs(program.input_types(), self._requests, chunk=chunk, seed=_SEED)
 
     def _chunk(self) -> int:
-        """Tokens of a sequence in a step: whole numbers of those that see each other."""
+        """Return the tokens of a sequence per step, a multiple of the group of tokens that attend to each other."""
         granule = math.lcm(*map(granule_of, self._model.entries.values()))
         return min(-(-_CHUNK // granule) * granule, max(map(len, self._requests)))
 
 
 def _unmeasured(program: Program) -> str:
-    """Why the passes of an entry cannot be measured; "" where they can."""
+    """Return why the passes of an entry cannot be measured; "" if they can."""
     unknown = [name for name in program.input_types() if find_input(name) is None]
-    if unknown:  # the ending reads them from what an earlier step of another entry left
+    if unknown:  # the ending reads them from rows that an earlier step of another entry wrote
         return f"its ending '{program.ending.name}' reads {', '.join(unknown)} from rows that other entries write"
     if {"logits", "hidden"}.isdisjoint(program.outputs):
-        return "it gives neither logits nor hidden states, by whose errors passes are measured"
+        return "it returns neither logits nor hidden states, on which passes are measured"
     return ""
 
 
 def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
-    """Up to three requests of up to 33 tokens, within the limits; tokens from all over the vocabulary."""
+    """Return up to three requests of up to 33 tokens, within the limits; tokens span the vocabulary."""
     lengths = [min(length, limits.max_seq_len) for length in _LENGTHS[: limits.max_batch]]
-    # Two primes: neighbours lie far apart, and no request repeats another.
+    # Two primes spread neighbouring tokens over the vocabulary and keep requests different.
     return [
         [(index * 7919 + place * place * 104729 + 5) % vocab for place in range(length)]
         for index, length in enumerate(lengths)
@@ -216,7 +216,7 @@ def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
 
 
 class _SharedParams:
-    """_Params of the programs on both sides of a pass; a recipe that both have is executed once."""
+    """The params of the programs before and after a pass; a recipe of both is executed once."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -244,7 +244,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _body(program: Program) -> str:
-    """A program's text without its first line, which holds name, stage and bucket class."""
+    """Return a program's text without its first line, which holds the name, stage and bucket class."""
     return print_program(program).partition("\n")[2]
 
 

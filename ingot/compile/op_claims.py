@@ -1,4 +1,4 @@
-"""Which backend would compute each op on a target, and why the others would not."""
+"""Find the backend that would compute each op on a target, and the reasons of the backends that refuse."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,14 +20,14 @@ from ingot.passes.base import PassContext
 from ingot.passes.choose_backends import claims_of
 
 NONE = "none"
-# A decode step of one sequence, and a chunk of a prompt.
+# A decode step of one sequence, and a chunk of a prompt, in tokens.
 STEPS = (1, 512)
 
 
 @dataclass(frozen=True)
 class OpClaims:
-    """Of one op: its backend in steps of so many tokens, the one in deterministic mode, and every refusal. Where all
-    refuse, it is NONE: a program with such a call does not compile."""
+    """The claims on one op: its backend by the tokens of a step, its backend in deterministic mode, and every refusal.
+    If all refuse, the backend is NONE: a program with such a call does not compile."""
 
     op: str
     backends: Mapping[int, str]
@@ -44,8 +44,8 @@ class OpClaims:
 
 
 def op_claims(target: Target, backends: Sequence[Backend]) -> list[OpClaims]:
-    """The claims of `backends` on every op: on one call of each with the arguments of its first sample, in the dtype
-    that models have on the target. The cheapest claim wins: nothing is timed."""
+    """Return the claims of `backends` on one call of each op, with the arguments of the op's first sample.
+    Tensors have the dtype of models on the target. The lowest claimed cost wins: nothing is timed."""
     load_user_ops()
     _, nodes = one_call_of_each(OPS, torch.bfloat16 if "bf16" in target.features else torch.float32)
     steps = {tokens: _chosen(nodes, target, backends, tokens) for tokens in STEPS}
@@ -69,7 +69,7 @@ def _chosen(
     *,
     deterministic: bool = False,
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The backend of each op in steps of so many tokens, and the reasons of those that refused."""
+    """Return the backend of each op in steps of `tokens` tokens, and the reasons of those that refused."""
     context = PassContext(
         target=target,
         max_seq_len=max(STEPS),
@@ -87,14 +87,14 @@ def _chosen(
 
 
 def _merged(refusals: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    """Each reason once; one that does not hold in all steps says in which."""
+    """Yield each reason once; a reason that does not hold in all steps names its steps."""
     for reason in dict.fromkeys(reason for reasons in refusals.values() for reason in reasons):
         where = [tokens for tokens, reasons in refusals.items() if reason in reasons]
         yield reason if len(where) == len(refusals) else f"{reason} (T={', '.join(map(str, where))})"
 
 
 def one_call_of_each(ops: Mapping[str, Op], dtype: torch.dtype = torch.float32) -> tuple[Program, dict[str, fx.Node]]:
-    """A program that calls every op once, and the calls by the op's name."""
+    """Return a program that calls every op once, and the calls by op name."""
     program = Program("ops", Stage.CACHED, {})
     nodes: dict[str, fx.Node] = {}
     for op in ops.values():

@@ -1,4 +1,4 @@
-"""Executing weight recipes into the artifact's safetensors files, each distinct tensor once."""
+"""Execute weight recipes into the artifact's safetensors files; write each distinct tensor once."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -19,15 +19,15 @@ from ingot.ir.program import ParamSpec
 from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import DTYPE_NAMES
 
-# A file's tensors are in memory while it is written; loading reads files side by side.
+# The tensors of a file stay in memory until it is written. Loading reads files in parallel.
 SHARD_BYTES = 1 << 30
-# Files that are written while the next one's tensors are made: a thread copies about as fast as it makes them.
+# Files that are written while the next one's tensors are made: one thread copies about as fast as it makes tensors.
 WRITERS = 3
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What was packed: resident bytes, and how many tensors serve how many params."""
+    """The result of packing: resident bytes, and how many tensors serve how many params."""
 
     bytes: int
     tensors: int
@@ -43,11 +43,10 @@ def pack_weights(
 ) -> Packed:
     """Write weights/NNNNN.safetensors and weights.json. Params with equal recipe, placement and type share a tensor.
 
-    What `mesh` splits lies in files of its rank, weights/rankR/NNNNN.safetensors, so that a rank reads its own bytes
-    only. A step of several results (a quantized weight, its scales and zeros) is executed once, and its results are
-    kept until the last param that needs one is written.
-
-    Raises CheckpointError when a recipe's result does not fit its param.
+    Tensors that `mesh` shards go to files of their rank, weights/rankR/NNNNN.safetensors, so that a rank reads only its
+    own bytes. A recipe step with several results (a quantized weight, its scales and zeros) is executed once; its
+    results are kept until the last param that needs one is written.
+    Raises CheckpointError if a recipe's result does not fit its param.
     """
     owner: dict[tuple[Recipe, object, object], str] = {}
     index: dict[str, dict[str, Any]] = {}
@@ -85,7 +84,7 @@ def pack_weights(
 
 
 def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
-    """What the param's recipe gave, or a rank's part of it, checked and row-major."""
+    """Return the result of the param's recipe, or a rank's part of it, checked and row-major."""
     tensor = tensor.contiguous()
     if problem := spec.type.mismatch(tensor):
         raise CheckpointError(f"the weight '{name}' has {problem}", where=str(spec.recipe))
@@ -93,7 +92,7 @@ def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Saving(AbstractContextManager["_Saving"]):
-    """Writes files beside the caller, up to WRITERS at a time; leaving the block waits for all of them."""
+    """Write files in the background, up to WRITERS at a time; leaving the block waits for all of them."""
 
     def __init__(self, writer: ArtifactWriter) -> None:
         self._writer = writer
@@ -108,7 +107,7 @@ class _Saving(AbstractContextManager["_Saving"]):
             self._begun.popleft().result()
 
     def save(self, file: str, tensors: Mapping[str, torch.Tensor], places: Mapping[str, dict[str, Any]]) -> None:
-        """Write `tensors`, and tell their `places` in the file. Raises what an earlier file met."""
+        """Write `tensors`, and record file and offset in their `places`. Raises the errors of earlier files."""
         while len(self._begun) >= WRITERS:
             self._begun.popleft().result()
         self._begun.append(self._threads.submit(self._save, file, tensors, places))
@@ -122,7 +121,7 @@ class _Saving(AbstractContextManager["_Saving"]):
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two row-major tensors share bytes."""
+    """Return whether two row-major tensors share bytes."""
     return one.data_ptr() < other.data_ptr() + other.nbytes and other.data_ptr() < one.data_ptr() + one.nbytes
 
 
@@ -137,8 +136,8 @@ class _Files:
     written: int = 0
 
     def add(self, name: str, tensor: torch.Tensor, place: dict[str, Any]) -> int:
-        """Take a tensor, whose file and offset `place` will get; its size in bytes."""
-        # A copy where two recipes gave views that overlap in one checkpoint tensor, which the format cannot express.
+        """Add a tensor and return its bytes. `place` receives its file and offset when the file is written."""
+        # Copy if two recipes returned overlapping views of one checkpoint tensor: safetensors cannot express them.
         taken = any(_overlap(tensor, other) for other in self.tensors.values())
         self.tensors[name], self.places[name] = tensor.clone() if taken else tensor, place
         if sum(item.numel() * item.element_size() for item in self.tensors.values()) >= SHARD_BYTES:

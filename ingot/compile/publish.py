@@ -1,4 +1,4 @@
-"""Writing an artifact: into a hidden folder beside the output, which one rename turns into the output at the end."""
+"""Write an artifact into a hidden folder next to the output; one rename at the end publishes it."""
 
 import contextlib
 import errno
@@ -34,7 +34,7 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 @dataclass(frozen=True)
 class Sealed:
-    """An artifact whose manifest is written and that is not published yet: where it lies, and its `build_id`."""
+    """An artifact with a written manifest, not published yet: its folder and its `build_id`."""
 
     folder: Path
     manifest: Manifest
@@ -48,19 +48,19 @@ class ArtifactWriter:
             writer.write_text("program.ir", text)
             build_id = writer.publish(manifest)
 
-    Leaving the block without `publish`, by an exception or not, removes what was written. Entering it also removes what
-    earlier writers of the same output left when they were killed. Raises OutputError when the output exists, cannot be
-    written, or the disk is full, also for a full disk met by other code inside the block.
+    Leaving the block without `publish`, by an exception or not, removes the written files. Entering it also removes the
+    leftovers of killed writers of the same output. Raises OutputError if the output exists or cannot be written, or if
+    the disk is full, including a full disk that other code meets inside the block.
     """
 
     def __init__(self, output: str | Path) -> None:
-        # abspath and not resolve: an output that is a link exists, whatever it points to.
+        # abspath, not resolve: an output that is a link counts as existing, wherever it points.
         self.output = Path(os.path.abspath(output))
         self._temporary: Path | None = None
         self._folder: Path | None = None
         self._sealed: Sealed | None = None
         self._lock = -1
-        self._disk = ThreadPoolExecutor(1, "disk")  # its thread begins with the first file
+        self._disk = ThreadPoolExecutor(1, "disk")  # its thread starts with the first file
         self._syncing: list[Future[None]] = []
 
     def __enter__(self) -> Self:
@@ -80,8 +80,7 @@ class ArtifactWriter:
                 raise OutputError(f"the folder {parent} is not writable", where=str(self.output))
             _remove_stale(parent, name)
             self._temporary, self._lock = _make_temporary(parent, name)
-            # The outer folder is private and locked; the inner one gets the modes that the user's umask gives, and is
-            # the one that is renamed.
+            # The outer folder is private and locked. The inner folder has the modes of the user's umask and is renamed.
             self._folder = self._temporary / "artifact"
             self._folder.mkdir()
         except OSError as error:
@@ -104,7 +103,7 @@ class ArtifactWriter:
             ) from error
 
     def path(self, relpath: str) -> Path:
-        """Returns where to write the file `relpath`; its folders exist then. Raises OSError, InternalError."""
+        """Return the path to write the file `relpath` to; make its folders. Raises OSError, InternalError."""
         if problem := path_problem(relpath):
             raise InternalError(f"the artifact's file name {relpath!r} is refused: {problem}")
         if relpath in (MANIFEST, CHECKSUMS):
@@ -116,25 +115,25 @@ class ArtifactWriter:
         return path
 
     def write_bytes(self, relpath: str, data: bytes) -> None:
-        """Writes one file. Raises OSError, InternalError."""
+        """Write one file. Raises OSError, InternalError."""
         self.path(relpath).write_bytes(data)
 
     def write_text(self, relpath: str, text: str) -> None:
-        """Writes one file in UTF-8, newlines as they are. Raises OSError, InternalError."""
+        """Write one file in UTF-8 and keep its newlines. Raises OSError, InternalError."""
         self.write_bytes(relpath, text.encode("utf-8"))
 
     def write_json(self, relpath: str, value: object) -> None:
-        """Writes one file of canonical JSON. Raises OSError, InternalError, and what `dump_json` raises."""
+        """Write one file of canonical JSON. Raises OSError, InternalError, and the errors of `dump_json`."""
         self.write_text(relpath, dump_json(value))
 
     def sync_soon(self, relpath: str) -> None:
-        """The file is complete: bring it to the disk beside what the caller does. `publish` raises what that meets."""
+        """Sync a complete file to disk in the background. `publish` raises the errors of the sync."""
         self._syncing.append(self._disk.submit(_sync, self.path(relpath)))
 
     def seal(self, manifest: Manifest, threads: int | None = None) -> Sealed:
-        """Lists and digests all files and writes the manifest: from here on only files outside identities may follow.
+        """List and digest all files and write the manifest. After that, only files outside identities may be added.
 
-        `manifest.files` must be empty: it is filled here.
+        `manifest.files` must be empty; `seal` fills it.
         """
         if self._folder is None or self._sealed is not None:
             raise InternalError("the artifact writer is not open", hint="use it in a `with` block, and seal once")
@@ -154,16 +153,16 @@ class ArtifactWriter:
         return self._sealed
 
     def publish(self, manifest: Manifest | None = None, threads: int | None = None) -> str:
-        """Writes the checksums, syncs to disk and renames, sealed before or now by `manifest`. Returns the `build_id`.
+        """Write the checksums, sync to disk and rename. Seal first if `manifest` is given. Returns the `build_id`.
 
-        Raises OutputError when something else took the output's place meanwhile.
+        Raises OutputError if something else took the output's path in the meantime.
         """
         sealed = self._sealed if manifest is None else self.seal(manifest, threads)
         if self._folder is None or sealed is None:
             raise InternalError("the artifact writer is not open", hint="use it in a `with` block, and publish once")
         folder = self._folder
         if late := set(self._listed()) ^ {entry.path for entry in sealed.manifest.files}:
-            raise InternalError(f"{min(late)} came or went after the manifest was written")
+            raise InternalError(f"{min(late)} was added or removed after the manifest was written")
         outside = {name: (folder / name).read_bytes() for name in OUTSIDE_IDENTITY if (folder / name).exists()}
         checksums, build_id = checksum_text((folder / MANIFEST).read_bytes(), outside)
         (folder / CHECKSUMS).write_text(checksums)
@@ -172,21 +171,21 @@ class ArtifactWriter:
             begun.result()
         for path in [*(folder / relpath for relpath in _files(folder)), *_folders(folder)]:
             _sync(path)
-        if os.path.lexists(self.output):  # an empty folder would be replaced by the rename without a word
-            raise _exists(self.output, "meanwhile")
+        if os.path.lexists(self.output):  # the rename would silently replace an empty folder
+            raise _exists(self.output, "by now")
         try:
             os.rename(folder, self.output)
         except OSError as error:
             if error.errno in _TAKEN:
-                raise _exists(self.output, "meanwhile") from None
+                raise _exists(self.output, "by now") from None
             raise
         self._folder = None
-        with contextlib.suppress(OSError):  # it is published; some file systems cannot sync a folder
+        with contextlib.suppress(OSError):  # the artifact is published; some file systems cannot sync a folder
             _sync(self.output.parent)
         return build_id
 
     def _listed(self) -> list[str]:
-        """The relative paths that belong into the manifest, sorted."""
+        """Return the relative paths of the files that the manifest lists, sorted."""
         assert self._folder is not None
         return [relpath for relpath in _files(self._folder) if relpath not in UNLISTED]
 
@@ -202,13 +201,13 @@ class ArtifactWriter:
 def _exists(output: Path, when: str = "already") -> OutputError:
     return OutputError(
         f"{output} exists {when}",
-        expected="a path where nothing is",
+        expected="a path that does not exist",
         hint="remove it or choose another output; what exists was left as it is",
     )
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Looks at causes and messages too: libraries and compilers report a full disk in exceptions of their own."""
+    """Return whether a full disk caused `error`. Libraries and compilers wrap it, so search causes and messages too."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             return True
@@ -218,9 +217,9 @@ def is_disk_full(error: BaseException | None) -> bool:
     return False
 
 
-# A temporary folder belongs to whoever holds a lock on it. The kernel drops the lock when the process dies, however it
-# dies; a process number alone would mistake a compile in another container, which shares the disk but not the numbers,
-# for dead, and the next compile in a restarted container, which gets the same number, for the one that was killed.
+# A temporary folder belongs to the process that holds its lock. The kernel drops the lock however the process dies. A
+# process number alone would fail in containers: a compile in another container shares the disk but not the numbers, so
+# it would count as dead; and a restarted container may give the next compile the number of the killed one.
 
 
 def _make_temporary(parent: Path, name: str) -> tuple[Path, int]:
@@ -229,7 +228,7 @@ def _make_temporary(parent: Path, name: str) -> tuple[Path, int]:
         temporary.mkdir(mode=0o700)
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
-            # Between mkdir and lock another writer may have taken it for stale: then it is gone, and we try again.
+            # Between mkdir and lock another writer may have removed it as stale: then try again.
             if _try_lock(descriptor) is not False and temporary.exists():
                 return temporary, descriptor
             os.close(descriptor)
@@ -241,7 +240,7 @@ def _remove_stale(parent: Path, name: str) -> None:
         match = pattern.fullmatch(entry.name)
         if match is None or entry.is_symlink() or not entry.is_dir():
             continue
-        with contextlib.suppress(OSError):  # another user's, or removed by another writer this moment
+        with contextlib.suppress(OSError):  # another user's, or just removed by another writer
             descriptor = os.open(entry, os.O_RDONLY | os.O_DIRECTORY)
             try:
                 locked = _try_lock(descriptor)
@@ -252,7 +251,7 @@ def _remove_stale(parent: Path, name: str) -> None:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Returns whether the lock was taken; None where the file system has no locks (some network file systems)."""
+    """Return whether the lock was taken; None if the file system has no locks (some network file systems)."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -273,7 +272,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _files(folder: Path) -> list[str]:
-    """Returns the sorted relative paths of all files. Raises InternalError for what is neither file nor folder."""
+    """Return the sorted relative paths of all files. Raises InternalError for anything but files and folders."""
     relpaths = []
     for path in _walk(folder):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):

@@ -1,4 +1,4 @@
-"""A compile, read and checked: which checkpoint, for which machine, with which options."""
+"""A compile request, read and checked: the checkpoint, the target and the options."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,21 +41,21 @@ from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
 from ingot.runtime.artifact import Artifact
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
-# By device. A GPU's steps of 256 sequences take a few times what those of one take, and whoever asks for throughput
-# sends as many; it is vLLM's max_num_seqs as well.
+# By device. A GPU's step of 256 sequences takes only a few times as long as a step of one, so throughput workloads send
+# that many. It is also vLLM's max_num_seqs.
 DEFAULT_MAX_BATCH = {"cpu": 64, "cuda": 256}
-# By device. Larger products come nearer to a GPU's matrix rate: a prompt of 4000 tokens is one step there.
+# By device. Larger matmuls come nearer to a GPU's peak rate: there, a prompt of 4000 tokens is one step.
 DEFAULT_MAX_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 
 @dataclass(frozen=True)
 class Request:
-    """A compile, read and checked: nothing is traced or compiled yet.
+    """A compile request, read and checked, before anything is traced or compiled.
 
-    `origin` is the commit on the hub that the checkpoint is, as in "org/name@COMMIT", and "" for a local folder.
-    `decided` are the backends of calls that a log says, the given one or that of the artifact that is compiled again.
-    `options` are those of `compile_model` with what stands for "auto" and for defaults filled in, as JSON values: with
-    them the same request is read again.
+    `origin` is the checkpoint's commit on the hub, as in "org/name@COMMIT", and "" for a local folder.
+    `decided` are the backends of calls that a tuning log fixes: the given log, or that of an artifact compiled again.
+    `options` are those of `compile_model` as JSON values, with "auto" and defaults resolved: reading them again returns
+    the same request.
     """
 
     checkpoint: Checkpoint
@@ -98,7 +98,7 @@ class Request:
     ) -> "Request":
         """Read the checkpoint's configuration and check every option against it. Raises IngotError.
 
-        A checkpoint on the hub is downloaded once its configuration and the options are known to be good.
+        A hub checkpoint's weights are downloaded only after its configuration and the options pass the checks.
         """
         if dtype not in ("auto", *MODEL_DTYPES):
             raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
@@ -112,7 +112,7 @@ class Request:
         _check_cache_dtype(kv_cache_dtype, machine)
         backends = competing(backend, machine)
         for one in backends:
-            toolchain_of(one)  # a missing compiler is said now, and not after tracing
+            toolchain_of(one)  # report a missing compiler before tracing
         log = None if tuning_log is None else read_log(tuning_log, machine)
         if log is not None:
             backends = tuple(with_choices(one, log.given()) for one in backends)
@@ -173,8 +173,8 @@ class Request:
 
     @staticmethod
     def of_artifact(artifact: Artifact, checkpoint: str | Path | None = None) -> "Request":
-        """The request that `artifact` answers, on the checkpoint that it was compiled from unless another is given.
-        Raises ArtifactError where it does not say, and CheckpointError where there is no such checkpoint."""
+        """Return the request that produced `artifact`, on the checkpoint it was compiled from unless one is given.
+        Raises ArtifactError if the artifact does not record it, and CheckpointError if the checkpoint is missing."""
         made: Any = artifact.read_json(REQUEST)
         if not isinstance(made, dict) or not isinstance(made.get("options"), dict):
             raise ArtifactError(f"{REQUEST} is malformed", where=str(artifact.folder))
@@ -189,7 +189,7 @@ class Request:
             ) from None
         except TypeError as error:
             raise ArtifactError(f"{REQUEST} is malformed: {error}", where=str(artifact.folder)) from None
-        # What it was compiled with, and not what would be measured now.
+        # Use the choices that it was compiled with; do not measure again.
         log = artifact_log(artifact, request.target)
         if log is None:
             return request
@@ -197,7 +197,7 @@ class Request:
         return replace(request, backends=backends, decided=log.given_calls())
 
     def trace(self) -> Model:
-        """The traced model, with every tensor of the checkpoint accounted for. Raises CheckpointError."""
+        """Trace the model and account for every tensor of the checkpoint. Raises CheckpointError."""
         stored = {name: info.dtype for name, info in self.checkpoint.tensors.items()}
         model = trace(self.spec, self.limits, stored)
         set_cache_scales(model, read_cache_scales(self.checkpoint))
@@ -216,7 +216,7 @@ class Request:
         return model
 
     def notes(self, model: Model) -> tuple[str, ...]:
-        """What of the checkpoint is left aside, and what is read in another way than it is written."""
+        """Say which parts of the checkpoint are ignored, and which are read differently from how they are written."""
         config, notes = self.checkpoint.config, []
         if names := [" ".join(name.split())[:60] for name in ignored_fields(config, self.spec)]:
             notes.append(f"fields of config.json that no definition knows, and that are not read: {name_files(names)}")
@@ -231,9 +231,9 @@ class Request:
         return edit_pipeline(self.passes, edit_pipeline(cache, pipeline_for(self.mesh)))
 
     def identity(self, model: Model) -> Document:
-        """All that decides the artifact. Reads every byte of the checkpoint once."""
-        # Those left out are there with what they stand for: the target, the backends that compete, the pipeline, the
-        # digests of the checkpoints.
+        """Return everything that determines the artifact. Reads every byte of the checkpoint once."""
+        # The options left out are covered by what they resolve to: the target, the competing backends, the pipeline,
+        # the digests of the checkpoints.
         left_out = ("target", "backend", "passes", "checkpoints")
         options = {name: value for name, value in self.options.items() if name not in left_out}
         return request_document(
@@ -245,34 +245,34 @@ class Request:
         return digest_json(self.identity(model))
 
     def buckets(self, entry: Program) -> tuple[BucketClass, ...]:
-        """The bucket classes of an entry, from few tokens to many. One that is fed none has one of each sequence."""
+        """Return the bucket classes of an entry, in ascending order. An entry without tokens has its sequences."""
         limits = self.limits
         tokens = limits.max_tokens if "T" in entry.dims else limits.max_batch
         return bucket_classes(self.target, self.backends, tokens, limits.max_batch, deterministic=self.deterministic)
 
 
 def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:
-    """Of the choices that let the same backends compete, the first one."""
+    """Return the first of the choices that let the same backends compete."""
     return next(name for name, among in choices.items() if among == choices[choice])
 
 
 def _again(source: Source) -> str:
-    """What finds the same checkpoint again, from another folder too."""
+    """Return a name that finds the same checkpoint again, from any working folder."""
     return source.origin or str(Path(source.folder).absolute())
 
 
 def _check_others(given: Mapping[str, str | Path], spec: ModelSpec) -> None:
-    """Raises OptionError where other checkpoints are given than the model's definition asks for."""
+    """Raise OptionError if `given` and the checkpoints that the model's definition needs differ."""
     asked = ARCHITECTURES[spec.architecture].definition.checkpoints
     if odd := sorted(given.keys() ^ set(asked)):
-        what = f"the checkpoint '{odd[0]}' is " + ("missing" if odd[0] in asked else "not asked for")
+        what = f"the checkpoint '{odd[0]}' is " + ("missing" if odd[0] in asked else "not needed")
         raise OptionError(
-            what, where=f"checkpoints of {spec.family}", expected=", ".join(asked) or "none beside the model's own"
+            what, where=f"checkpoints of {spec.family}", expected=", ".join(asked) or "none besides the model's own"
         )
 
 
 def _compiled_from(artifact: Artifact) -> str:
-    """The checkpoint's folder when the artifact was compiled; where that is gone, its commit on the hub."""
+    """Return the checkpoint's folder at compile time or, if that is gone, its commit on the hub."""
     path = artifact.folder / TIMINGS
     timings: Any = parse_json(path.read_bytes()) if path.is_file() else {}
     folder = timings.get("checkpoint") if isinstance(timings, dict) else None
@@ -309,7 +309,7 @@ def _check_cache_dtype(name: str, target: Target) -> None:
 def _check_tunable(backends: Sequence[Backend], target: Target, *, tune: bool) -> None:
     if tune and not any(isinstance(one, Tunable) for one in backends):
         raise TargetError(
-            f"nothing that computes for {target.name} here has tile sizes to time",
+            f"no backend for {target.name} on this machine has tile sizes to time",
             where=f"the backends {', '.join(one.name for one in backends)}",
             expected="a GPU as the target, and the backend triton",
             hint="compile without --tune",

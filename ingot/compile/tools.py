@@ -1,4 +1,4 @@
-"""The compilers and packages of this machine that compiling may need."""
+"""Look up the compilers and packages of this machine that compiling may need."""
 
 import importlib.metadata
 import shutil
@@ -12,7 +12,7 @@ _EXTRA = "pip install 'ingot[cuda]'"
 
 
 def tools_found() -> dict[str, str]:
-    """What was found of each tool, by its name, or what its absence means."""
+    """Return each tool's version and path by its name, or the effect of its absence."""
     return {name: look() for name, look in _TOOLS.items()}
 
 
@@ -31,7 +31,7 @@ def _cxx() -> str:
 def _nvcc() -> str:
     path = shutil.which("nvcc")
     if path is None:
-        return "none: FlashInfer's kernels cannot be built, and ours take their place"
+        return "none: FlashInfer's kernels cannot be built, and Ingot's replace them"
     told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
     return f"{next((line for line in told.splitlines() if 'release' in line), '')} ({path})"
 
@@ -51,7 +51,7 @@ _TOOLS: Mapping[str, Callable[[], str]] = {
     "nvcc": _nvcc,
     "triton": _package("triton", "compiling for a GPU needs it"),
     "flashinfer-python": _package(
-        "flashinfer-python", "attention of prompts is left to our kernels", "pip install 'ingot[flashinfer]'"
+        "flashinfer-python", "Ingot's kernels compute prefill attention", "pip install 'ingot[flashinfer]'"
     ),
     "cuda-bindings": _package("cuda-bindings", "running on a GPU needs it"),
 }

@@ -1,4 +1,4 @@
-"""Statistics of a model's weights that tell which rewrites are risky for it."""
+"""Statistics of a model's weights that show which rewrites are risky for it."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ Read = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a weight, the bound above which it makes rewrites risky, where the bound is from, and which ones."""
+    """A statistic of a weight, the bound above which it makes rewrites risky, the bound's source, and the rewrites."""
 
     name: str
     bound: float
@@ -22,8 +22,8 @@ class Measure:
     risky: str
 
 
-# LLM.int8() calls a feature of the hidden states an outlier from a magnitude of 6.0 on. Normed states have a mean
-# square of one, so a gain of 6 makes one of any channel; weights are held against their own root mean square likewise.
+# LLM.int8() calls a feature of the hidden states an outlier from a magnitude of 6.0. Normed states have a mean square
+# of one, so a gain of 6 turns any channel into an outlier. Weights are compared with their own root mean square.
 _OUTLIER, _OUTLIER_SOURCE = 6.0, "LLM.int8(), arXiv 2208.07339: outlier features from 6.0 on"
 
 MEASURES: Mapping[str, Measure] = {
@@ -65,14 +65,14 @@ MEASURES: Mapping[str, Measure] = {
             "a group of zeros has no scale",
             "quantize by a format that divides by the range; norms of such a row",
         ),
-        Measure("values that are not finite", 0.0, "no sum with one is finite", "every: what is computed is lost"),
+        Measure("values that are not finite", 0.0, "no sum with one is finite", "every rewrite: all results are lost"),
     )
 }
 
 
 @dataclass(frozen=True)
 class WeightStatistic:
-    """A measure over all params of a kind: the worst value and the param and layer where it is, and how many exceed.
+    """A measure over all params of a kind: the worst value with its param and layer, and how many exceed the bound.
 
     A kind is a param's name without its layer.
     """
@@ -91,7 +91,7 @@ class WeightStatistic:
 
 
 def weight_statistics(programs: Iterable[Program], read: Read) -> tuple[WeightStatistic, ...]:
-    """All measures of the params of traced programs, by kind; params are read one after the other."""
+    """Return all measures of the params of traced programs, by kind; params are read one at a time."""
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for name, spec, role in _params(programs):
         for measure, value in _values(spec.recipe.execute(read), role):
@@ -106,15 +106,15 @@ def _worst(kind: str, measure: Measure, values: list[tuple[float, str]]) -> Weig
     return WeightStatistic(measure, kind, value, param, int(layer[0]) if layer else None, exceed, len(values))
 
 
-# In layers.0.mlp.up.weight.
+# The layer number, as in layers.0.mlp.up.weight.
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
-# What the argument `weight` is to an op of a traced program.
+# The role of the argument `weight` of an op in a traced program.
 _ROLES: Mapping[str, str] = {"rms_norm": "gain", "layer_norm": "gain", "linear": "matrix", "embedding": "embedding"}
 
 
 def _params(programs: Iterable[Program]) -> Iterator[tuple[str, ParamSpec, str]]:
-    """Each param that is a weight of a norm, a linear or the embedding, once; a tied one is an embedding."""
+    """Yield once each param that is the weight of a norm, a linear or the embedding; a tied one is an embedding."""
     found: dict[str, tuple[ParamSpec, str]] = {}
     for program in programs:
         for node in program.calls():
@@ -149,5 +149,5 @@ def _rms(values: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _ratio(above: torch.Tensor, below: torch.Tensor) -> float:
-    """The largest quotient, where there is one: rows of zeros have a count of their own."""
+    """Return the largest quotient. Rows of zeros have none; they are counted separately."""
     return float(torch.where(below > 0, above / below, 0.0).max())

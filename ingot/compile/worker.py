@@ -13,16 +13,16 @@ from typing import Any
 from ingot.error_text import raised
 from ingot.ir.errors import BackendError
 
-# A compiler's last words: enough for a traceback's end, not for its whole log.
+# The end of a dead compiler's stderr: enough for the end of a traceback, not its whole log.
 _STDERR_TAIL = 2000
 
 
 class Worker:
-    """One worker process, warmed up for a backend. `ask` is a call over its pipes; it raises the IngotError that the
-    worker answers with, and BackendError when it died."""
+    """One worker process, warmed up for a backend. `ask` makes a call over its pipes. It raises the IngotError that the
+    worker returns, and BackendError if the worker died."""
 
     def __init__(self, backend: str) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._process = subprocess.Popen(
             [sys.executable, "-m", "ingot.compile.emit_worker"],
             stdin=subprocess.PIPE,
@@ -37,7 +37,7 @@ class Worker:
 
     def _send(self, request: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # `ask` finds the process dead and says why
+        with contextlib.suppress(BrokenPipeError):  # `ask` finds that the process died, and reports why
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
 
@@ -64,7 +64,7 @@ class Worker:
             yield line
 
     def close(self) -> None:
-        """End the process, and what it started: its C++ compiler is in its process group."""
+        """Kill the process and its children: its C++ compiler runs in its process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,6 +1,6 @@
-"""`LLM`: an artifact, or a checkpoint compiled once, behind the interface that vLLM's users know.
+"""`LLM`: serve an artifact, or a checkpoint that is compiled once, with the interface of vLLM's `LLM`.
 
-Importing this module brings in neither torch nor the engine: making an `LLM` does, beside making a GPU's context.
+Importing this module imports neither torch nor the engine. An `LLM` imports both, while it creates the GPU context.
 """
 
 import itertools
@@ -37,26 +37,26 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A language model that generates tokens, or makes a vector of each prompt.
+    """A language model that generates tokens, or embeds prompts.
 
-    `model` is an artifact folder, or a Hugging Face checkpoint, which is then compiled once in a process of its own,
-    with its progress on stderr, into a cache that the next start finds. A checkpoint is a local folder, else a name on
-    the Hugging Face hub, "org/name" or "org/name@REVISION"; `revision` says the same (default: main). What is needed of
-    it is downloaded into the hub's cache; what is there needs no network. `memory` bounds in bytes what serving
-    takes, weights and activations included (default: the machine's, or nine tenths of a GPU's); the KV cache gets what
-    is left, as far as the compiled limits need it. `num_kv_pages` sizes it in pages of `page_size` tokens instead.
-    Prompts that begin alike share KV pages of what they have in common, and kept states that stand once per sequence:
-    `enable_prefix_caching` True refuses a model without pages, False shares nothing. On a GPU a decode step reads what
-    its sequences share once for all of them where that is faster, unless `disable_cascade_attn`. A step holds up to
-    `max_num_seqs` sequences and `max_num_batched_tokens` tokens (default: as compiled); where streamed ones decode, no
-    more than `max_num_mixed_tokens` of the prompts of others (default: 2048), since their readers wait for it.
-    `scheduling_policy` is "fcfs", or "priority", with which `generate` takes priorities. `seed` seeds requests that
-    have no seed of their own.
-    `cuda_graphs` says when steps on a GPU are captured as graphs: "all" before this returns; "need" when a step of a
-    size comes, which then takes some hundredths of a second longer; "idle" while the host only waits, and by need where
-    there was no time; "none" never. `compile_options` go to `compile_model` when `model` is a checkpoint.
-
-    Raises IngotError when the model cannot be compiled or loaded.
+    `model` is an artifact folder or a Hugging Face checkpoint. A checkpoint is compiled once, in a process of its own
+    with its progress on stderr; the artifact is cached for the next start. A checkpoint is a local folder, or else a
+    name on the Hugging Face hub, "org/name" or "org/name@REVISION"; `revision` sets the same (default: main). The files
+    that compiling needs are downloaded into the hub's cache; cached files need no network.
+    `memory` bounds the bytes that serving takes, including weights and activations (default: the machine's memory, or
+    nine tenths of a GPU's). The KV cache takes the rest, up to the size that the compiled limits need. `num_kv_pages`
+    sizes it in pages of `page_size` tokens instead.
+    Prompts with a common prefix share its KV pages, and saved copies of states that are kept once per sequence.
+    `enable_prefix_caching` True rejects a model without pages; False turns sharing off. On a GPU, a decode step reads a
+    shared prefix once for all its sequences where that is faster, unless `disable_cascade_attn` is set.
+    A step holds up to `max_num_seqs` sequences and `max_num_batched_tokens` tokens (default: as compiled). While a
+    streamed request decodes, a step holds at most `max_num_mixed_tokens` prompt tokens of other requests (default:
+    2048), which bounds the stream's latency. `scheduling_policy` is "fcfs" or "priority"; with "priority", `generate`
+    accepts priorities. `seed` seeds requests without a seed of their own.
+    `cuda_graphs` says when the steps on a GPU are captured as CUDA graphs: "all" before the constructor returns; "need"
+    when a step of a new size comes, which then takes some hundredths of a second longer; "idle" while the host waits,
+    and on need otherwise; "none" never. `compile_options` go to `compile_model` when `model` is a checkpoint.
+    Raises IngotError if the model cannot be compiled or loaded.
     """
 
     def __init__(
@@ -125,17 +125,17 @@ class LLM:
         )
         self._start = {"import": before, "ready": process_age()}
         self._ids = itertools.count()
-        # By open request: outputs that its stream has not taken, one list for all requests of a stream.
+        # By unfinished request: outputs that its stream has not yielded yet. Requests of one stream share one list.
         self._waiting: dict[str, list[Any]] = {}
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds of the start: "import" and "ready" since the process was started, until this object was asked for and
-        until it was made. In between, some of them side by side: "engine" (importing torch and the engine); "context"
-        and "cublas" (making a GPU's context and cuBLAS's first handle, beside the imports and what follows); the phases
-        of loading (`ingot.runtime.loader.Loaded`). And each CUDA graph that was captured so far, "graph 8" for steps of
-        eight sequences that decode, "graph 8 shared" where they read shared prefixes once, "graph 512/64" for those of
-        512 tokens that feed prompts."""
+        """Return the seconds of each phase of the start.
+        "import" and "ready" count from the start of the process to the constructor's begin and end. The phases between
+        them partly overlap: "engine" imports torch and the engine; "context" and "cublas" create the GPU context and
+        cuBLAS's first handle, in parallel with the imports; the rest are the loader's (`ingot.runtime.loader.Loaded`).
+        Each CUDA graph captured so far has an entry: "graph 8" for decode steps of 8 sequences, "graph 8 shared" for
+        those that read shared prefixes once, "graph 512/64" for steps of 512 tokens that include prompts."""
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
         captured = self._loaded.executor.captured
         found |= {f"graph {rows}": seconds for rows, seconds in captured.decode.items()}
@@ -144,25 +144,25 @@ class LLM:
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     def idle(self) -> bool:
-        """Do a piece of what makes later steps quicker, some hundredths of a second; for callers that wait for
-        requests. False when nothing is left to do, or requests are being served."""
+        """Do one piece of background work (some hundredths of a second) that makes later steps faster.
+        Call it while waiting for requests. Returns False when nothing is left, or while requests run."""
         return self._engine.idle()
 
     @property
     def prefix_cache_stats(self) -> "PrefixCacheStats":
-        """How many tokens of prompts were looked for in the prefix cache so far, and how many were found there."""
+        """Return how many prompt tokens the prefix cache was queried for so far, and how many it held."""
         return self._engine.prefix_cache_stats
 
     def reset_prefix_cache(self) -> bool:
-        """Let no later prompt find what the prefix cache holds now. False, and nothing changes, while requests run."""
+        """Drop the prefix cache's contents for later prompts. Returns False and changes nothing while requests run."""
         return self._engine.reset_prefix_cache()
 
     def get_tokenizer(self) -> "Tokenizer | None":
-        """The artifact's tokenizer; None when the checkpoint had none."""
+        """Return the artifact's tokenizer; None if the checkpoint had none."""
         return self._loaded.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generation_config.json says of sampling, over the defaults of SamplingParams. Raises ArtifactError."""
+        """Return the sampling fields of generation_config.json over SamplingParams' defaults. Raises ArtifactError."""
         from ingot.runtime.tokenizer import read_json
 
         file = self._loaded.artifact.folder / "tokenizer" / "generation_config.json"
@@ -180,12 +180,12 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> "list[RequestOutput]":
-        """Complete every prompt: a text or {"prompt_token_ids": [...]}, or a list of them; outputs in their order.
+        """Complete every prompt and return the outputs in the prompts' order.
 
-        A dict may have a "cache_salt" too, and is then given cached pages of prompts with the same one alone. With the
-        scheduling policy "priority", prompts of lower `priority` come first, and give up their pages last.
-
-        Raises RequestError before anything runs when one of them cannot be served.
+        A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. A dict may have a "cache_salt":
+        it then shares cached pages only with prompts of the same salt. With the scheduling policy "priority", prompts
+        of lower `priority` run first and are preempted last.
+        Raises RequestError before anything runs if one of them cannot be served.
         """
         outputs = self._run(prompts, sampling_params, priority, stream=False)
         finished = {out.request_id: out for out in outputs if out.finished}
@@ -198,7 +198,7 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> "Iterator[RequestOutput]":
-        """Like `generate`, yielding a request's output so far whenever it has grown. Leaving early aborts the rest."""
+        """Like `generate`, but yield a request's output so far whenever it grows. Leaving early aborts the rest."""
         return self._run(prompts, sampling_params, priority, stream=True)
 
     def embed(
@@ -208,9 +208,9 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> "list[EmbeddingOutput]":
-        """The vector of every prompt, by a model that ends in pooling; prompts and priorities as in `generate`.
+        """Return the vector of every prompt, from a model that ends in pooling; arguments as in `generate`.
 
-        Raises RequestError before anything runs when one of them cannot be served, and for a model that makes tokens.
+        Raises RequestError before anything runs if one of them cannot be served, or if the model generates tokens.
         """
         from ingot.serve.set_up import make_pooling_requests
 
@@ -219,7 +219,7 @@ class LLM:
                 "the model makes tokens and no vectors",
                 where="LLM.embed",
                 expected="an artifact whose entry 'main' has the ending 'pool'",
-                hint="ask generate, stream or chat for tokens",
+                hint="call generate, stream or chat for tokens",
             )
         outputs = self._queued(make_pooling_requests(prompts, pooling_params, ids=self._ids, priority=priority))
         return sorted(outputs, key=lambda one: int(one.request_id))
@@ -234,9 +234,9 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> "list[RequestOutput]":
-        """The assistant's next message in a conversation, or in each of a list of them; arguments as `preprocess_chat`.
+        """Return the assistant's next message in a conversation, or in each of a list of conversations.
 
-        Raises RequestError before anything runs when one of them cannot be served.
+        The arguments are those of `preprocess_chat`. Raises RequestError before anything runs if one cannot be served.
         """
         prompts = self.preprocess_chat(
             messages,
@@ -256,14 +256,13 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> "list[Prompt]":
-        """The prompts that the model's chat template makes of conversations, for `generate` and `stream`.
+        """Render conversations with the model's chat template into prompts for `generate` and `stream`.
 
         A conversation is a list of {"role": …, "content": …}. The prompt ends with the header of the assistant's turn,
         or, with `continue_final_message` and without `add_generation_prompt`, inside the last message. `tools` (JSON
         schemas of functions) and `chat_template_kwargs` go to the template, which comes from the artifact alone.
-        Messages are text: what spells a control token in them does not become one.
-
-        Raises RequestError, or ArtifactError for a template that is none.
+        Message text that spells a control token is tokenized as plain text.
+        Raises RequestError, or ArtifactError for an invalid template.
         """
         from ingot.runtime.chat.template import ChatOptions
 
@@ -272,13 +271,13 @@ class LLM:
 
     @property
     def llm_engine(self) -> "Engine | PoolingEngine":
-        """What serves the requests, as vLLM names it, for who drives it alone: `add_request`, `step`, `has_unfinished`.
-        While it has requests that were added so, no other method of this object may be called."""
+        """Return the engine, under vLLM's name, for callers that drive it: `add_request`, `step`, `has_unfinished`.
+        While requests added this way are unfinished, call no other method of this object."""
         return self._engine
 
     @property
     def loaded(self) -> "Loaded":
-        """What was loaded: the artifact, its plans and limits, the tokenizer, the end tokens."""
+        """Return the loaded artifact with its plans, limits, tokenizer and end tokens."""
         return self._loaded
 
     @cached_property
@@ -305,7 +304,7 @@ class LLM:
                 "the model makes vectors and no tokens",
                 where="LLM.generate",
                 expected="an artifact whose entry 'main' has an ending that samples",
-                hint="ask embed for the vectors of prompts",
+                hint="call embed for the vectors of prompts",
             )
         requests = make_requests(
             prompts,
@@ -319,20 +318,20 @@ class LLM:
 
     @property
     def _pools(self) -> bool:
-        """Whether the model makes vectors."""
+        """Return whether the model ends in pooling, so that it makes vectors."""
         from ingot.runtime.pooling_engine import PoolingEngine
 
         return isinstance(self._engine, PoolingEngine)
 
     def _queued(self, requests: Sequence[Any]) -> "Iterator[Any]":
-        """Queue requests of the engine's kind: their outputs."""
+        """Queue requests of the engine's kind and return the iterator of their outputs."""
         self._engine.add_requests(requests)
         outputs = self._drain({request.request_id for request in requests})
-        next(outputs)  # a generator that was begun is ended, and its requests with it, even when nobody reads it
+        next(outputs)  # started, so that its `finally` aborts the requests even if nothing reads it
         return outputs
 
     def _drain(self, open_ids: set[str]) -> "Iterator[Any]":
-        """The outputs of these requests. Steps serve all streams: what another one is waiting for is put aside."""
+        """Yield the outputs of these requests. A step serves all streams: outputs for other streams are stored."""
         waiting: list[Any] = []
         self._waiting.update(dict.fromkeys(open_ids, waiting))
         try:
@@ -358,11 +357,11 @@ class LLM:
 
 
 def compile_cached(checkpoint: str | Path, options: dict[str, Any]) -> Path:
-    """The cached artifact of a checkpoint, compiled first when there is none, in a process that keeps its compilers.
+    """Return the cached artifact of a checkpoint; compile it first, in a child process, if the cache has none.
 
-    The child finds the `request_key`, because that takes tracing, and prints the artifact's path.
+    The child computes the `request_key`, which needs tracing, and prints the artifact's path.
     """
-    # The child takes a text that is no folder for a name, and a Path is none.
+    # The child takes a string that is no folder for a hub name; a Path is never a hub name.
     given = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
     command = [sys.executable, "-m", "ingot.compile.cached", given, json.dumps(options)]
     child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

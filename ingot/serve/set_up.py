@@ -1,4 +1,4 @@
-"""What `LLM` imports when one is made, torch with it: an artifact's engine, and the prompts of a call as requests."""
+"""Set up the engine of an artifact, and turn the prompts of a call into requests. Importing this imports torch."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -36,8 +36,8 @@ def make_engine(
     policy: Policy,
     seed: int,
 ) -> Engine | PoolingEngine:
-    """The engine of an artifact, within the limits that it was compiled for. Raises OptionError for larger ones, and
-    for `prefix_caching` (None: if it can be) of a model whose sequences cannot share pages."""
+    """Return the engine of an artifact, within its compiled limits. Raises OptionError for larger limits.
+    Also raises it for `prefix_caching` True on a model without pages; None turns it on where the model has pages."""
     limits, ending = loaded.limits, parse_ending(loaded.plan.ending)
     pools, whole = ending.name == POOL.name, feeds_whole(ending)
     config = SchedulerConfig(
@@ -92,7 +92,7 @@ def make_requests(
     priority: Sequence[int] | None,
     stream: bool,
 ) -> list[EngineRequest]:
-    """A request for each prompt, numbered by `ids`; `default` gives what nobody asked for. Raises RequestError."""
+    """Return a request for each prompt, numbered by `ids`; `default` supplies absent params. Raises RequestError."""
     params = default() if sampling_params is None else sampling_params
     return [
         EngineRequest(str(next(ids)), prompt, chosen, stream, rank)
@@ -107,7 +107,7 @@ def make_pooling_requests(
     ids: Iterator[int],
     priority: Sequence[int] | None,
 ) -> list[PoolingRequest]:
-    """The same of requests for vectors."""
+    """Return a pooling request for each prompt, as `make_requests` does."""
     params = PoolingParams() if pooling_params is None else pooling_params
     return [
         PoolingRequest(str(next(ids)), prompt, chosen, rank)
@@ -122,7 +122,7 @@ def _paired(
     kind: type[SamplingParams] | type[PoolingParams],
     priority: Sequence[int] | None,
 ) -> list[tuple[Any, Any, int]]:
-    """Each prompt with its parameters, which are called `name` and are of a `kind`, and its priority."""
+    """Return each prompt with its parameters, of class `kind` and called `name` in errors, and its priority."""
     listed = [prompts] if isinstance(prompts, str | Mapping | Prompt) else _listed("prompts", prompts)
     params = [given] * len(listed) if isinstance(given, kind) else _listed(name, given)
     if len(params) != len(listed):
@@ -137,7 +137,7 @@ def _paired(
 
 
 def _least_shared(loaded: Loaded) -> int | None:
-    """Positions whose reads a step saves at least where it reads shared prefixes once; None where it cannot."""
+    """Return the least number of positions that reading shared prefixes once must save; None where unsupported."""
     if "sharing" not in loaded.plan.inputs:
         return None
     from ingot.ir.machine.find_gpu import find_gpu
@@ -146,25 +146,25 @@ def _least_shared(loaded: Loaded) -> int | None:
 
 
 def _prefix_caching(asked: bool | None, plan: Plan) -> bool:
-    """Whether sequences share what they have in common. They can where pages keep it, and slots where a state stands
-    once per sequence."""
+    """Return whether sequences share prefixes. The KV cache must have pages; states kept once per sequence need slots
+    as well."""
     if not (asked is None or isinstance(asked, bool)):
         raise OptionError(f"enable_prefix_caching is {asked!r:.80}", expected="True, False or None")
     if asked and not plan.memory.groups:
         raise OptionError(
-            "prefix caching for a model without a paged KV cache", hint="leave enable_prefix_caching out, or give False"
+            "prefix caching for a model without a paged KV cache", hint="leave enable_prefix_caching out, or pass False"
         )
     return bool(plan.memory.groups) if asked is None else asked
 
 
 def check_slots(config: SchedulerConfig, slots: PagePool | None) -> None:
-    """Raise ArtifactError where a step may take tokens back that have changed a state in its slot."""
+    """Raise ArtifactError if steps can reject tokens that have already changed a state in its slot."""
     if slots is not None and (config.max_drafts or config.blocks.denoised):
         what = "feeds drafts" if config.max_drafts else "denoises blocks"
         raise ArtifactError(
-            f"the entry 'main' {what}, and has a state that stands once per sequence",
+            f"the entry 'main' {what}, and has a state that is kept once per sequence",
             where=PLAN_FILE,
-            expected="states in pages alone, which tokens that were not kept leave as they were",
+            expected="states in pages alone, which rejected tokens do not change",
             hint="compile a definition with another ending",
         )
 

@@ -231,8 +231,8 @@ def changed_norm(program: Program) -> None:
     ("edit", "said"),
     [
         (scaled_step, r"(?s)lossy: a value is off by 2\.\d+ steps of .*param layers\.1\.attention\.k\.scales"),
-        (exchanged_weights, r"(?s)lossy: beside the rounding of weights, the meaning changed.*first at %.*layer 1"),
-        (changed_norm, r"(?s)lossy: beside the rounding of weights, .*first at %rms_norm_3 \(layer 1"),
+        (exchanged_weights, r"(?s)lossy: besides the rounding of weights, the meaning changed.*first at %.*layer 1"),
+        (changed_norm, r"(?s)lossy: besides the rounding of weights, .*first at %rms_norm_3 \(layer 1"),
     ],
 )
 def test_a_wrong_quantization_is_named(edit: Callable[[Program], None], said: str, opened: Opened) -> None:

@@ -103,7 +103,7 @@ def test_what_cannot_be_compiled_is_refused_before_a_weight_is_downloaded(hub: H
         "'LlamaForCausalLLM' is not supported": ("org/odd", {}),
         "quantized by 'fp8'": ("org/fp8", {}),
         "max_seq_len is 1048576": ("org/tiny", {"max_seq_len": 1 << 20}),
-        "the checkpoint 'draft' is not asked for": ("org/tiny", {"checkpoints": {"draft": "org/odd"}}),
+        "the checkpoint 'draft' is not needed": ("org/tiny", {"checkpoints": {"draft": "org/odd"}}),
         "has no revision 'v9'": ("org/tiny", {"revision": "v9"}),
         "a folder has none": (str(tiny), {"revision": "main"}),
         "unknown dtype": ("org/none", {"dtype": "float8"}),

@@ -61,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
         with pytest.MonkeyPatch.context() as patch:
             pool_by(patch, **attributes)
             report = compile_model(PICO, folder / name, check_numerics=name == "whole", **LIMITS)
-            assert report.no_golden_run == "no entry gives logits, which a golden run repeats"
+            assert report.no_golden_run == "no entry returns logits, which a golden run compares"
             made[name] = folder / name
             made["traced"] = interpreted(PICO, **LIMITS)
     yield made

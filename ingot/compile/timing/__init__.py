@@ -1,1 +1,1 @@
-"""Times measured while compiling: of tile sizes, and of the backends of calls."""
+"""Measure times during a compile: of tile sizes, and of the backends of calls."""

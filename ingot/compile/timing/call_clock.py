@@ -1,4 +1,4 @@
-"""Timing one call of several backends on this machine, in turns, on inputs that no cache holds."""
+"""Time one call with several backends in turns on this machine, on inputs too large for the caches."""
 
 import itertools
 import statistics
@@ -21,12 +21,12 @@ from ingot.ir.program import Program, target_name
 from ingot.runtime.load_context import on_one_device
 from ingot.runtime.loaders import find_op, load_executable, load_library
 
-ROUNDS = 7  # whose median counts
-_ROW = (8, 64)  # calls of a round, at least and at most
-# Of a round of short calls on a CPU: reading the clock and waking threads are some microseconds.
+ROUNDS = 7  # the result is their median
+_ROW = (8, 64)  # minimum and maximum calls of a round
+# The length of a round of short calls on a CPU: reading the clock and waking threads take some microseconds.
 _ROUND_SECONDS = 2e-3
-# Bytes of inputs that a round goes through, where so many sets of them suffice: twice the last-level cache of an H200,
-# and that of a server's CPU.
+# Bytes of inputs per round, unless that needs more than _MOST_SETS sets: twice the last-level cache of an H200, and
+# that of a server's CPU.
 _TRAFFIC = {"cuda": 128 << 20, "cpu": 64 << 20}
 _MOST_SETS = 16
 
@@ -34,10 +34,9 @@ Call = Callable[[Sequence[torch.Tensor]], object]
 
 
 def time_call(body: Program, candidates: Sequence[Candidate], target: Target) -> dict[str, tuple[BackendTime, ...]]:
-    """The times of the one call of `body` by each candidate, in every step of `timed_steps`. It runs on as many threads
-    as the target has cores, or on the current GPU, and leaves no memory of it taken.
-
-    Raises BackendError where inputs cannot be made or code does not load, and what a call raises that does not run.
+    """Return the times of the one call of `body` by each candidate, in every step of `timed_steps`. It runs on as many
+    threads as the target has cores, or on the current GPU, and frees its GPU memory.
+    Raises BackendError if inputs cannot be made or code does not load, and any error of a call that fails.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(target.cores if target.device == "cpu" else threads)
@@ -52,15 +51,15 @@ def time_call(body: Program, candidates: Sequence[Candidate], target: Target) ->
     finally:
         torch.set_num_threads(threads)
         if target.device == "cuda":
-            torch.cuda.empty_cache()  # this process lives on, and others want the memory
+            torch.cuda.empty_cache()  # this process keeps running, and others need the memory
     return {name: tuple(times) for name, times in found.items()}
 
 
 def _time_step(body: Program, calls: Mapping[str, Call], step: TimedStep, device: str) -> dict[str, float]:
-    """Seconds of a call by backend. The backends take turns, so that whatever slows the machine slows them all."""
+    """Return the seconds of a call by backend. The backends take turns, so that a slowdown affects all of them."""
     sets = _input_sets(body, step, device)
     for call in calls.values():
-        _round(call, sets, 1, device)  # the first call sets up what later ones share
+        _round(call, sets, 1, device)  # the first call does one-time setup
     first = {name: _round(call, sets, 1, device) for name, call in calls.items()}
     count = {name: _calls_of_round(seconds, len(sets), device) for name, seconds in first.items()}
     rounds = [{name: _round(call, sets, count[name], device) for name, call in calls.items()} for _ in range(ROUNDS)]
@@ -75,7 +74,7 @@ def _calls_of_round(seconds: float, sets: int, device: str) -> int:
 
 
 def _round(call: Call, sets: Sequence[Sequence[torch.Tensor]], count: int, device: str) -> float:
-    """Seconds of one of `count` calls, each on the next set of inputs."""
+    """Return the mean seconds of a call over `count` calls, each on the next set of inputs."""
     work = [partial(call, inputs) for inputs in itertools.islice(itertools.cycle(sets), count)]
     if device == "cuda":
         return row_seconds(work) / count
@@ -86,7 +85,7 @@ def _round(call: Call, sets: Sequence[Sequence[torch.Tensor]], count: int, devic
 
 
 def _input_sets(body: Program, step: TimedStep, device: str) -> list[list[torch.Tensor]]:
-    """Equal inputs at as many places in memory as it takes to leave the caches behind."""
+    """Return equal inputs at as many addresses as it takes to exceed the caches."""
     generator = torch.Generator(device).manual_seed(1)
     first = inputs_for(body, step, device, generator)
     size = sum(tensor.untyped_storage().nbytes() for tensor in first)
@@ -95,12 +94,12 @@ def _input_sets(body: Program, step: TimedStep, device: str) -> list[list[torch.
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """It lies as the other does: strides are part of a call's types."""
+    """Copy a tensor with its strides, which are part of a call's types."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
-    """The candidate's code for the call, as a function of the body's inputs in order."""
+    """Return the candidate's code for the call, as a function of the body's inputs in order."""
     node, backend = call_of(body), candidate.backend
     built = None if candidate.executable is None else (candidate.executable, Path(str(candidate.folder)))
     if built is not None and BACKENDS[backend].executable is not None:
@@ -112,7 +111,7 @@ def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
 
 
 def _bound(function: Callable[..., Any], body: Program, node: fx.Node) -> Call:
-    """`function` with the call's attributes, and the inputs in the places of its tensors."""
+    """Return `function` with the call's attributes bound, as a function of the inputs."""
     place = {source: index for index, source in enumerate(body.placeholders())}
 
     def call(inputs: Sequence[torch.Tensor]) -> object:

@@ -1,4 +1,4 @@
-"""What a call is timed on: steps that are usual in its bucket class, and random inputs of the call's own shapes."""
+"""The workload that a call is timed on: typical steps of its bucket class, and random inputs of the call's shapes."""
 
 import math
 from collections.abc import Mapping
@@ -14,14 +14,14 @@ from ingot.ir.features.sharing import COLUMNS
 from ingot.ir.program import Program, held_type, named_values
 from ingot.ir.types import TensorType
 
-# Positions that a sequence has in the cache in a step that feeds one token of it: those of a chat.
+# The cached positions of a sequence in a step of one token per sequence: those of a chat.
 _DECODED_CONTEXT = 1024
-_PROMPTS = 4  # fed together in the shorter step of prompts
+_PROMPTS = 4  # sequences in the shorter step of prompts
 
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step of so many tokens, which `sequences` share evenly; each sees `context` positions, its own included."""
+    """A step of `tokens` tokens, spread over `sequences`; each attends to `context` positions, its own included."""
 
     tokens: int
     sequences: int
@@ -29,8 +29,8 @@ class TimedStep:
 
 
 def timed_steps(body: Program) -> tuple[TimedStep, ...]:
-    """The steps that a call is timed in, by its bucket class: one that decodes; else several short prompts, and one
-    long prompt that half fills the largest step."""
+    """Return the steps that a call is timed in, by its bucket class: one decode step; or else a step of several short
+    prompts, and one of a long prompt that half fills the largest step."""
     bucket = body.bucket or BucketClass(name="any", tokens=(1, body.dims["T"].hi if "T" in body.dims else 1))
     low, high = bucket.tokens
     most = body.dims["B"].hi if "B" in body.dims else high
@@ -48,13 +48,13 @@ def timed_steps(body: Program) -> tuple[TimedStep, ...]:
 
 
 def call_of(body: Program) -> fx.Node:
-    """The one call of the body."""
+    """Return the one call of the body."""
     return next(iter(body.calls()))
 
 
 def inputs_for(body: Program, step: TimedStep, device: str, generator: torch.Generator) -> list[torch.Tensor]:
-    """A tensor for each placeholder of the body, in order. Raises BackendError for an input that is no number of a
-    model and that no step says."""
+    """Return a tensor for each placeholder of the body, in order. Raises BackendError for an integer input that a step
+    does not define."""
     sizes = _sizes(body, step)
     integers = _integers(step, sizes, _page_size(body), generator)
     names = _parameters(body)
@@ -67,7 +67,7 @@ def inputs_for(body: Program, step: TimedStep, device: str, generator: torch.Gen
             made.append(value.to(device, wanted.dtype))
         else:
             raise BackendError(
-                f"no step says what the input '{names.get(node, node.name)}' holds", where=f"{wanted}, timing a call"
+                f"steps do not define the input '{names.get(node, node.name)}'", where=f"{wanted}, timing a call"
             )
     return made
 
@@ -78,7 +78,7 @@ def _parameters(body: Program) -> dict[fx.Node, str]:
 
 
 def _page_size(body: Program) -> int:
-    """The positions of a page; 0 where the call has no cache of pages."""
+    """Return the positions of a page; 0 if the call has no paged cache."""
     for spec in body.states.values():
         if spec.kind == "paged_kv":
             size = spec.type.shape[2]
@@ -94,11 +94,11 @@ def _sizes(body: Program, step: TimedStep) -> dict[str, int]:
 
 
 def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator: torch.Generator) -> torch.Tensor:
-    """Numbers about one: zeros take a GPU less power, and it runs faster."""
+    """Return normally distributed values. Zeros take less power on a GPU, so that it would run faster."""
     shape = wanted.bind(sizes)
     strides = wanted.strides or torch.empty(shape, device="meta").stride()
     made = torch.empty_strided(shape, strides, dtype=wanted.dtype, device=device)
-    if is_narrow(wanted.dtype):  # torch draws none of these
+    if is_narrow(wanted.dtype):  # torch cannot draw in these dtypes
         return made.copy_(torch.randn(shape, device=device, generator=generator))
     return made.normal_(generator=generator)
 
@@ -106,10 +106,10 @@ def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator
 def _integers(
     step: TimedStep, sizes: Mapping[str, int], page: int, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """What the step says, by the parameter of ops that takes it.
+    """Return the integer inputs of the step, by the op parameter that takes them.
 
-    The pages of a sequence lie one after the other, as the pool gives them: attention of prompts loads such a tile at
-    once (docs/gpu-kernels.md).
+    The pages of a sequence are consecutive, as the pool allocates them: prefill attention loads such a tile at once
+    (docs/gpu-kernels.md).
     """
     fed = step.tokens // step.sequences
     sequence = torch.arange(step.sequences).repeat_interleave(fed)

@@ -1,4 +1,4 @@
-"""Timing the backends of calls at compile time: of what a model needs, once for each machine and each executable."""
+"""Time the backends of a model's calls at compile time, once for each machine and each executable."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,21 +16,20 @@ from ingot.ir.machine.target import Target
 from ingot.ir.program import Program, Region
 from ingot.passes.base import Contest
 
-# Different calls that a compile times. A usual model has one or two, of some tenths of a second each.
+# The maximum of different calls that a compile times. A typical model has one or two, of some tenths of a second each.
 MOST = 32
 
 _TIMES = TypeAdapter(dict[str, tuple[BackendTime, ...]])
-# The times of a call by backend, as `time_call` gives them. Raises BackendError where one does not run.
+# Return the times of a call by backend, as `time_call` does. Raises BackendError if one does not run.
 MeasureCall = Callable[[Program, Sequence[Candidate], Target], Mapping[str, tuple[BackendTime, ...]]]
 
 
 @dataclass
 class CallTimer:
-    """Finds out the times of calls that several backends would compute: in the cache, by the `exe_key` of each, or by
+    """Find the times of calls that several backends could compute: in the cache, by the `exe_key` of each, or by
     building and running them on this machine.
-
-    `untimed` says why nothing is to be timed, "" where it is. `on_done` hears how many calls were timed and of how
-    many.
+    `untimed` says why nothing is timed; "" means that calls are. `on_done` receives the number of timed calls and the
+    total.
     """
 
     emitter: Emitter
@@ -44,8 +43,8 @@ class CallTimer:
     def time(
         self, contests: Sequence[Contest], anyway: Callable[[], Sequence[Region]] = tuple
     ) -> list[BackendTimes | str]:
-        """The times of each contest, all different, or why there are none. What has to be built for that is built side
-        by side with the calls that `anyway` gives, which the compile asks for next."""
+        """Return the times of each contest, all different, or why there are none. Builds what timing needs in parallel
+        with the regions that `anyway` returns, which the compile needs next."""
         reasons = {one.key: self._refusal(one) for one in contests}
         self.emitter.tune([region for one in contests if not reasons[one.key] for region in _regions(one)])
         known = {one.key: self._known(one) for one in contests if not reasons[one.key]}
@@ -57,7 +56,7 @@ class CallTimer:
                 try:
                     known[one.key] = self._timed(one, candidates[one.key])
                 except BackendError as error:
-                    reasons[one.key] = f"no time could be taken: {error.what}"
+                    reasons[one.key] = f"timing failed: {error.what}"
         found: list[BackendTimes | str] = []
         for one in contests:
             times = known.get(one.key)
@@ -78,7 +77,7 @@ class CallTimer:
         return ""
 
     def _known(self, contest: Contest) -> dict[str, tuple[BackendTime, ...]] | None:
-        """Of all backends, or None."""
+        """Return the cached times of all backends, or None if one is missing."""
         found = {}
         for region in _regions(contest):
             times = find_times(self.emitter.key(region), self._measured(contest))
@@ -88,7 +87,7 @@ class CallTimer:
         return found
 
     def _built(self, contests: Sequence[Contest], anyway: Sequence[Region]) -> dict[str, list[Candidate]]:
-        """The candidates of each contest. What is compiled is compiled side by side."""
+        """Return the candidates of each contest, compiled in parallel."""
         regions = {
             f"{number}.{one.backend}": one for number, contest in enumerate(contests) for one in _regions(contest)
         }
@@ -127,7 +126,7 @@ class CallTimer:
         return found
 
     def _measured(self, contest: Contest) -> dict[str, Any]:
-        """Of what times are: the call, the steps, and the machine with the libraries that it runs."""
+        """Return what identifies a measurement: the call, the steps, and the machine with its libraries."""
         steps = [[one.tokens, one.sequences, one.context] for one in timed_steps(contest.body)]
         machine = {"gpu": self.target.gpu, "cores": self.target.cores}
         identity = self.target.identity(self.target.versions)
@@ -135,7 +134,7 @@ class CallTimer:
 
 
 def _regions(contest: Contest) -> list[Region]:
-    """The call as what each backend would compile."""
+    """Return the call as one region per backend."""
     return [Region("call", contest.body, backend) for backend in contest.backends]
 
 

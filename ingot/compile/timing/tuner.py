@@ -1,4 +1,4 @@
-"""Timing tile sizes at compile time: of what a model needs, once for each kind of GPU and compiler."""
+"""Time tile sizes at compile time, once for each kind of GPU and compiler."""
 
 import contextlib
 import os
@@ -18,19 +18,19 @@ from ingot.ir.errors import TargetError
 from ingot.ir.machine.target import Target
 from ingot.ir.program import Region
 
-# For each choice, compiling the candidates included: fifty of them on a dozen cores take about as long.
+# For each choice, including the compile of its candidates: fifty of them on a dozen cores take about as long.
 SECONDS = 3.0
-_NAMED = 3  # of those that cannot be timed, in an error
+_NAMED = 3  # choices that an error names
 
-# The fastest of the sizes for what a choice is about, tried for some seconds by a backend, which goes by its name.
+# Return the fastest tile sizes for a choice: the named backend tries sizes for the seconds passed.
 MeasureTiles = Callable[[str, Choice, float], Choice]
 
 
 @dataclass
 class Tuner:
-    """Finds out the tile sizes of what is compiled for `target`: in the cache, or by trying them on this machine's GPU.
+    """Find the tile sizes of what is compiled for `target`: in the cache, or by timing on this machine's GPU.
 
-    What a given log says stays as it is. `on_done` hears what was timed and how much there is to time.
+    Sizes of a given log stay. `on_done` receives the number of timed choices and the total.
     """
 
     target: Target
@@ -43,14 +43,14 @@ class Tuner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The process that measures holds some memory of the GPU until now."""
+        """Stop the measuring process, which holds some GPU memory until then."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
     def tuned(self, backends: Mapping[str, Backend], regions: Sequence[Region]) -> dict[str, Backend]:
-        """The backends, with the best sizes for the regions that they compile. Raises TargetError where the GPU that
-        has to be asked is not here."""
+        """Return the backends with the best sizes for the regions that they compile. Raises TargetError if sizes must
+        be timed and the GPU is not present."""
         result = dict(backends)
         for name, backend in backends.items():
             if not isinstance(backend, Tunable):
@@ -102,7 +102,7 @@ class Tuner:
 
 
 def _file(choice: Choice, compiler: str) -> Path:
-    """Where the cache has the answer: times are of one product of GPU, one compiler and one text of the kernels."""
+    """Return the cache file of a choice. Times hold for one GPU product, one compiler and one kernel source."""
     key = digest_json({"kernel": choice.kernel, "problem": choice.problem, "compiler": compiler})
     return cache_folder("tuning") / f"{key}.json"
 

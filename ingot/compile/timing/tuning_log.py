@@ -1,4 +1,4 @@
-"""The tuning log as a file: read from an artifact or by itself, written into an artifact."""
+"""The tuning log as a file: read from an artifact or a file of its own, written into an artifact."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ LACKS = "the given log has none"
 
 
 def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog:
-    """A log by the path of its file or of an artifact, or as JSON values. Raises OptionError for what is no log, and
-    TargetError for one of another target."""
+    """Return a log from the path of its file or of an artifact, or from JSON values. Raises OptionError if it is no
+    log, and TargetError if it is for another target."""
     value: object = given
     where = "tuning_log"
     if isinstance(given, str | Path):
@@ -44,8 +44,8 @@ _EXPECTED = f"an artifact that has a {TUNING}, or that file"
 
 
 def artifact_log(artifact: Artifact, target: Target) -> TuningLog | None:
-    """What the kernels and calls of an artifact were given, to be given again; None where nothing had a choice. Raises
-    ArtifactError for a log that cannot be read."""
+    """Return the choices that an artifact was compiled with; None if it had none. Raises ArtifactError if the log
+    cannot be read."""
     if all(entry.path != TUNING for entry in artifact.manifest.files):
         return None
     try:
@@ -72,7 +72,7 @@ def _first(error: ValidationError | TypeError) -> str:
 
 
 def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Target) -> TuningLog:
-    """What an artifact keeps: distinct choices, and distinct calls, in a fixed order."""
+    """Return the log that an artifact stores: distinct choices and distinct calls, in a fixed order."""
     tiles, backends = {one.key: one for one in choices}, {one.key: one for one in calls}
     return TuningLog(
         target=target.name,
@@ -83,7 +83,7 @@ def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Tar
 
 
 def with_reasons(choices: Sequence[Choice], log: TuningLog | None) -> tuple[Choice, ...]:
-    """The choices; where a log was given that has nothing about one, that is said."""
+    """Return the choices; those that the given log lacks say so in their reason."""
     known = frozenset(choice.key for choice in log.choices) if log is not None else None
     return tuple(
         choice if known is None or choice.key in known else choice.model_copy(update={"reason": LACKS})

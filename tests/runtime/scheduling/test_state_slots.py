@@ -142,7 +142,7 @@ def test_without_pieces_what_is_generated_is_found(serve):
 def test_a_state_takes_no_tokens_back(options, what):
     config = SchedulerConfig(max_batch=2, max_tokens=16, max_seq_len=32, **options)
     check_slots(config, None)
-    with pytest.raises(ArtifactError, match=f"the entry 'main' {what}, and has a state that stands once per sequence"):
+    with pytest.raises(ArtifactError, match=f"the entry 'main' {what}, and has a state that is kept once per sequence"):
         check_slots(config, PagePool(6))
 
 
