@@ -1,1 +1,1 @@
-"""The command line: the commands, what they print, consoles and progress."""
+"""The command line: the commands, their output, consoles and progress."""

@@ -1,4 +1,4 @@
-"""What the commands share in printing: consoles, tables, sizes, program text."""
+"""Shared printing of the commands: consoles, tables, sizes, program text."""
 
 import itertools
 import json
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-# A pipe has no width: rich would take 80 and cut what a program is to read.
+# A pipe has no width: rich would assume 80 columns and cut text that programs read.
 _PIPE_WIDTH = 1 << 16
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A console: colours and the window's width on a terminal, plain and uncut in a pipe."""
+    """Return a console: with colours and the window's width on a terminal, plain and uncut in a pipe."""
     from rich.console import Console
 
     class PlainConsole(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would exit here, with a code of its own
+            raise BrokenPipeError  # rich would exit here with its own exit code
 
     made = PlainConsole(stderr=stderr, highlight=False)
     if not made.is_terminal:
@@ -31,7 +31,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> "Table":
-    """A table without lines; a column whose name ends in ">" is aligned to the right. Cells are taken literally."""
+    """Return a table without lines. A column name that ends in ">" aligns right; cells are literal text."""
     from rich.table import Table
     from rich.text import Text
 
@@ -46,7 +46,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> "Table":
-    """Names and values, one a line."""
+    """Return a table of names and values, one a line."""
     from rich.text import Text
 
     made = table(("", ""), [(Text(name, "bold"), value) for name, value in rows])
@@ -55,7 +55,7 @@ def facts(rows: Sequence[tuple[str, object]]) -> "Table":
 
 
 def print_table(out: "Console", made: "Table") -> None:
-    """Print it; in a pipe without the blanks that fill up its last column."""
+    """Print a table; in a pipe, without the blanks that pad its last column."""
     if out.is_terminal:
         out.print(made)
         return
@@ -66,7 +66,7 @@ def print_table(out: "Console", made: "Table") -> None:
 
 
 def size_text(count: int) -> str:
-    """Bytes in decimal units: 13.6 MB."""
+    """Return bytes in decimal units: 13.6 MB."""
     value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while value >= 999.95 and len(units) > 1:
         value /= 1000
@@ -75,31 +75,30 @@ def size_text(count: int) -> str:
 
 
 class ByteCount(int):
-    """A number of bytes that prints as `size_text`, so that steps of progress can be bytes."""
+    """A number of bytes that prints as `size_text`, so that progress can count bytes."""
 
     def __str__(self) -> str:
         return size_text(self)
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    """`inductor 25, reference 40`, the most first."""
+    """Return counts as in `inductor 25, reference 40`, the largest first."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {count}" for name, count in ordered) or "none"
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout, in ASCII so that no terminal's encoding can break it."""
+    """Print one JSON value to stdout, in ASCII so that it works with every terminal encoding."""
     sys.stdout.write(json_text(value))
 
 
 def json_text(value: Any) -> str:
-    """For readers and programs alike: indented, fields in their order."""
+    """Return JSON for readers and programs: indented, with the fields in order."""
     return json.dumps(value, indent=2) + "\n"
 
 
 def print_program_text(text: str, dim: Sequence[bool] = ()) -> None:
-    """Program text: as it is in a pipe, coloured on a terminal. `dim` tells for each line whether it is of less
-    interest than the others."""
+    """Print program text: unchanged in a pipe, coloured on a terminal. `dim` marks the lines to show dimmed."""
     out = console()
     if not out.is_terminal:
         sys.stdout.write(text)

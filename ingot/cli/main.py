@@ -1,7 +1,7 @@
-"""The commands `ingot` and `compile-model`, and how they end.
+"""The commands `ingot` and `compile-model`, and their exit codes.
 
-Exit codes: 0 done, 1 our fault, 2 the user's input, 130 interrupted, 141 the reader of our output went away. A command
-may end with one of its own, from 3 on.
+0: done; 1: an Ingot fault; 2: bad input; 130: interrupted; 141: the reader of stdout closed the pipe. A command may
+define further codes from 3 on.
 """
 
 import contextlib
@@ -74,9 +74,9 @@ def compile_model_main() -> None:
 
 
 def run(app: App, arguments: Sequence[str]) -> int:
-    """Run one command line; the exit code. Nothing but SystemExit leaves it."""
+    """Run one command line and return the exit code. Only SystemExit leaves this function."""
     for stream in (sys.stdout, sys.stderr):
-        # A terminal or pipe without Unicode still gets the text, escaped where it has to be.
+        # A terminal or pipe without Unicode still receives the text, with escapes where needed.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -87,14 +87,14 @@ def run(app: App, arguments: Sequence[str]) -> int:
 
 
 def _refuse(app: App, error: CycloptsError) -> int:
-    """A command line that does not parse."""
+    """Report a command line that does not parse."""
     at = app
     for name in error.command_chain or ():
         at = at[name]
     _complain(str(error))
-    hint = "--help tells more"
+    hint = "--help describes the options"
     if isinstance(error, UnknownOptionError) and at is not INGOT:
-        hint += "; an argument that begins with '-' goes behind '--'"
+        hint += "; an argument that begins with '-' goes after '--'"
     console(stderr=True).print(f"{at.usage}\n{hint}", markup=False, soft_wrap=True)
     return BAD_INPUT
 
@@ -103,11 +103,11 @@ def _guarded(body: Callable[[], object]) -> int:
     try:
         code = body()
         if sys.stdout is not None:
-            sys.stdout.flush()  # here and not at exit, where nobody could report it
+            sys.stdout.flush()  # here, because an error at exit could not be reported
         return code if isinstance(code, int) else DONE
     except IngotError as error:
         if isinstance(error, PassError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)  # a mistake in a pass of ours: the report should hold its place
+            traceback.print_exception(error.__cause__)  # a bug in one of Ingot's passes: show where it is
         _complain(str(error))
         if isinstance(error, InternalError):
             console(stderr=True).print("This is Ingot's fault: please report it, with the command line.", markup=False)
@@ -133,10 +133,10 @@ def _guarded(body: Callable[[], object]) -> int:
 def _complain(message: str) -> None:
     from rich.text import Text
 
-    with contextlib.suppress(OSError):  # there is nowhere else to say it
+    with contextlib.suppress(OSError):  # there is no other place to report it
         console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
 def _drop_stdout() -> None:
-    """What is still buffered has nowhere to go: Python would fail a second time when it flushes at exit."""
+    """Discard the buffered output. Otherwise, Python would fail again when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[str, int, int], None]
 
-# Between two lines about one phase in a log: often enough to see that it lives.
+# Seconds between two log lines about one phase: often enough to show progress.
 _SECONDS_BETWEEN_LINES = 5.0
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
-    """Shows nothing."""
+    """Show nothing."""
 
 
 @contextlib.contextmanager
 def live_progress() -> Iterator[OnProgress]:
-    """A callback for `compile_model(progress=…)`: a moving line a phase on a terminal, plain lines in a pipe."""
+    """Yield a callback for `compile_model(progress=…)`: a live line per phase on a terminal, plain lines in a pipe."""
     screen = console(stderr=True)
     if screen.is_terminal:
         with _bars(screen) as draw:
@@ -41,7 +41,7 @@ def _lines(screen: "Console") -> OnProgress:
         if phase != current:
             current, last = phase, now
             screen.print(f"ingot: {phase}", markup=False)
-        elif now - last >= _SECONDS_BETWEEN_LINES and not isinstance(total, ByteCount):  # which its name tells
+        elif now - last >= _SECONDS_BETWEEN_LINES and not isinstance(total, ByteCount):  # its label has the size
             last = now
             screen.print(f"ingot: {phase}, {done} of {total}", markup=False)
 
@@ -70,10 +70,10 @@ def _bars(screen: "Console") -> Iterator[OnProgress]:
 
         def draw(phase: str, done: int, total: int) -> None:
             if phase not in tasks:
-                finish()  # one phase at a time: a new one ends those before
+                finish()  # one phase at a time: a new one ends the earlier ones
                 tasks[phase] = bars.add_task(phase, total=None, steps="")
             if total:
-                # One short of the end even when all steps are done: the phase ends when the next one begins.
+                # Stay one short of the end when all steps are done: the phase ends when the next one begins.
                 bars.update(tasks[phase], completed=done, total=total + 1, steps=f"{done}/{total}")
 
         yield draw

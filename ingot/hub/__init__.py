@@ -1,1 +1,1 @@
-"""Checkpoints by their names on the Hugging Face hub: found, downloaded into the hub's own cache, opened from there."""
+"""Checkpoints by name on the Hugging Face hub: find them, download them into the hub's own cache, open them there."""

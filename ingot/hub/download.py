@@ -1,4 +1,4 @@
-"""Files of a commit into the hub's cache, several at once, with progress in bytes."""
+"""Download files of a commit into the hub's cache, several at once, with progress in bytes."""
 
 import shutil
 import threading
@@ -16,13 +16,13 @@ from ingot.cli.progress import OnProgress
 from ingot.hub.errors import disk_full, hub_error
 from ingot.hub.name import HubName
 
-_THREADS = 8  # as huggingface_hub's snapshot_download has
+_THREADS = 8  # the same as huggingface_hub's snapshot_download
 _SECONDS_BETWEEN_LOOKS = 0.2
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as the hub lists it: its size in bytes, and its name among the blobs of the cache; "" when not told."""
+    """A file as the hub lists it: its size in bytes, and its name among the cache's blobs; "" if it is not listed."""
 
     size: int
     blob: str
@@ -30,7 +30,7 @@ class RemoteFile:
 
 @dataclass
 class _Batch:
-    """Files that threads take one after the other, until there are none or one could not be had."""
+    """Files that threads take one at a time, until none is left or a download fails."""
 
     waiting: deque[str]
     done: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class _Batch:
                 return
             try:
                 get(file)
-            except Exception as error:  # whatever the client and the libraries below it raise: the caller names it
+            except Exception as error:  # any error of the client and its libraries: the caller converts it
                 self.failed.append((file, error))
             else:
                 self.done.append(file)
@@ -57,10 +57,10 @@ def download(
     batches: Sequence[Sequence[str]],
     progress: OnProgress,
 ) -> None:
-    """Put files into `folder`, the snapshot of a commit in the hub's cache. Raises HubError.
+    """Download files into `folder`, the snapshot of a commit in the hub's cache. Raises HubError.
 
-    A file appears there when it is whole, and a batch begins when all files of the one before are. Files that are there
-    already are left alone.
+    A file appears there when it is complete. A batch begins when all files of the batch before it are complete. Files
+    that already exist are skipped.
     """
     missing = [[file for file in batch if not (folder / file).is_file()] for batch in batches]
     files = [file for batch in missing for file in batch]
@@ -90,9 +90,9 @@ def download(
 
 
 def download_one(name: HubName, file: str) -> Path:
-    """The path in the hub's cache of a small file at the revision that `name` says, which the cache then knows.
+    """Return the cached path of a small file at the revision of `name`; download it first if needed. The cache then
 
-    Raises HubError.
+    knows the revision. Raises HubError.
     """
     with _no_bars_of_the_client():
         try:
@@ -105,7 +105,7 @@ def _run(batch: _Batch, get: Callable[[str], object], tell: Callable[[_Batch], N
     """Run the batch in threads and report progress from this one, so that an interrupt ends it at once."""
     tell(batch)
     count = min(_THREADS, len(batch.waiting))
-    # Daemons, so that the process can end while one of them is within gigabytes.
+    # Daemon threads, so that the process can exit in the middle of a large download.
     threads = [threading.Thread(target=batch.work, args=(get,), daemon=True, name="hub") for _ in range(count)]
     for thread in threads:
         thread.start()
@@ -115,25 +115,25 @@ def _run(batch: _Batch, get: Callable[[str], object], tell: Callable[[_Batch], N
             threads = [thread for thread in threads if thread.is_alive()]
             tell(batch)
     finally:
-        batch.waiting.clear()  # after an interrupt no thread begins another file
+        batch.waiting.clear()  # after an interrupt no thread starts another file
 
 
 def _has_blob(blobs: Path, file: RemoteFile) -> bool:
-    """Whether another commit brought the file already."""
+    """Return whether the cache has the file already, from another commit."""
     return bool(file.blob) and (blobs / file.blob).is_file()
 
 
 def _partly(blobs: Path, file: RemoteFile) -> int:
-    """How much of a file has come: the client writes it beside the blobs, under a name that ends in `.incomplete`."""
+    """Return the downloaded bytes of a file. The client writes to a blob whose name ends in `.incomplete`."""
     if not file.blob:
         return 0
     held = 0
     for part in blobs.glob(f"{file.blob}*"):
         try:
             found = part.stat()
-        except OSError:  # it became the blob just now
+        except OSError:  # it has just become the blob
             return file.size
-        held = max(held, min(found.st_size, found.st_blocks * 512))  # hf_xet writes into holes
+        held = max(held, min(found.st_size, found.st_blocks * 512))  # hf_xet writes sparse files
     return min(held, file.size)
 
 
@@ -145,7 +145,7 @@ def _check_room(folder: Path, total: int) -> None:
 
 @contextmanager
 def _no_bars_of_the_client() -> Iterator[None]:
-    """Without this the client draws a bar for each file, into Ingot's own progress."""
+    """Disable the client's bar per file, which would disturb Ingot's own progress."""
     if are_progress_bars_disabled():
         yield
         return

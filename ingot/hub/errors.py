@@ -1,4 +1,4 @@
-"""What goes wrong at the hub, in words that say what to do. Importing this brings in huggingface_hub."""
+"""Convert errors of the hub into messages that say what to do. Importing this imports huggingface_hub."""
 
 import errno
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ _TOKEN = "set HF_TOKEN to a token of yours, or log in with `hf auth login`"
 
 
 def hub_error(error: BaseException, name: HubName, file: str = "") -> HubError:
-    """The HubError for what the client of the hub raised when it was to get `file`, or without one to find `name`.
+    """Return the HubError for an error of the hub's client while it fetched `file`, or looked for `name` without one.
 
-    The client has changed its HTTP library twice, so an error of the network is known by being none of the others.
+    The client has changed its HTTP library twice, so any error that is not recognised counts as a network error.
     """
     for one in _chain(error):
         found = _of_disk(one) or _of_repository(one, name) or _of_status(one, name)
@@ -35,43 +35,43 @@ def hub_error(error: BaseException, name: HubName, file: str = "") -> HubError:
             return found
     if not file:
         return HubError(
-            f"there is no folder '{name}', and the hub cannot be asked for a repository: {_reason(error)}",
+            f"there is no folder '{name}', and the hub cannot be queried for a repository: {_reason(error)}",
             where=constants.ENDPOINT,
             expected="a network that reaches the hub, or a local folder",
             hint="check the path, the network, and HF_ENDPOINT and the proxy where they are set",
         )
     return HubError(
-        f"the download of '{file}' broke off: {_reason(error)}",
+        f"the download of '{file}' failed: {_reason(error)}",
         where=_page(name),
-        hint="try again: files that are whole are kept, and not downloaded a second time",
+        hint="try again: complete files are kept and not downloaded again",
     )
 
 
 def unreached(error: BaseException, name: HubName) -> str:
-    """Why the hub did not tell what `name` is, for a message that says what its cache has."""
+    """Return why the hub could not resolve `name`, for a message about what the cache has."""
     for one in _chain(error):
         if isinstance(one, OfflineModeIsEnabled):
             return _OFFLINE
         if (found := _of_repository(one, name) or _of_status(one, name)) is not None:
             return found.what
-    return f"the hub cannot be asked: {_reason(error)}"
+    return f"the hub cannot be queried: {_reason(error)}"
 
 
 def disk_full(needed: str = "") -> HubError:
-    """The HubError for a cache without room; `needed` says how much there should be."""
+    """Return the HubError for a full disk; `needed` says how much room is needed."""
     return HubError(
         f"the disk is full{needed}",
         where=f"the hub's cache, {constants.HF_HUB_CACHE}",
-        hint="make room, or set HF_HOME to a folder with room; files that are whole are kept",
+        hint="make room, or set HF_HOME to a folder with room; complete files are kept",
     )
 
 
 def _of_disk(error: BaseException) -> HubError | None:
     number = error.errno if isinstance(error, OSError) else None
-    # hf_xet is written in Rust, and its errors have no number.
+    # hf_xet is written in Rust; its errors have no errno.
     if number in _DISK_FULL or any(text in str(error) for text in _DISK_FULL.values()):
         return disk_full()
-    if isinstance(error, OSError) and error.filename is not None:  # which errors of the network have not
+    if isinstance(error, OSError) and error.filename is not None:  # network errors have no file name
         return HubError(
             f"the hub's cache cannot be used: {error.strerror}",
             where=str(error.filename),
@@ -84,17 +84,17 @@ def _of_repository(error: BaseException, name: HubName) -> HubError | None:
     repository = name.repository
     if isinstance(error, OfflineModeIsEnabled):
         return HubError(
-            f"there is no folder '{name}', and the hub may not be asked for a repository: {_OFFLINE}",
+            f"there is no folder '{name}', and the hub must not be queried for a repository: {_OFFLINE}",
             where=f"the hub's cache, {constants.HF_HUB_CACHE}",
             expected=f"'{name}' in that cache, or a local folder",
             hint="unset HF_HUB_OFFLINE, or download the repository where there is a network",
         )
     if isinstance(error, GatedRepoError):
-        access = f"then {_TOKEN}" if get_token() is None else "the token that was sent has none yet"
+        access = f"then {_TOKEN}" if get_token() is None else "the token that was sent has no access yet"
         return HubError(
-            f"the repository '{repository}' is gated: its files are for those who were granted access",
+            f"the repository '{repository}' is gated: its files need granted access",
             where=_page(name),
-            hint=f"ask for access on that page; {access}",
+            hint=f"request access on that page; {access}",
         )
     if isinstance(error, RevisionNotFoundError):
         return HubError(
@@ -103,7 +103,7 @@ def _of_repository(error: BaseException, name: HubName) -> HubError | None:
             expected="one of its branches, tags or commits",
         )
     if isinstance(error, RepositoryNotFoundError | HFValidationError):
-        seen, login = ("", f"; if it is private, {_TOKEN}") if get_token() is None else (" that your token may see", "")
+        seen, login = ("", f"; if it is private, {_TOKEN}") if get_token() is None else (" that your token can see", "")
         return HubError(
             f"there is no folder '{name}', and no repository '{repository}' on the hub{seen}",
             where=constants.ENDPOINT,
@@ -121,15 +121,15 @@ def _of_status(error: BaseException, name: HubName) -> HubError | None:
     status = getattr(error.response, "status_code", 0) if isinstance(error, HfHubHTTPError) else 0
     where = f"{_page(name)}, status {status}"
     if status in (401, 403):
-        what = "asks for a token" if get_token() is None else "refuses the token that was sent"
+        what = "requires a token" if get_token() is None else "refuses the token that was sent"
         return HubError(f"the hub {what}", where=where, hint=f"{_TOKEN}; it must be one that may read this repository")
     if status == 429:
         login = f", or {_TOKEN}: with one more requests are allowed" if get_token() is None else ""
         return HubError(
-            "the hub takes no more requests from here for now", where=where, hint=f"wait some minutes{login}"
+            "the hub accepts no more requests from this machine for now", where=where, hint=f"wait some minutes{login}"
         )
     if status >= 500:
-        return HubError("the hub is out of order", where=where, hint="try again later")
+        return HubError("the hub has an internal error", where=where, hint="try again later")
     return None
 
 
@@ -138,7 +138,7 @@ def _page(name: HubName) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what caused it."""
+    """Yield the error and its causes."""
     at: BaseException | None = error
     seen: set[int] = set()
     while at is not None and id(at) not in seen:
@@ -148,7 +148,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _reason(error: BaseException) -> str:
-    """What was the matter, in a line. Of a file that is not in the cache it is the error that kept it from coming."""
+    """Return the reason in one line. For a file missing in the cache, it is the error that prevented the download."""
     told = next((one for one in _chain(error) if not isinstance(one, LocalEntryNotFoundError)), error)
     lines = str(told).strip().splitlines()
     return f"{type(told).__name__}: {lines[0][:300]}" if lines else type(told).__name__

@@ -1,4 +1,4 @@
-"""The name of a repository on the hub, told from the path of a folder. Importing this brings in no HTTP library."""
+"""The name of a repository on the hub, distinguished from a folder's path. Importing this imports no HTTP library."""
 
 import re
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from ingot.ir.errors import HubError, OptionError
 
 DEFAULT_REVISION = "main"
 
-# What the hub takes (huggingface_hub, utils/_validators.py, validate_repo_id), and always with an organisation: all
-# models are in one, and a single word is more often a folder that is not there.
+# The names that the hub accepts (huggingface_hub, utils/_validators.py, validate_repo_id), always with an organisation:
+# all models have one, and a single word is more often a missing folder.
 _WORD = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_WORD}/{_WORD}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]{0,254}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_NO_NAMES = (".ingot", ".git")  # an artifact that is not there; the hub refuses the other
+_NO_NAMES = (".ingot", ".git")  # a missing artifact; the hub rejects names that end in .git
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class HubName:
 
     @property
     def pinned(self) -> bool:
-        """Whether the revision is a commit, which never becomes another."""
+        """Return whether the revision is a commit, which never changes."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
@@ -34,10 +34,10 @@ class HubName:
 
 
 def hub_name(checkpoint: str | Path, revision: str | None = None) -> HubName | None:
-    """The repository that `checkpoint` names, "org/name" or "org/name@REVISION"; None when it is the path of a folder.
+    """Return the repository that `checkpoint` names, "org/name" or "org/name@REVISION"; None for the path of a folder.
 
-    What is there locally wins, and a Path is always local. `revision` says the same as the part after "@". Raises
-    OptionError for a revision of a folder, HubError for a name that only a slash keeps from being one.
+    An existing local path takes precedence, and a Path is always local. `revision` is the same as the part after "@".
+    Raises OptionError for a revision of a folder, and HubError for a name with a slash at the end.
     """
     text = str(checkpoint)
     repository, at, after = text.partition("@")
@@ -72,7 +72,7 @@ def _is_repository(text: str) -> bool:
 
 
 def is_there(path: str | Path) -> bool:
-    """Whether there is a file or a folder of this name, be it one that may not be read."""
+    """Return whether a file or folder of this name exists, even if it cannot be read."""
     try:
         return Path(path).exists()
     except PermissionError:

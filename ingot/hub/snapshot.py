@@ -1,4 +1,4 @@
-"""A commit of a repository on the hub: which of its files a checkpoint needs, and where the hub's cache has them."""
+"""A commit of a repository on the hub: the files that a checkpoint needs, and their place in the hub's cache."""
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
@@ -24,21 +24,21 @@ from ingot.hub.errors import hub_error, unreached
 from ingot.hub.name import HubName
 from ingot.ir.errors import CheckpointError, ConfigError, HubError
 
-# Other programs may have cached a part of a commit. A model without its generation_config.json samples and ends
-# otherwise, and one without its tokenizer.json takes no text: that they do not exist must be known.
+# Other programs may have cached part of a commit. Without generation_config.json a model samples and stops differently,
+# and without tokenizer.json it takes no text, so their absence must be certain.
 _DECISIVE = ("generation_config.json", "tokenizer.json")
-# What is asked for, so that the cache knows of files that do not exist, and the hub need not be asked again.
+# Files to request even if they do not exist, so that the cache records their absence and the hub is not asked again.
 _KNOWN = (*_DECISIVE, "tokenizer_config.json", "chat_template.jinja")
-# Each repository has this file, and only a download of all files brings it.
+# Each repository has this file, and only a download of all files fetches it.
 _OF_ALL = ".gitattributes"
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A commit whose config.json is in the hub's cache, in `folder`; the other files come with `fetch`.
+    """A commit with its config.json in the hub's cache, in `folder`; `fetch` downloads the other files.
 
-    `listing` are the files of the commit; None when the cache alone was asked, for the reason `unreached`, or because
-    it has all of a commit that was named.
+    `listing` has the files of the commit. It is None if only the cache was used: for the reason `unreached`, or because
+    the cache has all files of a named commit.
     """
 
     name: HubName
@@ -52,11 +52,11 @@ class Snapshot:
 
     @property
     def origin(self) -> str:
-        """The commit as a name that `LLM` and `compile-model` take."""
+        """Return the commit as a name that `LLM` and `compile-model` take."""
         return f"{self.name.repository}@{self.commit}"
 
     def fetch(self, progress: OnProgress) -> Path:
-        """The folder, with the tokenizer's files and the weights. Raises HubError."""
+        """Return the folder, with the tokenizer's files and the weights. Raises HubError."""
         if self.listing is None:
             self._check_cache()
             return self.folder
@@ -73,12 +73,12 @@ class Snapshot:
                 )
         else:
             weights = [SINGLE]
-        # Weights last: where they are, the cache can be used without the hub.
+        # Weights last: once they are present, the cache can be used without the hub.
         download(self.name, self.folder, self.listing, [small, weights], progress)
         return self.folder
 
     def missing(self) -> list[str]:
-        """The files that a checkpoint needs and the cache lacks, by what the cache knows of the commit."""
+        """Return the files that a checkpoint needs and the cache lacks, by what the cache knows of the commit."""
         weights = [SINGLE]
         if (self.folder / INDEX).is_file():
             weights = sorted(set(read_index(self.folder / INDEX).values()))
@@ -89,20 +89,20 @@ class Snapshot:
         ]
 
     def unknown(self, files: Sequence[str]) -> list[str]:
-        """Those that the cache neither has nor knows not to exist."""
+        """Return the files that the cache neither has nor knows to be absent."""
         if (self.folder / _OF_ALL).is_file():
             return []
         return [file for file in files if _cached(self._pinned(), file) is None]
 
     def _check_cache(self) -> None:
-        """Raises HubError when the cache, which alone can be asked, lacks a file."""
+        """Raise HubError if the hub is unreachable and the cache lacks a file."""
         missing = self.missing() if self.unreached else []
         if missing:
             raise HubError(
                 f"the hub's cache lacks files of '{self.name}', and {self.unreached}; missing: {name_files(missing)}",
                 where=str(self.folder),
                 expected="each file in the cache, unless the cache knows that the repository does not have it",
-                hint="try again with the hub in reach; or give that folder as the checkpoint, if it needs no more",
+                hint="try again with access to the hub; or pass that folder as the checkpoint, if it is complete",
             )
 
     def _pinned(self) -> HubName:
@@ -110,11 +110,11 @@ class Snapshot:
 
 
 def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
-    """The commit that `name` stands for, with its config.json downloaded and nothing else.
+    """Return the commit of `name`, with only its config.json downloaded.
 
-    The hub says which one that is, and its cache where the hub cannot be reached. A commit that is named, and whose
-    files are all in the cache, needs no request. Raises HubError; CheckpointError for a repository without safetensors,
-    and ConfigError for one without config.json.
+    The hub resolves the commit, or its cache if the hub cannot be reached. A commit given by its id, with all its files
+    in the cache, needs no request. Raises HubError; CheckpointError for a repository without safetensors, and
+    ConfigError for one without config.json.
     """
     if name.pinned and (folder := _cached_folder(name)) is not None:
         here = Snapshot(name, folder)
@@ -123,7 +123,7 @@ def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
     progress(f"look for {name} on the hub", 0, 0)
     try:
         commit, listing = _list(name)
-    except Exception as error:  # whatever the client and the libraries below it raise
+    except Exception as error:  # any error of the client and its libraries
         folder = None if isinstance(error, RevisionNotFoundError) else _cached_folder(name)
         if folder is None:
             raise hub_error(error, name) from error
@@ -133,9 +133,9 @@ def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
     _check_files(listing, name)
     folder = _cached_folder(name)
     if folder is None or folder.name != commit:
-        # By the revision, and not by the commit: so the cache knows what the revision stands for.
+        # By the revision, not by the commit, so that the cache records which commit the revision is.
         folder = download_one(name, CONFIG).parent
-        if folder.name != commit:  # it moved on meanwhile
+        if folder.name != commit:  # the revision has moved since
             return open_snapshot(HubName(name.repository, folder.name), progress)
     for file in _KNOWN:
         if file not in listing:
@@ -144,12 +144,12 @@ def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
 
 
 def _list(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
-    """The commit and its files. Raises what the client does."""
+    """Return the commit and its files. Raises the client's errors."""
     found = HfApi(library_name="ingot").model_info(
         name.repository, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
     )
     if found.sha is None or found.siblings is None:
-        raise ValueError("the answer has no commit or no files: what HF_ENDPOINT names may be no hub")
+        raise ValueError("the answer has no commit or no files: HF_ENDPOINT may not name a hub")
     files = {
         one.rfilename: RemoteFile(one.size or 0, (one.lfs.sha256 if one.lfs else one.blob_id) or "")
         for one in found.siblings
@@ -158,7 +158,7 @@ def _list(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
 
 
 def _check_files(files: Collection[str], name: HubName) -> None:
-    """Raises CheckpointError or ConfigError for a repository that is no checkpoint of ours, by its files alone."""
+    """Raise CheckpointError or ConfigError for a repository that Ingot cannot read, judged by its file names."""
     where = f"{constants.ENDPOINT}/{name.repository}"
     if SINGLE not in files and INDEX not in files:
         pickles = [file for file in files if file.endswith(PICKLE_SUFFIXES)]
@@ -167,7 +167,7 @@ def _check_files(files: Collection[str], name: HubName) -> None:
         expected = f"{SINGLE}, or {INDEX} and its shards"
         if other:
             raise CheckpointError(
-                f"the repository's safetensors are none of a checkpoint for transformers: {name_files(other)}",
+                f"the repository's safetensors are not a transformers checkpoint: {name_files(other)}",
                 where=where,
                 expected=expected,
                 hint="look for a repository of the same model in transformers' form",
@@ -177,7 +177,7 @@ def _check_files(files: Collection[str], name: HubName) -> None:
                 f"the repository's weights are GGUF files: {name_files(gguf)}",
                 where=where,
                 expected=expected,
-                hint="name the repository that they were made from",
+                hint="use the repository that they were made from",
             )
         if pickles:
             raise CheckpointError(
@@ -199,20 +199,20 @@ def _check_files(files: Collection[str], name: HubName) -> None:
 
 
 def _cached(name: HubName, file: str) -> Path | bool | None:
-    """The path of a file in the hub's cache; False when it knows that there is none, None when it knows nothing."""
+    """Return the path of a file in the hub's cache; False if it is recorded as absent, None if nothing is known."""
     found = try_to_load_from_cache(name.repository, file, revision=name.revision)
     return Path(found) if isinstance(found, str) else None if found is None else False
 
 
 def _cached_folder(name: HubName) -> Path | None:
-    """The snapshot in the hub's cache that the revision stood for last, if its config.json is there."""
+    """Return the cached snapshot that the revision last resolved to, if its config.json is in the cache."""
     found = _cached(name, CONFIG)
     return found.parent if isinstance(found, Path) else None
 
 
 def _remember_absence(pinned: HubName, file: str) -> None:
-    """Ask for a file that a commit does not have, after which the hub's cache knows that."""
+    """Request a file that a commit does not have, so that the hub's cache records its absence."""
     if _cached(pinned, file) is not None:
         return
-    with contextlib.suppress(HubError):  # it does not exist, which the cache now knows
+    with contextlib.suppress(HubError):  # expected: the cache now records that it does not exist
         download_one(pinned, file)

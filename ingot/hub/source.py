@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from: a local folder, or a commit on the hub."""
+"""The source of a checkpoint: a local folder, or a commit on the hub."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,30 +13,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint whose config.json can be read in `folder`; its weights may still be on the hub."""
+    """A checkpoint with a readable config.json in `folder`; its weights may still be on the hub."""
 
     folder: str | Path
     snapshot: "Snapshot | None" = None
 
     @property
     def origin(self) -> str:
-        """The commit, as in "org/name@COMMIT"; "" for a local folder."""
+        """Return the commit, as in "org/name@COMMIT"; "" for a local folder."""
         return "" if self.snapshot is None else self.snapshot.origin
 
     def fetch(self, progress: "OnProgress") -> str | Path:
-        """The folder, with all that a checkpoint needs. Raises HubError."""
+        """Return the folder, with all files that a checkpoint needs. Raises HubError."""
         return self.folder if self.snapshot is None else self.snapshot.fetch(progress)
 
 
 def find_source(checkpoint: str | Path, revision: str | None, progress: "OnProgress") -> Source:
-    """The source of what a user calls a checkpoint; of one on the hub nothing but config.json is downloaded.
+    """Return the source of a checkpoint as the user names it; from the hub, only config.json is downloaded.
 
     Raises HubError, CheckpointError, ConfigError and OptionError.
     """
     name = hub_name(checkpoint, revision)
     if name is None:
         return Source(checkpoint)
-    from ingot.hub.snapshot import open_snapshot  # with an HTTP library, which local folders need not
+    from ingot.hub.snapshot import open_snapshot  # it imports an HTTP library, which local folders do not need
 
     snapshot = open_snapshot(name, progress)
     return Source(snapshot.folder, snapshot)

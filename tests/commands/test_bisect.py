@@ -41,7 +41,7 @@ def test_healthy(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(INGOT, ["bisect", str(healthy)]) == 0
-    assert "healthy: nobody is to blame" in capsys.readouterr().out
+    assert "healthy: no fault found" in capsys.readouterr().out
     assert not list(tmp_path.iterdir()), "there is nothing to show"
 
 

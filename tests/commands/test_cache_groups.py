@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"backend": "reference", "max_batch": 2, "max_tokens":
 FULL = "full         every token         3.6 kB       10 pages   10 pages  0       2 heads, keys of 14 numbers and"
 # Of 64 tokens the first 31 are read by their own step alone: a page, which both layers have in common.
 WINDOW = "window_33    the last 33 tokens  7.2 kB        3 pages    6 pages  1–2     2 heads, keys of 14 numbers and"
-SCRATCH = "window_33: 1 scratch pages, 3.6 kB for all layers, hold what one step alone reads of a long prompt"
+SCRATCH = "window_33: 1 scratch pages, 3.6 kB for all layers, hold keys and values of a long prompt for one step"
 COMMANDS = (("inspect",), ("inspect", "--plan"), ("explain",))
 
 
@@ -47,9 +47,9 @@ def test_groups_are_shown(
     path = compiled("gemma3_text-new")
     text = command_text(capsys, command[0], path, *command[1:])
     assert f"\n{FULL} values of 14, f32\n{WINDOW} values of 14, f32\n" in text
-    pages = "pages of 16 tokens that one sequence at full length holds at most; a step feeds up to 64 tokens"
+    pages = "pages of 16 tokens that one sequence at full length holds at most; a step has up to 64 tokens"
     assert f"\nbetween steps, in a step: {pages}\n" in text
-    assert "\nwindow_33: one page more, which stands in page tables for those that were given back\n" in text
+    assert "\nwindow_33: one more page, which replaces freed pages in page tables\n" in text
     assert f"\n{SCRATCH}\n" in text
 
 
@@ -83,4 +83,4 @@ def test_a_model_of_windows_alone(compiled: Callable[[str], Path], capsys: pytes
     assert report["caches"] == CacheSummary.of(read_plan_file(open_artifact(path)).of(0)).to_json()
     memory = command_text(capsys, "inspect", path, "--plan")
     assert "a sequence at full length (3 pages, and 3 more in its largest step)" in memory
-    assert "scratch pages" in memory and "(1 of window_33) for what one step alone reads" in memory
+    assert "scratch pages" in memory and "(1 of window_33) for reads of one step" in memory

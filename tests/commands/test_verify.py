@@ -37,7 +37,7 @@ def test_a_table(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr()
     lines = [line.split() for line in said.out.splitlines()]
     assert ["any", "5", "47", "47", "47", "0", "0"] in lines and "\nThe golden run repeats.\n" in said.out
-    assert said.out.endswith("when it was compiled, right or wrong; `ingot bisect` judges that.\n")
+    assert said.out.endswith("when it was compiled. `ingot bisect` checks whether that is correct.\n")
     assert said.err == "" and "\x1b" not in said.out
 
 

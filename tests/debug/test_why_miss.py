@@ -388,7 +388,7 @@ def test_the_command_compares_with_a_compile_that_was_not_made(
     assert ask(path, folder, *options) == (0, f"same request_key {key}\n", "")
     code, out, _ = ask(path, folder, *options[:-1], "63")
     assert code == 0 and out.startswith("the request_key differs by one input:\n  options.max_seq_len: 64 -> 63\n")
-    assert out.endswith("what follows from that:\n  programs.main  (from options.max_seq_len)\n")
+    assert out.endswith("consequences:\n  programs.main  (from options.max_seq_len)\n")
     code, out, _ = ask(path, folder, *options, "--mesh", "tp=2", "--json")
     assert json.loads(out)["changes"][0] == {"path": "options.mesh.tp", "b": 2} and not json.loads(out)["same_request"]
     code, out, _ = ask(path, path)

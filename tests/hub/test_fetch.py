@@ -130,12 +130,12 @@ def test_without_the_hub_the_cache_serves(hub: Hub, client: Client) -> None:
     away = Client(client.folder, "http://127.0.0.1:1")  # a port that nothing listens on
     for found, why in (
         (client.fetch("org/tiny", HF_HUB_OFFLINE="1"), "offline mode is set"),
-        (away.fetch("org/tiny"), "the hub cannot be asked: ConnectionError|ConnectError"),
+        (away.fetch("org/tiny"), "the hub cannot be queried: ConnectionError|ConnectError"),
     ):
         assert (found["folder"], found["origin"]) == (first["folder"], first["origin"])
         assert any(one in found["progress"][-1][0] for one in why.split("|"))  # which is said
     hub.repositories["org/tiny"].status = 503
-    assert "out of order" in client.fetch("org/tiny")["progress"][-1][0]
+    assert "internal error" in client.fetch("org/tiny")["progress"][-1][0]
     assert hub.fetched() == []
     assert len(away.fetch(first["origin"])["progress"]) == 0
 

@@ -59,7 +59,7 @@ def test_llm_downloads_and_compiles_once(hub: Hub, client: Client, tiny: Path) -
     # At a port that nothing listens on; and the same files in a folder are the same request.
     again, said = served(Client(client.folder, "http://127.0.0.1:1"), "org/tiny", str(tiny))
     assert again == [first, first]
-    assert "from the hub's cache: the hub cannot be asked" in said
+    assert "from the hub's cache: the hub cannot be queried" in said
     assert "passes and executables" not in said
 
     commit = hub.repositories["org/tiny"].revisions["main"]

@@ -120,7 +120,7 @@ def test_an_encoder_embeds(
     folder, pooling, most = made
     for command in (("inspect", folder), ("explain", folder), ("inspect", folder, "--plan")):
         text = command_text(capsys, *command)
-        assert "\ncache groups  none: the model keeps nothing of earlier tokens in pages\n" in text
+        assert "\ncache groups  none: the model has no paged KV cache\n" in text
         assert "\nmain: all tokens of a sequence see each other: a step feeds a sequence whole\n" in text
     assert "\nKV cache     none\n" in text
     llm = LLM(folder, cuda_graphs="all")

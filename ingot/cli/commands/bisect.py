@@ -1,4 +1,4 @@
-"""`ingot bisect`: who is to blame when an artifact computes the wrong thing."""
+"""`ingot bisect`: find the part that makes an artifact compute wrong results."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +11,7 @@ from ingot.cli.console import console, facts, print_json, print_table
 if TYPE_CHECKING:
     from ingot.debug.bisect import Verdict
 
-# What the command ends with.
+# Exit codes of the command.
 CULPRIT = 3
 UNCONFIRMED = 4
 
@@ -25,17 +25,17 @@ def bisect_artifact(
     output: Annotated[str | None, Parameter(name=("--output", "-o"))] = None,
     json: AsJson = False,
 ) -> int:
-    """Find what makes an artifact compute something else than its checkpoint means. Ends with 0 when nothing does, and
-    with 3 when the culprit was found; with 4 when a pass is accused that further prompts do not confirm.
+    """Find the part that makes an artifact compute something other than its checkpoint means. Exit codes: 0 for no
+    fault, 3 for a culprit, 4 for a suspected pass that further prompts do not confirm.
 
     Parameters
     ----------
     oracle
-        Judges the model's definition too: `transformers`, or a Python file that defines `oracle(requests)`.
+        Also judges the model's definition: `transformers`, or a Python file that defines `oracle(requests)`.
     checkpoint
-        The checkpoint that was compiled, where it has moved: a folder, or a name on the hub.
+        The checkpoint that was compiled, if it has moved: a folder, or a name on the hub.
     output
-        The folder for what shows the fault by itself; NAME.bisect beside the artifact by default.
+        The folder for a reproducer of the fault; by default NAME.bisect next to the artifact.
     """
     from ingot.debug.bisect import bisect
 
@@ -48,21 +48,21 @@ def bisect_artifact(
 
 
 def default_output(artifact: str) -> Path:
-    """NAME.bisect beside NAME.ingot."""
+    """Return NAME.bisect next to NAME.ingot."""
     path = Path(artifact)
     path = path if path.name not in ("", "..") else path.resolve()  # "." has no name of its own
     return path.with_name(f"{path.name.removesuffix('.ingot')}.bisect")
 
 
-# What was blamed, by the kind of a verdict, where that is not its name.
+# The text for the kind of a verdict, if it differs from the kind's name.
 _WHAT = {"recipe": "recipe step", "unconfirmed": "pass, unconfirmed"}
 
 
 def print_verdict(verdict: "Verdict") -> None:
-    """The verdict for people."""
+    """Print the verdict for readers."""
     out = console()
     if not verdict and not verdict.blamed:
-        out.print(f"healthy: nobody is to blame ({verdict.runs} runs of programs)", markup=False)
+        out.print(f"healthy: no fault found ({verdict.runs} runs of programs)", markup=False)
         return
     rewrite = verdict.rewrite
     rows = [

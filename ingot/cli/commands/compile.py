@@ -1,4 +1,4 @@
-"""`compile-model` and `ingot compile`: a checkpoint becomes an artifact, with progress and a report."""
+"""`compile-model` and `ingot compile`: compile a checkpoint into an artifact, with progress and a report."""
 
 import shlex
 import time
@@ -41,31 +41,31 @@ def compile_checkpoint(
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
     check_numerics: Flag = False,
 ) -> None:
-    """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output before it is whole.
+    """Compile a checkpoint into an artifact that loads in seconds. Nothing appears at the output until it is complete.
 
     Parameters
     ----------
     checkpoint
-        A Hugging Face checkpoint folder: config.json, safetensors, and a tokenizer for text prompts. Or the name of one
-        on the Hugging Face hub, org/name or org/name@REVISION: what is needed of it is downloaded into the hub's cache.
-        A local folder of that name comes first.
+        A Hugging Face checkpoint folder: config.json, safetensors, and a tokenizer for text prompts. Or a name on the
+        Hugging Face hub, org/name or org/name@REVISION: the needed files are downloaded into the hub's cache. A local
+        folder of that name takes precedence.
     output
-        The artifact folder to make, NAME.ingot. It must not exist yet.
+        The artifact folder to create, NAME.ingot. It must not exist yet.
     revision
         Branch, tag or commit of a checkpoint on the hub. Default: main.
     target
-        The machine to compile for: auto takes the GPU when there is one, cuda insists; cpu; or any GPU by its
-        capability, as in sm_90.
+        The machine to compile for: auto is the GPU if there is one, else the CPU; cuda requires the GPU; cpu; or any
+        GPU by its capability, as in sm_90.
     backend
-        Who may compute: auto takes all for the target; inductor compiles all that it can; triton is for GPUs; reference
-        needs no compiler and is slow.
+        Backends that may compute: auto allows all for the target; inductor compiles all that it can; triton is for
+        GPUs; reference needs no compiler and is slow.
     dtype
-        Of weights and activations; auto keeps the checkpoint's.
+        Dtype of weights and activations; auto keeps the checkpoint's.
     kv_cache_dtype
-        Of keys and values between steps: fp8 takes half the memory of bfloat16, by the checkpoint's scales or 1.0; auto
-        keeps the model's dtype. For a CPU only.
+        Dtype of the KV cache: fp8 takes half the memory of bfloat16, with the checkpoint's scales or 1.0, on a CPU and
+        on GPUs from sm_89; auto is the model's dtype.
     max_seq_len
-        Tokens of a prompt and its output together. Default: what the model was made for.
+        Tokens of a prompt and its output together. Default: the model's own limit.
     max_batch
         Sequences of one step. Default: 256 on a GPU, 64 on a CPU, and no more than max_tokens.
     max_tokens
@@ -73,24 +73,24 @@ def compile_checkpoint(
     passes
         Changes to the pipeline: "default,-name,name{option=value}".
     deterministic
-        Use only what computes a sequence alike in every batch.
+        Use only backends that compute a sequence to the same bits in every batch.
     weight_budget
-        Resident weights at most, in multiples of their size: above 1 a weight may be kept in a second layout.
+        Maximum resident weights, in multiples of their size: above 1 a weight may be stored in a second layout.
     mesh
         Split the model over ranks, as in tp=2. Such an artifact can be inspected; serving it is not supported yet.
     trace
-        What to keep of the passes: full the program before and after each, summary what they did, none nothing.
+        Record of the passes: full has the program before and after each, summary their changes only, none nothing.
     tune
-        Time tile sizes of kernels on this machine's GPU, some seconds for each that no log or cache knows. With a given
-        log: time the backends of calls that it lacks, too.
+        Time tile sizes of kernels on this machine's GPU, some seconds for each that no log or cache has. With a tuning
+        log, also time the backends of calls that it lacks.
     tuning_log
         Take tile sizes, and the backends of calls, from a compile that timed them: an artifact, or its tuning.json.
     checkpoints
-        Checkpoints beside the model's own, where its definition asks for any: draft=CHECKPOINT, separated by commas.
+        Further checkpoints that the model's definition needs: draft=CHECKPOINT, separated by commas.
     jobs
-        Compiler processes. Default: the cores.
+        Number of compiler processes. Default: the cores.
     check_numerics
-        Measure each pass against its numerics contract, on sample inputs; a broken one ends the compile.
+        Measure each pass against its numerics contract on sample inputs; a violation fails the compile.
     """
     from ingot.cli.progress import live_progress
 
@@ -129,7 +129,7 @@ def compile_checkpoint(
 
 
 def _folders(text: str | None) -> dict[str, str]:
-    """Folders or names by alias, from "alias=FOLDER,alias=org/name". Raises OptionError."""
+    """Return folders or hub names by alias, from "alias=FOLDER,alias=org/name". Raises OptionError."""
     folders: dict[str, str] = {}
     for item in text.split(",") if text else ():
         alias, equals, folder = item.partition("=")
@@ -140,7 +140,7 @@ def _folders(text: str | None) -> dict[str, str]:
 
 
 def _print_report(report: "CompileReport", output: str, started: float, total: float, *, servable: bool) -> None:
-    """`output` is the path as the user gave it; `started` and `total` are seconds."""
+    """Print the report. `output` is the path as the user gave it; `started` and `total` are seconds."""
     out = console()
     out.print(f"\nCompiled {output} in {total:.1f} s\n", style="bold", markup=False, soft_wrap=True)
     phases = {"start": started, **report.seconds}

@@ -1,4 +1,4 @@
-"""`ingot diff`: what differs between two artifacts, passes or program files, in meaning."""
+"""`ingot diff`: show the semantic differences between two artifacts, passes or program files."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +10,7 @@ from ingot.cli.console import console, print_json
 if TYPE_CHECKING:
     from ingot.debug.diff import PairDiff, SidesDiff
 
-DIFFERS = 3  # as no other exit code of the commands
+DIFFERS = 3  # distinct from the general exit codes
 _STYLES = {"~": "yellow", "-": "red", "+": "green"}
 
 
@@ -22,9 +22,9 @@ def diff_artifacts(
     exit_code: Annotated[bool, Parameter(negative="", show_default=False)] = False,
     json: AsJson = False,
 ) -> int:
-    """Show what differs between two artifacts, or between two steps of compiling, in meaning.
+    """Show the semantic differences between two artifacts, or between two steps of a compile.
 
-    Names, order and spelling do not count, nor does what merely follows from a difference that is listed.
+    Names, order and spelling do not count, nor do consequences of a difference that is listed.
 
     Parameters
     ----------
@@ -32,9 +32,9 @@ def diff_artifacts(
         An artifact; one after a pass, as in NAME.ingot:merge-linears, NAME.ingot:choose-backends@decode or
         NAME.ingot:cse@NORMAL; one at the end of a stage, as in NAME.ingot:FUSED; or a file of programs, NAME.ir.
     after
-        What to compare with it.
+        The side to compare with it.
     exit_code
-        End with 3 when they differ.
+        Exit with 3 if they differ.
     """
     from ingot.debug.diff import diff_sides
     from ingot.debug.sides import read_side
@@ -66,7 +66,7 @@ def _lines(found: "SidesDiff") -> list[str]:
         lines += [f"- weight {one.before}: {one.old}" for one in weights if one.before]
         lines += [f"+ weight {one.after}: {one.new}" for one in weights if one.after]
     elif weights:
-        lines.append(f"~ weights: {len(weights)} are made otherwise, as the programs below say")
+        lines.append(f"~ weights: {len(weights)} are made differently, as the programs below show")
     for text, pairs in _alike(found.programs).items():
         if len(found.programs) > 1 or not text:
             lines.append(f"program {', '.join(pair.title for pair in pairs)}:")
@@ -77,7 +77,7 @@ def _lines(found: "SidesDiff") -> list[str]:
 
 
 def _alike(pairs: "tuple[PairDiff, ...]") -> "dict[str, list[PairDiff]]":
-    """Pairs by the text of their diff: bucket classes often differ alike."""
+    """Return the pairs by the text of their diff: bucket classes often have the same diff."""
     found: dict[str, list[PairDiff]] = {}
     for pair in pairs:
         if pair:

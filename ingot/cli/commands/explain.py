@@ -1,4 +1,4 @@
-"""`ingot explain`: what each call of an artifact costs, who would compute it, and where passes nearly applied."""
+"""`ingot explain`: show each call's cost and candidate backends, and where passes nearly applied."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ingot.debug.explained import BucketCosts, Call, PassMisses
 
 
-# Columns of seconds: what the golden run took, and on a GPU what a step takes.
+# Columns of seconds: those of the golden run, and on a GPU those of a step.
 _SECONDS: tuple[str, ...] = ("measured>",)
 _TIMES: tuple[str, ...] = ("roofline>", "predicted>", "measured>", "traced>")
 
@@ -35,49 +35,51 @@ def explain_artifact(
     sort: Literal["bytes", "flops", "seconds", "time"] | None = None,
     json: AsJson = False,
 ) -> None:
-    """Show what each call costs and who would compute it, and for each pass where it nearly applied and why it did not.
+    """Show each call's cost and candidate backends, and for each pass where it nearly applied and why it did not.
 
     Parameters
     ----------
     step
-        The step that costs and times are given for, as in T=32,context=512: T tokens, fed of B sequences that then have
-        so many positions each. Default: of each bucket class a large one; one token of each sequence where the class
-        is for decoding, else as few sequences as hold the tokens; 1024 positions, or the longest sequence.
+        The step to show costs and times for, as in T=32,context=512: T tokens of B sequences, each with so many
+        positions after the step. Default: a large step of each bucket class; one token per sequence if the class is
+        for decode, else as few sequences as hold the tokens; 1024 positions, or the longest sequence.
     measure
-        Run that step on this machine's GPU, and time each call and the whole.
+        Run that step on this machine's GPU, and time each call and the whole step.
     trace
-        Record that step too, as it is served, with a profiler, and say what each call adds to it. The file is for
-        Perfetto or chrome://tracing; one that ends in .gz is compressed.
+        Also record that step with a profiler as it is served, and show what each call adds to it. The file is for
+        Perfetto or chrome://tracing; a name that ends in .gz is compressed.
     layer
-        Calls of this layer alone.
+        Only calls of this layer.
     op
-        Calls of this op alone, as in ingot.linear or linear.
+        Only calls of this op, as in ingot.linear or linear.
     backend
-        Calls that this backend computes alone.
+        Only calls that this backend computes.
     pass_name
-        The near misses of this pass alone.
+        Only the near misses of this pass.
     sort
         The largest calls first, by bytes, flops or seconds of the golden run; or by time on a GPU, measured or else
-        predicted. Default: in order.
+        predicted. Default: program order.
     """
     from ingot.debug.asked_step import AskedStep
     from ingot.debug.explain import explain
 
     asked = None if step is None else AskedStep.parse(step)
     if measure and (asked is None or asked.tokens is None):
-        raise OptionError("--measure does not say which step", where="--measure", expected="--step T=…, its tokens")
+        raise OptionError("--measure needs a step", where="--measure", expected="--step T=…, its tokens")
     if trace is not None and not measure:
-        raise OptionError("--trace without --measure", expected="both: a trace is of a step that runs")
+        raise OptionError("--trace without --measure", expected="both options: a trace records a measured step")
     if trace is not None and not Path(trace).parent.is_dir():
-        raise OptionError(f"'{trace:.200}' is in no folder", where="--trace", expected="a file in one that is there")
+        raise OptionError(
+            f"'{trace:.200}' is in no existing folder", where="--trace", expected="a file in an existing folder"
+        )
     found = explain(artifact, asked, measure=measure, trace=None if trace is None else Path(trace))
     filters = [value for value in (layer, op, backend) if value is not None]
     if pass_name is not None and (filters or sort is not None):
-        raise OptionError("--pass together with what chooses calls", expected="one of them")
+        raise OptionError("--pass together with options that select calls", expected="one of them")
     if filters:
         found = found.of(lambda call: _wanted(call, layer, op, backend))
         if not any(bucket.calls for bucket in found.buckets):
-            raise OptionError("no call is like that", expected=f"a layer, op or backend of {found.artifact}")
+            raise OptionError("no call matches", expected=f"a layer, op or backend of {found.artifact}")
     if sort is not None:
         found = found.by(lambda call: _size(call, sort))
     passes = [one for one in found.passes if pass_name in (None, one.name)]
@@ -149,7 +151,7 @@ def _row(call: "Call", columns: int) -> tuple[object, ...]:
     seconds = ["–" if one is None else time_text(one) for one in times]
     size = size_text(call.bytes)
     own = call.claims.get(call.backend)
-    # In a region a backend has calls that it would not take alone.
+    # In a region a backend has calls that it would not take outside one.
     backend = f"{call.backend} {own:g}" if isinstance(own, float) else call.backend
     if call.decision is not None:
         backend = ", ".join(filter(None, (backend, call.decision.decided, call.decision.of_backend(call.backend))))
@@ -157,7 +159,7 @@ def _row(call: "Call", columns: int) -> tuple[object, ...]:
 
 
 def _others(call: "Call") -> Iterator[str]:
-    """The costs and times of those that were not chosen, then who refused and why."""
+    """Yield the costs and times of the other candidates, then the refusals with their reasons."""
     others = {backend: claim for backend, claim in call.claims.items() if backend != call.backend}
     for backend, claim in others.items():
         if isinstance(claim, float):
@@ -167,7 +169,7 @@ def _others(call: "Call") -> Iterator[str]:
 
 
 def _count(value: int) -> str:
-    """In decimal units: 1.2 G."""
+    """Return a number in decimal units: 1.2 G."""
     number = float(value)
     for unit in ("", " k", " M", " G", " T"):
         if number < 999.95:

@@ -1,4 +1,4 @@
-"""`ingot inspect`: what stands in an artifact, on any machine. It imports neither torch nor a compiler."""
+"""`ingot inspect`: show the contents of an artifact, on any machine. It imports neither torch nor a compiler."""
 
 from typing import Annotated
 
@@ -25,31 +25,31 @@ def inspect_artifact(
     name: str | None = None,
     json: AsJson = False,
 ) -> None:
-    """Show what an artifact holds: a summary, or one part of it.
+    """Show the contents of an artifact: a summary, or one part of it.
 
     Parameters
     ----------
     program
-        The final program, which --layer, --op and --name without another choice show too.
+        The final program. --layer, --op and --name alone show it too.
     stage
-        The program at the end of a stage: TRACED, NORMAL, CACHED, FUSED, LOWERED, PLANNED; QUANTIZED and SHARDED where
-        the compile passed through them.
+        The program at the end of a stage: TRACED, NORMAL, CACHED, FUSED, LOWERED, PLANNED; also QUANTIZED and SHARDED
+        if the compile had these stages.
     after_pass
-        The program as a pass left it: cse, choose-backends@decode, cse@NORMAL.
+        The program after a pass: cse, choose-backends@decode, cse@NORMAL.
     region
-        A region, as r0 or r0@decode: what it computes, who calls it, its executable.
+        A region, as r0 or r0@decode: its program, its calls, its executable.
     plan
         The instructions that a step executes.
     weights
         The weights: types, places and recipes.
     choices
-        Who computes each call, at which cost, who else would have, and who refused why.
+        The backend of each call and its cost, the other candidates, and the refusals with their reasons.
     layer
-        Only what belongs to a layer, 3, or to several, 2-5.
+        Only one layer, 3, or several, 2-5.
     op
-        Only what calls an op, as linear or ingot.linear, and the weights that it reads.
+        Only calls of an op, as linear or ingot.linear, and the weights that it reads.
     name
-        Only values with such a name, which may hold * and ?.
+        Only values with this name, which may contain * and ?.
     """
     from ingot.cli.views.choices import choices_json, print_choices
     from ingot.cli.views.filter import Filter

@@ -1,4 +1,4 @@
-"""`ingot report`: an artifact's compile as one page for a browser, which needs no network."""
+"""`ingot report`: write the record of a compile as one page for a browser, which needs no network."""
 
 import os
 from pathlib import Path
@@ -18,14 +18,14 @@ def report_artifact(
     output: Annotated[str, Parameter(name=("--output", "-o"))],
     start_up: Flag = False,
 ) -> None:
-    """Write what a compile recorded as one page for a browser: passes, programs, times, memory, and who computes what.
+    """Write the record of a compile as one page for a browser: passes, programs, times, memory, backends.
 
     Parameters
     ----------
     output
-        The page to write, NAME.html. A page that stands there is replaced.
+        The page to write, NAME.html. An existing page is replaced.
     start_up
-        Start the artifact on this machine, down to a first token, and show what took how long.
+        Start the artifact on this machine up to a first token, and show the seconds of each phase.
     """
     from ingot.report.data import read_report
     from ingot.report.page import report_page
@@ -34,7 +34,7 @@ def report_artifact(
 
     path = Path(output)
     if path.suffix.lower() not in (".html", ".htm"):
-        raise OutputError(f"'{output}' is no name of a page", where="--output", expected="NAME.html")
+        raise OutputError(f"'{output}' is not the name of a page", where="--output", expected="NAME.html")
     opened = open_artifact(artifact)
     report = read_report(opened, measure_start_up(opened.folder) if start_up else None)
     page = report_page(report).encode()
@@ -43,7 +43,7 @@ def report_artifact(
 
 
 def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing: into a hidden file beside it, which is renamed."""
+    """Write the file atomically: to a hidden file next to it, which is then renamed."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:

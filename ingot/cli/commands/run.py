@@ -38,46 +38,46 @@ def run_model(
     timings: Flag = False,
     json: Flag = False,
 ) -> None:
-    """Complete a prompt. The text goes to stdout as it comes, after the prompt; times go to stderr.
+    """Complete a prompt. The prompt and the text go to stdout as the text is generated; times go to stderr.
 
     Parameters
     ----------
     artifact
-        An artifact folder, or a checkpoint folder, which is compiled first and kept in the cache.
+        An artifact folder, or a checkpoint folder, which is compiled first and cached.
     prompt
         The text to complete.
     prompt_ids
-        Token ids in place of a text, "1,2,3": for an artifact without a tokenizer.
+        Token ids instead of text, "1,2,3": for an artifact without a tokenizer.
     chat
-        The prompt is a user's message, and the model answers it; only the answer is printed.
+        Treat the prompt as a user's message that the model answers; print only the answer.
     system
-        With --chat: a system message before it.
+        With --chat: a system message before the prompt.
     max_tokens
-        Tokens to generate at most.
+        Maximum tokens to generate.
     temperature
-        0 takes the most likely token every time; higher is more varied.
+        0 takes the most likely token every time; higher values are more varied.
     top_p
-        Draw from the most likely tokens that together have this probability.
+        Sample from the most likely tokens that together have this probability.
     top_k
-        Draw from this many most likely tokens; 0 for all.
+        Sample from this many most likely tokens; 0 for all.
     min_p
-        Draw from tokens at least this likely relative to the most likely one.
+        Sample from tokens at least this likely relative to the most likely one.
     stop
-        Text that ends the output; may be given several times.
+        Text that ends the output; may be repeated.
     ignore_eos
-        Go on past the model's own end tokens.
+        Continue past the model's own end tokens.
     seed
-        Makes drawing repeatable.
+        Makes sampling repeatable.
     timings
-        Tell the seconds of each phase of the start too; some phases run side by side.
+        Also print the seconds of each phase of the start; some phases overlap.
     json
-        Print one JSON object at the end instead of the text as it comes.
+        Print one JSON object at the end instead of streaming the text.
     """
     asked = _prompt(prompt, prompt_ids)
     conversation = _conversation(prompt, system) if chat else None
     if system is not None and not chat:
-        raise RequestError("--system without --chat", expected="both: a system message is part of a chat")
-    from ingot.runtime.sampling_params import SamplingParams  # needs no torch: bad values are told at once
+        raise RequestError("--system without --chat", expected="both options: a system message is part of a chat")
+    from ingot.runtime.sampling_params import SamplingParams  # needs no torch, so that bad values fail at once
 
     params = SamplingParams(
         max_tokens=max_tokens,
@@ -117,21 +117,21 @@ def _prompt(prompt: str | None, prompt_ids: str | None) -> "PromptLike":
     ids: list[int] = []
     for part in prompt_ids.split(","):
         if not (part.strip().isascii() and part.strip().isdigit()) or len(part.strip()) > 10:
-            raise RequestError(f"{part[:40]!r} is no token id", where="--prompt-ids", expected="ids as in 1,2,3")
+            raise RequestError(f"{part[:40]!r} is not a token id", where="--prompt-ids", expected="ids as in 1,2,3")
         ids.append(int(part))
     return {"prompt_token_ids": ids}
 
 
 def _conversation(prompt: str | None, system: str | None) -> list[dict[str, str]]:
     if prompt is None:
-        raise RequestError("--chat with --prompt-ids", expected="a text: what the user says")
+        raise RequestError("--chat with --prompt-ids", expected="a text, the user's message")
     first = [] if system is None else [{"role": "system", "content": system}]
     return [*first, {"role": "user", "content": prompt}]
 
 
 @dataclass
 class _Answer:
-    """The last output, and the seconds from asking to the first token and from the first to the last."""
+    """The last output, and the seconds from the request to the first token and from the first to the last."""
 
     output: "RequestOutput"
     first_token_s: float
@@ -139,7 +139,7 @@ class _Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of decoding alone, so without the first token; None when there was no other."""
+        """Return the decode rate, without the first token; None if there is only one token."""
         count = len(self.output.outputs[0].token_ids) - 1
         return count / self.rest_s if count > 0 and self.rest_s > 0 else None
 
@@ -160,7 +160,7 @@ def _generate(
 
 def _stream(llm: "LLM", asked: "PromptLike", params: "SamplingParams", load_s: float, *, echo: bool) -> None:
     tokenizer = llm.get_tokenizer()
-    # Characters of the text so far; None before the prompt, which waits until it is accepted.
+    # Characters of the text so far; None until the prompt is printed, which waits until the engine accepts it.
     shown: int | None = None if echo else 0
 
     def show(output: "RequestOutput") -> None:
@@ -186,14 +186,14 @@ def _stream(llm: "LLM", asked: "PromptLike", params: "SamplingParams", load_s: f
 
 
 def _tell_phases(seconds: Mapping[str, float]) -> None:
-    """A line for each phase of the start, on stderr."""
+    """Print a line for each phase of the start to stderr."""
     width = max(map(len, seconds))
     for name, value in seconds.items():
         console(stderr=True).print(f"{name:{width}} {value:8.3f} s", style="dim", markup=False)
 
 
 def _bold(text: str) -> str:
-    """Escapes and not rich, which would turn a prompt's tabs into spaces."""
+    """Return the text in bold. Use escapes instead of rich, which would turn a prompt's tabs into spaces."""
     out = console()
     return f"\x1b[1m{text}\x1b[22m" if out.is_terminal and not out.no_color and sys.stdout.isatty() else text
 

@@ -1,4 +1,4 @@
-"""`ingot target`: this machine or another, and which backend would compute each op on it."""
+"""`ingot target`: show this machine or another target, and the backend that would compute each op on it."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,12 @@ if TYPE_CHECKING:
 
 
 def show_target(*, target: str = "auto", json: AsJson = False) -> None:
-    """Show what was found on this machine, and which backend would compute each op.
+    """Show what was found on this machine, and the backend that would compute each op.
 
     Parameters
     ----------
     target
-        The machine that is asked about: auto (this one's GPU, else its CPU), cpu, cuda, or any GPU by its capability,
-        as in sm_90.
+        The machine to show: auto (this one's GPU, else its CPU), cpu, cuda, or any GPU by its capability, as in sm_90.
     """
     from ingot.compile.cache import cache_root
     from ingot.compile.competing import available
@@ -43,7 +42,7 @@ def show_target(*, target: str = "auto", json: AsJson = False) -> None:
 
 
 def _no_gpu() -> str:
-    """Why this machine has no GPU that can be used; "" when it has one."""
+    """Return why this machine has no usable GPU; "" if it has one."""
     from ingot.ir.errors import TargetError
     from ingot.ir.machine.target import Target
 
@@ -55,7 +54,7 @@ def _no_gpu() -> str:
 
 
 def _features(target: "Target") -> list[dict[str, Any]]:
-    """What kernels may use; of what is missing why, and what is done without it."""
+    """Return the features that kernels may use; for a missing one, its requirement and what replaces it."""
     from ingot.ir.machine.gpus import FEATURES, NVLINK, WITHOUT_NVLINK
 
     if target.sm is None:
@@ -65,7 +64,7 @@ def _features(target: "Target") -> list[dict[str, Any]]:
         for name, one in FEATURES.items()
     ]
     there = NVLINK in target.features
-    return [*rows, {"name": NVLINK, "there": there, "needs": "another GPU behind a link", "without": WITHOUT_NVLINK}]
+    return [*rows, {"name": NVLINK, "there": there, "needs": "another GPU, linked", "without": WITHOUT_NVLINK}]
 
 
 def _print(answer: dict[str, Any]) -> None:

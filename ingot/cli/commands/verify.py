@@ -1,4 +1,4 @@
-"""`ingot verify`: whether an artifact computes what it did when it was compiled."""
+"""`ingot verify`: check that an artifact computes what it did when it was compiled."""
 
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 def verify_artifact(artifact: ArtifactFolder, /, *, json: AsJson = False) -> None:
-    """Load an artifact and repeat its golden run: the same bits, or an error that says where they differ.
+    """Load an artifact and repeat its golden run. The bits must be the same; an error says where they differ.
 
-    On another processor than the one that compiled it, logits may differ by the tolerance of the model's dtype.
+    On another processor than the compiling one, logits may differ by the tolerance of the model's dtype.
     """
     from ingot.debug.verify import verify
 
@@ -47,7 +47,7 @@ def _print(found: "Verification") -> None:
     if found.holds:
         out.print("\nThe golden run repeats.", style="bold")
         out.print(
-            "The artifact computes what it did when it was compiled, right or wrong; `ingot bisect` judges that.",
+            "The artifact computes what it did when it was compiled. `ingot bisect` checks whether that is correct.",
             markup=False,
             soft_wrap=True,
         )

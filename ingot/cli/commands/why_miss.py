@@ -1,4 +1,4 @@
-"""`ingot why-miss`: which input tells two artifacts apart, or an artifact and what a compile would ask for."""
+"""`ingot why-miss`: name the inputs that differ between two artifacts, or between an artifact and a new compile."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ingot.debug.identity_diff import Document
     from ingot.debug.why_miss import Miss
 
-_SHOWN = 20  # changes: more are another Ingot, and a screen holds no more
+_SHOWN = 20  # changes: more would not fit on a screen, and mean another version of Ingot
 _KEY_SHOWN = 12  # hexadecimal digits of a key
 
 
@@ -29,15 +29,15 @@ def why_artifacts_differ(
     *options: Annotated[str, Parameter(allow_leading_hyphen=True)],
     json: AsJson = False,
 ) -> None:
-    """Say which inputs of two compiles differ: why the second did not find what the first had made.
+    """Show the inputs of two compiles that differ: why the second did not find the first one's result in the cache.
 
     Parameters
     ----------
     b
-        Another, or a checkpoint, a folder or a name on the hub: then what compiling that would ask for. Nothing is
+        Another artifact; or a checkpoint, as a folder or a name on the hub, to compare with compiling it. Nothing is
         compiled.
     options
-        With a checkpoint, the options of its compile, as `ingot compile` takes them.
+        With a checkpoint, options of its compile, as `ingot compile` takes them.
     """
     from ingot.debug.why_miss import identity_of, why_miss, why_requests_differ
     from ingot.runtime.artifact import open_artifact
@@ -55,7 +55,7 @@ def why_artifacts_differ(
 
 
 def _requested(checkpoint: str, options: Sequence[str]) -> "Document":
-    """What a compile of the checkpoint with these options would ask for, as its command line is read."""
+    """Return the request document of a compile of the checkpoint with these command-line options."""
     parser = App(name="why-miss")
     parser.default(compile_checkpoint)
     try:
@@ -89,7 +89,7 @@ def _print(found: "Miss") -> None:
             if change.follows:
                 following.setdefault(change.follows, []).append(change.path)
         if following:
-            out.print("what follows from that:", markup=False)
+            out.print("consequences:", markup=False)
             _list(out, [f"{', '.join(paths)}  (from {cause})" for cause, paths in following.items()])
     if found.builds is not None:
         _print_contents(out, found)

@@ -1,1 +1,1 @@
-"""What the commands show, a file for each subject. They import neither torch nor a compiler."""
+"""The views that the commands print, a file for each subject. They import neither torch nor a compiler."""

@@ -1,4 +1,4 @@
-"""The groups of caches for people: a table, and below it what its numbers are."""
+"""The cache groups for readers: a table, and notes that explain its numbers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,11 +7,11 @@ from ingot.cli.console import print_table, size_text, table
 if TYPE_CHECKING:
     from rich.console import Console
 
-_NONE = "cache groups  none: the model keeps nothing of earlier tokens in pages"
+_NONE = "cache groups  none: the model has no paged KV cache"
 
 
 def print_caches(out: "Console", caches: dict[str, Any]) -> None:
-    """`caches` is a `CacheSummary` as JSON."""
+    """Print the cache groups. `caches` is a `CacheSummary` as JSON."""
     groups = caches["groups"]
     if groups:
         columns = ("cache group", "keeps", "page>", "between steps>", "in a step>", "layers", "a token in each layer")
@@ -19,12 +19,12 @@ def print_caches(out: "Console", caches: dict[str, Any]) -> None:
         sizes = {one["page_tokens"] for one in groups} - {0}
         tokens = f" of {sizes.pop()} tokens" if len(sizes) == 1 else ""
         lines = [
-            f"between steps, in a step: pages{tokens} that one sequence at full length holds at most; a step feeds up"
+            f"between steps, in a step: pages{tokens} that one sequence at full length holds at most; a step has up"
             f" to {caches['step_tokens']} tokens"
         ]
         if any(one["reserved"] for one in groups):
             names = ", ".join(one["name"] for one in groups if one["reserved"])
-            lines.append(f"{names}: one page more, which stands in page tables for those that were given back")
+            lines.append(f"{names}: one more page, which replaces freed pages in page tables")
         lines += filter(None, map(scratch_text, groups))
         for line in lines:
             out.print(line, style="dim", markup=False, soft_wrap=True)
@@ -35,11 +35,11 @@ def print_caches(out: "Console", caches: dict[str, Any]) -> None:
 
 
 def scratch_text(one: dict[str, Any]) -> str:
-    """The scratch pages of a group, or why one with a window has none."""
+    """Return the text about a group's scratch pages, or why a group with a window has none."""
     if one["scratch_pages"]:
         return (
             f"{one['name']}: {one['scratch_pages']} scratch pages, {size_text(one['scratch_bytes'])} for all layers,"
-            " hold what one step alone reads of a long prompt"
+            " hold keys and values of a long prompt for one step"
         )
     return f"{one['name']}: no scratch pages, because {one['why_none']}" if one["why_none"] else ""
 

@@ -1,4 +1,4 @@
-"""Who computes each call, who else would have, and who refused why."""
+"""The choices: each call's backend, the other candidates, and the refusals with their reasons."""
 
 import json
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Choice:
-    """A call of a final program, in the region `region` if in any. `candidates` are the costs of those that would have
-    computed it, `refusals` those that would not, with their reasons. `decision` says how one of several was chosen
-    that could be timed. `tiles` are the sizes that kernels of the call, or of its region, were given."""
+    """A call of a final program, in the region `region` if any. `candidates` are the costs of the backends that would
+    compute it; `refusals` are the reasons of the others. `decision` says how one of several timeable backends was
+    chosen. `tiles` are the tile sizes of the kernels of the call or its region."""
 
     program: str
     region: str
@@ -37,7 +37,7 @@ class Choice:
 
 
 def choices_json(artifact: Artifact, wanted: Filter) -> Any:
-    """choices.json; with a filter, the calls that it leaves."""
+    """Return choices.json or, with a filter, the calls that match."""
     if not wanted:
         return artifact.read_json("choices.json")
     return [
@@ -58,8 +58,7 @@ def choices_json(artifact: Artifact, wanted: Filter) -> Any:
 
 
 def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
-    """The calls that are asked for, in order; views compute nothing and are left out. Raises OptionError when there is
-    none."""
+    """Return the matching calls in order, except views, which compute nothing. Raises OptionError if none match."""
     stored: Any = artifact.read_json("choices.json")
     programs = read_programs(artifact.read_text(FINAL))
     wanted.check(programs)
@@ -102,7 +101,7 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
 
 
 def print_choices(artifact: Artifact, wanted: Filter) -> None:
-    """The calls with their backends, the tile sizes of kernels, and weights that are kept twice."""
+    """Print the calls with their backends, the tile sizes of kernels, and weights that are stored twice."""
     choices = choices_of(artifact, wanted)
     rows = [
         (
@@ -119,7 +118,7 @@ def print_choices(artifact: Artifact, wanted: Filter) -> None:
     out = console()
     print_table(out, table(("program", "call", "op", "layer", "backend", "candidates", "refusals"), rows))
     out.print(
-        "\ncandidates: who would compute the call, at which cost; the cheapest does, where they are not timed",
+        "\ncandidates: the backends that would compute the call, with costs; the cheapest wins if they are not timed",
         style="dim",
         markup=False,
     )
@@ -128,11 +127,11 @@ def print_choices(artifact: Artifact, wanted: Filter) -> None:
     stored: Any = artifact.read_json("choices.json")
     copies = {first: second for program in stored.values() for first, second in program["second_copies"].items()}
     for first, second in sorted(copies.items()):
-        out.print(f"kept twice: {first}, also as {second}", markup=False, soft_wrap=True)
+        out.print(f"stored twice: {first}, also as {second}", markup=False, soft_wrap=True)
 
 
 def _print_decisions(choices: Sequence[Choice]) -> None:
-    """Calls that several backends would compute by themselves: their times, or why the cheapest claim won."""
+    """Print the calls that several backends could compute alone: their times, or why the cheapest claim won."""
     rows = [
         (
             one.program,
@@ -151,7 +150,7 @@ def _print_decisions(choices: Sequence[Choice]) -> None:
 
 
 def _print_tiles(choices: Sequence[Choice]) -> None:
-    """The tile sizes of kernels, one row for those of a region."""
+    """Print the tile sizes of kernels, one row per kernel of a region."""
     rows = {
         (_place(one), str(tiles)): (
             _place(one),
@@ -170,7 +169,7 @@ def _print_tiles(choices: Sequence[Choice]) -> None:
 
 
 def _place(choice: Choice) -> str:
-    """The program, and the region or call whose kernels have the sizes."""
+    """Return the program, and the region or call that the kernels belong to."""
     return f"{choice.program}, " + (f"region {choice.region}" if choice.region else f"%{choice.name}")
 
 

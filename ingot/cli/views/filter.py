@@ -1,4 +1,4 @@
-"""Which lines of a program, instructions, weights and choices are asked for: by layer, op and name."""
+"""Select lines of a program, instructions, weights and choices by layer, op and name."""
 
 import difflib
 import re
@@ -12,8 +12,9 @@ from ingot.ir.errors import OptionError
 
 @dataclass(frozen=True)
 class Filter:
-    """What every line shown must match. `layers` are the first and last of a range, `op` names an op with its namespace
-    or without ("linear", "slice" for aten.slice.Tensor), `name` is a pattern with * and ? of a value's name."""
+    """The conditions that every shown line must match. `layers` are the first and last of a range. `op` names an op
+    with or without its namespace ("linear", "slice" for aten.slice.Tensor). `name` is a pattern with
+    * and ? for a value."""
 
     layers: tuple[int, int] | None = None
     op: str | None = None
@@ -21,13 +22,13 @@ class Filter:
 
     @staticmethod
     def of(layer: str | None, op: str | None, name: str | None) -> "Filter":
-        """From a command line's options. Raises OptionError."""
+        """Return the filter for a command line's options. Raises OptionError."""
         if layer is None:
             return Filter(None, op, name)
         given = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", layer)
         first, last = (int(given[1]), int(given[2] or given[1])) if given else (1, 0)
         if first > last:
-            raise OptionError(f"'{layer}' is no layer", where="--layer", expected="a number, or a range like 2-5")
+            raise OptionError(f"'{layer}' is not a layer", where="--layer", expected="a number, or a range like 2-5")
         return Filter((first, last), op, name)
 
     def __bool__(self) -> bool:
@@ -39,7 +40,7 @@ class Filter:
         return " ".join(f"{option} {value}" for option, value in given if value is not None)
 
     def holds(self, name: str, ops: Iterable[str], layers: Iterable[int]) -> bool:
-        """Whether what has this name, calls one of these ops, and belongs to these layers is asked for."""
+        """Return whether an item with this name, these ops and these layers matches."""
         if self.layers is not None and not any(self.layers[0] <= layer <= self.layers[1] for layer in layers):
             return False
         if self.name is not None and not fnmatchcase(name, self.name):
@@ -47,17 +48,17 @@ class Filter:
         return self.op is None or any(_is_op(op, self.op) for op in ops)
 
     def takes(self, line: Line) -> bool:
-        """Whether a line of a program's text, one that declares or calls, is asked for."""
+        """Return whether a line of a program's text, a declaration or a call, matches."""
         return bool(line.name) and line.kind != "region" and self.holds(line.name, [line.op], line.layers)
 
     def check(self, programs: Iterable[ProgramLines]) -> None:
-        """Raises OptionError when the op or the layer is in none of the programs, so a misspelling is no empty list."""
+        """Raise OptionError if no program has the op or the layer, so that a misspelling is an error."""
         lines = [line for program in programs for line in program.lines]
         ops = sorted({line.op for line in lines if line.op})
         if self.op is not None and not any(_is_op(op, self.op) for op in ops):
             nearest = difflib.get_close_matches(self.op, [*ops, *(_short(op) for op in ops)], n=1)
             raise OptionError(
-                f"no op '{self.op}' is called there",
+                f"no op '{self.op}' is called",
                 where="--op",
                 expected=", ".join(ops),
                 hint=f"the nearest is '{nearest[0]}'" if nearest else "",
@@ -65,7 +66,7 @@ class Filter:
         layers = {layer for line in lines for layer in line.layers}
         if self.layers is not None and not any(self.layers[0] <= layer <= self.layers[1] for layer in layers):
             there = f"{min(layers)} to {max(layers)}" if layers else "no layers"
-            raise OptionError(f"no layer {self.layers[0]} is there", where="--layer", expected=there)
+            raise OptionError(f"there is no layer {self.layers[0]}", where="--layer", expected=there)
 
 
 NO_FILTER = Filter()
@@ -81,15 +82,15 @@ def _is_op(op: str, wanted: str) -> bool:
 
 @dataclass(frozen=True)
 class Shown:
-    """A line of an excerpt; `asked` is False for one that only helps to read those that were asked for."""
+    """A line of an excerpt; `asked` is False for a line of context."""
 
     text: str
     asked: bool
 
 
 def excerpt(program: ProgramLines, wanted: Filter) -> list[Shown]:
-    """The lines that match, with the program's header, what defines the values that they use, and the regions that they
-    stand in; dots for what is left out. Empty when nothing matches."""
+    """Return the matching lines with the program's header, the definitions of the values that they use, and their
+    regions; dots replace the other lines. Empty if nothing matches."""
     lines = program.lines
     asked = {index for index, line in enumerate(lines) if wanted.takes(line)}
     if not asked:
@@ -113,5 +114,5 @@ def excerpt(program: ProgramLines, wanted: Filter) -> list[Shown]:
 
 
 def _scope(line: Line) -> str:
-    """The region whose names a line sees; "" for the program's."""
+    """Return the region whose names are in scope for a line; "" for the program's."""
     return "" if line.kind == "region" else line.region

@@ -1,4 +1,4 @@
-"""A program's text as lines that know what they define and use, and excerpts of it. Needs no torch, as parsing does."""
+"""A program's text as lines with their definitions and uses, and excerpts of it. Needs no torch, as parsing does."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,9 @@ _DECLARED = ("input", "param", "state")
 class Line:
     """One line of a program's text.
 
-    `kind` is its keyword, or "call", or "}". `name` is what it defines and `op` what it calls; `uses` are the names of
-    the values that it reads. `region` is the region that it stands in. `layers` are those of its origin; a declaration
-    has those of its users, a line in a region those of the region's calls.
+    `kind` is its keyword, or "call", or "}". `name` is the value that it defines and `op` the op that it calls; `uses`
+    are the names of the values that it reads. `region` is the region that contains it. `layers` are those of its
+    origin; a declaration has those of its users, a line in a region those of the region's calls.
     """
 
     text: str
@@ -33,32 +33,32 @@ class Line:
 
     @property
     def backend(self) -> str:
-        """Who compiles the region that the line opens, or computes the call."""
+        """Return the backend that compiles the region that the line opens, or that computes the call."""
         return next((word[1:] for word in self.text.partition("  #")[0].split(" ") if word.startswith("@")), "")
 
 
 @dataclass(frozen=True)
 class ProgramLines:
-    """A program's lines; `title` is its bucket class, and its entry where that is not main."""
+    """A program's lines; `title` is its bucket class, with its entry if that is not main."""
 
     title: str
     lines: tuple[Line, ...]
 
     def calls(self) -> Iterator[Line]:
-        """The calls that are not in a region, in order."""
+        """Yield the calls that are not in a region, in order."""
         return (line for line in self.lines if line.kind == "call" and not line.region)
 
     def body(self, call: Line) -> list[Line]:
-        """The lines in the region that a call calls; none for other calls."""
+        """Return the lines in the region that a call calls; none for other calls."""
         region = call.op.removeprefix("region.") if call.op.startswith("region.") else None
         return [line for line in self.lines if line.region == region and line.kind != "region"]
 
     def computed_by(self, call: Line) -> list[str]:
-        """The op of a call, and those in the region that it calls."""
+        """Return the op of a call, and those in the region that it calls."""
         return [call.op, *(line.op for line in self.body(call) if line.op)]
 
     def readers(self, name: str) -> set[str]:
-        """The ops that read a value, in regions and through views too."""
+        """Return the ops that read a value, including reads in regions and through views."""
         return set(self._readers(name, list(self.calls())))
 
     def _readers(self, name: str, among: Sequence[Line]) -> Iterator[str]:
@@ -73,7 +73,7 @@ class ProgramLines:
 
 
 def read_programs(text: str) -> list[ProgramLines]:
-    """The programs of a text, one after the other. Raises ParseError where it is none."""
+    """Return the programs of a text, in order. Raises ParseError if the text does not begin with a program."""
     found: list[list[Line]] = []
     region = ""
     for raw, tokens in zip(text.split("\n"), scan(text), strict=True):
@@ -112,7 +112,7 @@ def _line(raw: str, tokens: Sequence[Token], region: str) -> Line:
 
 
 def _with_layers(lines: Sequence[Line]) -> Iterator[Line]:
-    """Declarations and regions get the layers of those who use them."""
+    """Yield the lines; declarations and regions have the layers of their users."""
     users: dict[str, set[int]] = {}
     for line in lines:
         if line.kind == "call" and not line.region:

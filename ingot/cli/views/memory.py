@@ -1,4 +1,4 @@
-"""A plan's memory for people: what serving takes, line by line."""
+"""A plan's memory for readers: what serving takes, line by line."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
-    """Names and texts: weights, activations at their peak, KV cache, slots, and the sum for the limits."""
+    """Return names and texts: weights, peak activations, KV cache, slots, and the sum for the limits."""
     from ingot.ir.cache.memory import MemoryNeed  # not at the top: `--help` loads no schemas
 
     need = MemoryNeed.of(plans)
@@ -43,18 +43,18 @@ def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
 
 
 def _slots_text(slot: int, sequences: int) -> str:
-    """What states take that stand once per sequence."""
+    """Return the memory of states that are kept once per sequence."""
     kept = KEPT_PER_SEQUENCE * sequences
     return f"{size_text(slot)} a sequence, {size_text(slot * sequences)} for {sequences}, and up to {kept} kept"
 
 
 def _scratch_text(need: "MemoryNeed") -> str:
-    """What groups with a window take once, beside the pages of sequences."""
+    """Return the memory that groups with a window take once, in addition to the pages of sequences."""
     pages = ", ".join(f"{one.pages} of {name}" for name, one in need.scratch.items() if one.pages)
-    return f"{size_text(need.scratch_bytes)} ({pages}) for what one step alone reads"
+    return f"{size_text(need.scratch_bytes)} ({pages}) for reads of one step"
 
 
 def _pages(name: str, need: "MemoryNeed") -> str:
-    """What one sequence holds of a group between steps, and besides in a step that feeds it alone."""
+    """Return the pages that a sequence holds of a group between steps, and more in a step that has it alone."""
     pages, beside = f"{need.groups[name].pages_per_sequence} pages", need.beside(name)
     return f"{pages}, and {beside} more in its largest step" if beside else pages

@@ -1,4 +1,4 @@
-"""What a step executes: the plan's instructions, and the memory that they take."""
+"""The instructions of a plan, and the memory that they take."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ _EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to tell a fe
 
 
 def read_plans(artifact: Artifact) -> Plans:
-    """The plans of all entries, as the first rank runs them. Raises ArtifactError."""
+    """Return the plans of all entries, as the first rank runs them. Raises ArtifactError."""
     return read_plan_file(artifact).of(0)
 
 
 def buckets_of(plans: Plans) -> list[tuple[str, BucketPlan]]:
-    """Every bucket class of every entry, and what it is called."""
+    """Return every bucket class of every entry, with its title."""
     return [(trace_name(key, one.bucket.name), one) for key, plan in plans.plans.items() for one in plan.buckets]
 
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction, its place among those of its bucket class, and the line of the program that it executes."""
+    """An instruction, its index in its bucket class, and the line of the program that it executes."""
 
     bucket: str
     index: int
@@ -41,15 +41,15 @@ class Step:
     program: ProgramLines
 
     def taken_by(self, wanted: Filter) -> bool:
-        """A call of a region is asked for with the ops in the region too, and any value by its name in the plan."""
+        """Return whether the step matches: by the op of its call or the ops in its region, and by any value's name."""
         ops = self.program.computed_by(self.line)
         names = [self.line.name, *filter(None, (*self.instruction.results, *self.instruction.updates))]
         return any(wanted.holds(name, ops, self.line.layers) for name in names)
 
 
 def steps_of(artifact: Artifact, plans: Plans) -> Iterator[Step]:
-    """All instructions, with the calls that they come from: a plan has one for each call that computes something, in
-    the program's order. Raises ArtifactError where the two differ."""
+    """Yield all instructions with their calls. A plan has one for each call that computes something, in the program's
+    order. Raises ArtifactError if the two differ."""
     programs = {program.title: program for program in read_programs(artifact.read_text(FINAL))}
     for name, bucket in buckets_of(plans):
         calls = [line for line in programs[name].calls() if line.op != "getitem"] if name in programs else []
@@ -63,7 +63,7 @@ def steps_of(artifact: Artifact, plans: Plans) -> Iterator[Step]:
 
 
 def filtered_steps(artifact: Artifact, wanted: Filter) -> list[Step]:
-    """The instructions that are asked for. Raises OptionError when there are none."""
+    """Return the matching instructions. Raises OptionError if there are none."""
     steps = list(steps_of(artifact, read_plans(artifact)))
     wanted.check({id(step.program): step.program for step in steps}.values())
     found = [step for step in steps if step.taken_by(wanted)]
@@ -73,7 +73,7 @@ def filtered_steps(artifact: Artifact, wanted: Filter) -> list[Step]:
 
 
 def plan_json(artifact: Artifact, wanted: Filter) -> Any:
-    """plan.json; with a filter, the instructions that it leaves, each with its bucket class and place."""
+    """Return plan.json or, with a filter, the matching instructions, each with its bucket class and index."""
     if not wanted:
         return artifact.read_json("plan.json")
     return [
@@ -83,7 +83,7 @@ def plan_json(artifact: Artifact, wanted: Filter) -> Any:
 
 
 def print_plan(artifact: Artifact, wanted: Filter) -> None:
-    """The instructions of every bucket class, and the memory that they take; with a filter, what it leaves of them."""
+    """Print the instructions of every bucket class and their memory; with a filter, the matching ones."""
     plans = read_plans(artifact)
     if wanted:
         rows = [_row(step.bucket, step.index, step.instruction) for step in filtered_steps(artifact, wanted)]

@@ -1,4 +1,4 @@
-"""The program of an artifact at the end, at a stage, and as a pass left it."""
+"""The program of an artifact at its final stage, at the end of another stage, and after a pass."""
 
 from collections.abc import Mapping
 
@@ -10,18 +10,18 @@ from ingot.ir.errors import ArtifactError, OptionError
 from ingot.runtime.artifact import Artifact
 
 FINAL = "program.ir"
-_TRACED = "TRACED"  # what the frontend hands over: no pass leads there
-_PLANNED = "PLANNED"  # where every pipeline ends
+_TRACED = "TRACED"  # the frontend's result: no pass leads to it
+_PLANNED = "PLANNED"  # the last stage of every pipeline
 
 
 def final_texts(artifact: Artifact) -> dict[str, str]:
-    """The final programs of all entries and bucket classes, one behind the other."""
+    """Return the final programs of all entries and bucket classes, one after another."""
     return {"": artifact.read_text(FINAL)}
 
 
 def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
-    """The program after the pass `name`: by bucket class, "" when it ran once for all, and by the stage that it led to
-    when it ran on the way to several. Raises OptionError."""
+    """Return the program after the pass `name` by bucket class, "" if it ran once for all. If the pass ran for several
+    stages, the titles name the stage. Raises OptionError."""
     try:
         runs = artifact.trace.runs(name)
     except OptionError as error:
@@ -34,13 +34,13 @@ def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
 
 
 def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
-    """The program at the end of a stage: by bucket class, "" when it is one for all. Raises OptionError."""
+    """Return the program at the end of a stage by bucket class, "" if there is one for all. Raises OptionError."""
     wanted = name.upper()
-    if wanted == _PLANNED:  # of all bucket classes, one behind the other
+    if wanted == _PLANNED:  # of all bucket classes, one after another
         return final_texts(artifact)
     if not artifact.has_trace:
         raise ArtifactError(
-            f"the artifact has no trace, and of its programs the final one only, of stage {_PLANNED}",
+            f"the artifact has no trace, and only its final program, of stage {_PLANNED}",
             where=str(artifact.folder),
             hint=HOW_TO_GET,
         )
@@ -52,7 +52,7 @@ def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
         entries = dict.fromkeys(run.entry for run in runs)
         return {"" if entry == "main" else entry: artifact.trace.traced_text(entry) for entry in entries}
     last = {_where(run): run for run in runs if run.stage == wanted}
-    apart = {run.entry for run in last.values() if run.bucket}  # the stage ends for each class apart
+    apart = {run.entry for run in last.values() if run.bucket}  # the stage ends separately for each class
     last = {title: run for title, run in last.items() if run.bucket or run.entry not in apart}
     return {title: _with_stage(run.after_text, wanted) for title, run in last.items()}
 
@@ -62,14 +62,14 @@ def _where(run: TraceEntry) -> str:
 
 
 def _with_stage(text: str, stage: str) -> str:
-    """A trace shows the program as its pass left it, maybe before the program was declared to be of the stage."""
+    """Return the text with the stage. A trace may show the program before it was declared to be of the stage."""
     header, _, body = text.partition("\n")
     words = [f"stage={stage}" if word.startswith("stage=") else word for word in header.split(" ")]
     return " ".join(words) + "\n" + body
 
 
 def excerpts(texts: Mapping[str, str], wanted: Filter) -> dict[str, list[Shown]]:
-    """What the filter leaves of each text, empty ones left out. Raises OptionError when that is nothing."""
+    """Return each text's matching lines, without empty ones. Raises OptionError if nothing matches."""
     programs = {title: read_programs(text) for title, text in texts.items()}
     wanted.check(program for several in programs.values() for program in several)
     found = {
@@ -82,7 +82,7 @@ def excerpts(texts: Mapping[str, str], wanted: Filter) -> dict[str, list[Shown]]
 
 
 def print_programs(texts: Mapping[str, str], wanted: Filter) -> None:
-    """The programs, or what the filter leaves of them; on a terminal, what only helps to read it is dim."""
+    """Print the programs, or their matching lines; on a terminal, context lines are dim."""
     if not wanted:
         for text in texts.values():
             print_program_text(text)
@@ -92,7 +92,7 @@ def print_programs(texts: Mapping[str, str], wanted: Filter) -> None:
 
 
 def programs_json(texts: Mapping[str, str], wanted: Filter) -> dict[str, str]:
-    """The same as JSON: texts by title."""
+    """Return the programs, or their matching lines, as JSON: texts by title."""
     if not wanted:
         return dict(texts)
     return {title: "".join(f"{line.text}\n" for line in lines) for title, lines in excerpts(texts, wanted).items()}

@@ -1,4 +1,4 @@
-"""A region of the final program: what it computes, who calls it, and the executable that it became."""
+"""A region of the final program: its body, its calls and its executable."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a region: the value that it defines, the instruction of its bucket class, its layers, its line."""
+    """A call of a region: the value that it defines, its instruction in the bucket class, its layers, its line."""
 
     name: str
     instruction: int
@@ -48,8 +48,8 @@ class RegionView:
 
 
 def regions_of(artifact: Artifact, asked: str, wanted: Filter) -> list[RegionView]:
-    """The regions that `asked` names: `r0` in all programs, `r0@extend` in one. The filter's layers leave calls of
-    them, its op and name lines of what they compute. Raises OptionError when nothing is left."""
+    """Return the regions that `asked` names: `r0` in all programs, `r0@extend` in one. The filter's layers select their
+    calls; its op and name select lines of their bodies. Raises OptionError if nothing matches."""
     name, _, title = asked.partition("@")
     plans = read_plans(artifact)
     executables = plans.executables
@@ -66,7 +66,9 @@ def regions_of(artifact: Artifact, asked: str, wanted: Filter) -> list[RegionVie
         found.setdefault((step.bucket, region), []).append(Call(step.line.name, step.index, layers, step.line.text))
     names = [f"{region}@{bucket}" for bucket, region in found]
     if not names:
-        raise OptionError("the program has no regions", where="--region", hint="`ingot inspect` says who computes what")
+        raise OptionError(
+            "the program has no regions", where="--region", hint="`ingot inspect --choices` shows backends"
+        )
     keys = [key for key in found if key[1] == name and title in ("", key[0])]
     if not keys:
         raise OptionError(f"there is no region '{asked}'", where="--region", expected=", ".join(names))

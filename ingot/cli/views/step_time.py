@@ -1,4 +1,4 @@
-"""What `ingot explain` says of a step's time on a GPU: totals by kind, and what stands above the roofline."""
+"""The time of a step on a GPU in `ingot explain`: totals by kind, and the gaps above the roofline."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def known_columns(step: "StepTime") -> int:
-    """How many columns measurements take: of a row of equal calls, and of a trace."""
+    """Return the number of measurement columns: one for repeated equal calls, and one for a trace."""
     traced = any(one.traced is not None for one in step.kinds)
     return 2 if traced else 1 if step.measured is not None else 0
 
@@ -51,7 +51,7 @@ def print_step_time(step: "StepTime") -> None:
 
 
 def _times(roofline: float, predicted: float, known: Sequence[float | None]) -> list[str]:
-    """The cells of a row, with those of measurements that are `known`; the first of them is held to the roofline."""
+    """Return the cells of a row, with the `known` measurements; the first of them is compared with the roofline."""
     taken = known[0] if known and known[0] is not None else predicted
     share = f"{roofline / taken:.0%}" if roofline and taken > 0 else "–"
     return [time_text(roofline), time_text(predicted), *map(_known, known), share]

@@ -1,4 +1,4 @@
-"""What an artifact is, on a page: model, target, identities, sizes, and what each pass did."""
+"""The summary of an artifact: model, target, identities, sizes, and the result of each pass."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def summary(artifact: Artifact) -> dict[str, Any]:
-    """The summary as one JSON value; sizes in bytes, seconds None where the artifact lost its timings, and None for the
-    passes where it has no trace. "hub" is the checkpoint's commit there, None for a local one."""
+    """Return the summary as a JSON value, with sizes in bytes. Seconds are None if the artifact has no timings, and the
+    passes are None if it has no trace. "hub" is the checkpoint's commit there, None for a local one."""
     manifest, plans = artifact.manifest, read_plans(artifact)
     backends: dict[str, int] = {}
     for _, bucket in buckets_of(plans):
@@ -78,7 +78,7 @@ def _pass(run: TraceEntry) -> dict[str, Any]:
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    """The summary for people."""
+    """Print the summary for readers."""
     out = console()
     print_table(out, _identity(summary))
     out.print()
@@ -168,7 +168,7 @@ def _options_text(options: dict[str, Any]) -> str:
 
 
 def _sizes(artifact: Artifact) -> dict[str, int]:
-    """Bytes by top-level folder; single files together as "other"."""
+    """Return bytes by top-level folder; single files count together as "other"."""
     sizes: dict[str, int] = {}
     for entry in artifact.manifest.files:
         folder, slash, _ = entry.path.partition("/")

@@ -1,4 +1,4 @@
-"""The weights of an artifact: types, places and recipes."""
+"""The weights of an artifact: types, files and recipes."""
 
 import re
 from typing import Any
@@ -14,11 +14,11 @@ _BYTES_PER_ELEMENT = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 
 
 
 def weights_json(artifact: Artifact, wanted: Filter) -> dict[str, Any]:
-    """weights.json, or what the filter leaves of it: a weight is asked for by its name, by its layers, and by the ops
-    that read it. Raises OptionError when nothing is left."""
+    """Return weights.json or, with a filter, the weights that match by name, by layers, or by the ops that read them.
+    Raises OptionError if nothing matches."""
     index: Any = artifact.read_json("weights.json")
     if not isinstance(index, dict):
-        raise ArtifactError("weights.json is malformed: it is no object", where=str(artifact.folder))
+        raise ArtifactError("weights.json is malformed: it is not an object", where=str(artifact.folder))
     if not wanted:
         return index
     programs = read_programs(artifact.read_text(FINAL))
@@ -36,7 +36,7 @@ def weights_json(artifact: Artifact, wanted: Filter) -> dict[str, Any]:
 
 
 def print_weights(artifact: Artifact, wanted: Filter = NO_FILTER) -> None:
-    """Every weight, where it lies and how it was made; with a filter, those that it leaves."""
+    """Print every weight with its file and recipe; with a filter, the matching ones."""
     rows, total = [], 0
     shown: dict[str, str] = {}
     try:
@@ -64,9 +64,9 @@ _OUTPUT = re.compile(r"(?<=\))\.(\w+)")
 
 
 def _recipe_text(name: str, recipe: str, shown: dict[str, str]) -> str:
-    """A recipe, or, where it takes other results of the same steps than one that was shown, which of them it takes.
+    """Return a recipe, or only its results if a shown param has the same steps with other results.
 
-    `shown` holds the first param of each recipe without the names of results.
+    `shown` maps each recipe without result names to its first param.
     """
     steps, results = _OUTPUT.sub("", recipe), dict.fromkeys(_OUTPUT.findall(recipe))
     first = shown.setdefault(steps, name)

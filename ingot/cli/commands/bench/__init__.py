@@ -1,4 +1,4 @@
-"""`ingot bench`: how fast an artifact starts, answers and serves; a command for each way of asking."""
+"""`ingot bench`: measure start, latency, throughput and serving of an artifact, one command each."""
 
 from cyclopts import App
 

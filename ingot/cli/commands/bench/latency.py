@@ -25,27 +25,27 @@ def bench_latency(
     seed: int = 0,
     json: options.JsonFile = None,
 ) -> None:
-    """Measure how long one batch of equal requests takes, from giving it to its last token.
+    """Measure the latency of one batch of equal requests, from submission to the last token.
 
-    Prompts are random token ids, new ones each time; outputs are greedy and go on past the end tokens. Ctrl-C ends it
-    with what was measured so far.
+    Prompts are random token ids, new ones each time. Outputs are greedy and ignore the end tokens. Ctrl-C stops the
+    measurement and reports what was measured so far.
 
     Parameters
     ----------
     input_len
         Tokens of each prompt.
     output_len
-        Tokens to make behind each.
+        Tokens to generate for each prompt.
     batch_size
-        Requests at once.
+        Requests of the batch.
     num_iters_warmup
-        Batches in front of those that are measured.
+        Batches before the measured ones.
     num_iters
-        Batches that are measured.
+        Measured batches.
     seed
-        Of the prompts.
+        Seed of the prompts.
     json
-        Write the result to this file too, or to stdout alone for "-"; its fields are those of `vllm bench latency`.
+        Also write the result to this file, or only to stdout for "-"; its fields are those of `vllm bench latency`.
     """
     options.at_least(1, input_len=input_len, output_len=output_len, batch_size=batch_size, num_iters=num_iters)
     options.at_least(0, num_iters_warmup=num_iters_warmup)
@@ -84,7 +84,7 @@ def bench_latency(
 def _measure(
     engine: "BenchEngine", lengths: "Sequence[Lengths]", warm_up: int, count: int, seed: int, progress: "OnProgress"
 ) -> tuple[list[float], bool]:
-    """The seconds of each of `count` batches behind `warm_up` others, and whether it was interrupted."""
+    """Return the seconds of each of `count` batches after `warm_up` others, and whether the run was interrupted."""
     from ingot.bench.drive import drive
     from ingot.bench.workload import make_workload
 
@@ -94,7 +94,7 @@ def _measure(
             warming = index < warm_up
             phase, done, of = ("warm up", index, warm_up) if warming else ("measure", index - warm_up, count)
             progress(phase, done, of)
-            # Another seed for each: a cache of prefixes is to find nothing.
+            # A new seed for each batch, so that the prefix cache has no hits.
             run = drive(engine, make_workload(lengths, engine.tokens, seed + index))
             if run.interrupted:
                 return latencies, True

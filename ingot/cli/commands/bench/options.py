@@ -1,4 +1,4 @@
-"""The options of `ingot bench`, checked before anything is loaded."""
+"""Check the options of `ingot bench` before anything is loaded."""
 
 import math
 from pathlib import Path
@@ -15,21 +15,21 @@ JsonFile = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # for "-
 
 
 def at_least(least: int, **options: int | None) -> None:
-    """Raises OptionError for one that is below; None is left alone."""
+    """Raise OptionError for an option below `least`; None is allowed."""
     for name, value in options.items():
         if value is not None and value < least:
             raise _refused(name, value, f"{least} or more")
 
 
 def positive(**options: float) -> None:
-    """Raises OptionError for one that is no number above 0; infinity is one."""
+    """Raise OptionError for an option that is not a number above 0; infinity is allowed."""
     for name, value in options.items():
         if math.isnan(value) or value <= 0:
             raise _refused(name, f"{value:g}", "a number above 0")
 
 
 def at_most(most: int, artifact: "Artifact", what: str, **options: int) -> None:
-    """Raises OptionError when the options together ask for more than the artifact was compiled for."""
+    """Raise OptionError if the options together exceed what the artifact was compiled for."""
     if sum(options.values()) > most:
         asked = " and ".join(f"{_flag(name)} {value}" for name, value in options.items() if value)
         raise OptionError(
@@ -39,7 +39,7 @@ def at_most(most: int, artifact: "Artifact", what: str, **options: int) -> None:
 
 
 def limit(artifact: "Artifact", name: str) -> int:
-    """A limit that the artifact was compiled for. Raises ArtifactError where its manifest has none."""
+    """Return a limit that the artifact was compiled for. Raises ArtifactError if its manifest lacks the limit."""
     value = artifact.manifest.model.get(name)
     if type(value) is not int or value < 1:
         raise ArtifactError(f"{name} is {value!r:.80}", where="manifest.json, model", expected="a whole number above 0")
@@ -47,7 +47,7 @@ def limit(artifact: "Artifact", name: str) -> int:
 
 
 def check_file(json: str | None) -> None:
-    """Raises OutputError where nothing could be written, before anything is measured."""
+    """Raise OutputError before measuring if the file cannot be written."""
     if json in (None, "-"):
         return
     path = Path(str(json))

@@ -1,4 +1,4 @@
-"""Which requests `ingot bench` makes: options that several of its commands take alike."""
+"""The requests of `ingot bench`: options that several of its commands share."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
     from ingot.runtime.artifact import Artifact
 
 Dataset = Literal["random", "sharegpt"]
-_SHORTEST = 8  # tokens of a sequence that `sharegpt_lengths` can draw
+_SHORTEST = 8  # minimum tokens of a sequence that `sharegpt_lengths` draws
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Requests:
-    """How many requests, and how long.
+    """The number and the lengths of requests.
 
     Parameters
     ----------
     dataset
-        random: all lengths are equal. sharegpt: drawn as those of ShareGPT's conversations are spread.
+        random: all lengths are equal. sharegpt: lengths are drawn from the distribution of ShareGPT conversations.
     num_prompts
-        Requests.
+        Number of requests.
     input_len
         Tokens of each prompt, with --dataset random.
     output_len
-        Tokens to make behind each, with --dataset random.
+        Tokens to generate for each prompt, with --dataset random.
     prefix_len
-        Tokens in front of each prompt that are the same in all of them.
+        Tokens of a prefix that all prompts share, before each prompt.
     seed
-        Of all that is drawn.
+        Seed of everything that is drawn.
     """
 
     dataset: Dataset = "random"
@@ -45,12 +45,12 @@ class Requests:
     seed: int = 0
 
     def check(self) -> None:
-        """Raises OptionError for what no artifact can take."""
+        """Raise OptionError for values that no artifact can take."""
         options.at_least(1, num_prompts=self.num_prompts, input_len=self.input_len, output_len=self.output_len)
         options.at_least(0, prefix_len=self.prefix_len)
 
     def lengths(self, artifact: "Artifact") -> "list[Lengths]":
-        """Of each request, what it begins with among the rest. Raises OptionError for what the artifact cannot take."""
+        """Return each request's lengths, with the shared prefix in the prompt. Raises OptionError if it is too long."""
         from ingot.bench.workload import Lengths, equal_lengths, sharegpt_lengths
 
         longest = options.limit(artifact, "max_seq_len")
@@ -67,7 +67,7 @@ class Requests:
         return [Lengths(self.prefix_len + one.prompt, one.output) for one in drawn]
 
     def asked(self) -> dict[str, Any]:
-        """The options that bore on the requests, for the answer."""
+        """Return the options that define the requests, for the answer."""
         equal = {"input_len": self.input_len, "output_len": self.output_len} if self.dataset == "random" else {}
         shared = {name: getattr(self, name) for name in ("dataset", "num_prompts", "prefix_len", "seed")}
         return {**shared, **equal}
@@ -76,7 +76,7 @@ class Requests:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SpreadRequests(Requests):
-    """The same, spread unless they are asked to be equal."""
+    """Requests with ShareGPT's lengths by default."""
 
     dataset: Dataset = "sharegpt"
 

@@ -1,4 +1,4 @@
-"""`ingot bench serve-sim`: how long requests wait for their tokens that arrive one by one, without a server."""
+"""`ingot bench serve-sim`: measure latencies of requests that arrive over time, without a server."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,27 +34,27 @@ def bench_serve_sim(
     save_detailed: Flag = False,
     json: options.JsonFile = None,
 ) -> None:
-    """Measure how long requests that arrive one by one wait for their tokens. The engine runs in this process.
+    """Measure the token latencies of requests that arrive over time. The engine runs in this process.
 
-    Prompts are random token ids; outputs are greedy and go on past the end tokens. Times count from a request's
-    arrival, or from when --max-concurrency let it in. Ctrl-C ends it with what was measured so far.
+    Prompts are random token ids. Outputs are greedy and ignore the end tokens. Times count from a request's arrival, or
+    from its admission by --max-concurrency. Ctrl-C stops the measurement and reports what was measured so far.
 
     Parameters
     ----------
     request_rate
-        Requests a second that arrive, inf for all at once.
+        Requests that arrive per second, or inf for all at once.
     burstiness
-        1 is a Poisson process; below 1 arrivals come in bursts, above they are more even.
+        1 is a Poisson process; below 1 arrivals come in bursts, above 1 they are more even.
     max_concurrency
-        Requests that are let in at a time; the others wait. Default: all.
+        Requests that are admitted at a time; the others wait. Default: all.
     goodput
-        Limits in milliseconds, ttft:200 tpot:50 e2el:5000: requests within all of them are counted a second.
+        Limits in milliseconds, ttft:200 tpot:50 e2el:5000. Goodput counts the requests per second within all of them.
     metric_percentiles
-        Which percentiles to tell, "50,90,99".
+        Percentiles to report, "50,90,99".
     save_detailed
-        Write the lengths and times of each request into the JSON too.
+        Also write the lengths and times of each request into the JSON.
     json
-        Write the result to this file too, or to stdout alone for "-"; its fields are those of `vllm bench serve`.
+        Also write the result to this file, or only to stdout for "-"; its fields are those of `vllm bench serve`.
     """
     requests.check()
     options.at_least(1, max_concurrency=max_concurrency)
@@ -109,7 +109,7 @@ def _rows(metrics: "Mapping[str, Any]", percentiles: "Sequence[float]") -> "Iter
 
 
 def _slos(texts: "Sequence[str]") -> dict[str, float]:
-    """--goodput by metric, in milliseconds. Raises OptionError."""
+    """Return the limits of --goodput by metric, in milliseconds. Raises OptionError."""
     from ingot.bench.metrics import SLOS
 
     found: dict[str, float] = {}
@@ -131,7 +131,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def _number(text: str) -> float | None:
-    """None for what is no number; NaN is none."""
+    """Return the number, or None for anything else, NaN included."""
     try:
         value = float(text)
     except ValueError:

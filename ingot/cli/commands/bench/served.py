@@ -1,4 +1,4 @@
-"""An artifact driven through a workload, with its progress on stderr."""
+"""Run an artifact through a workload, with progress on stderr."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ingot.bench.workload import Lengths
     from ingot.runtime.artifact import Artifact
 
-_WARM_UP_TOKENS = 8  # of each output; a batch of them meets every size of decode step
+_WARM_UP_TOKENS = 8  # per output; a batch of these reaches every size of decode step
 
 
 def serve(
@@ -24,8 +24,8 @@ def serve(
     arrivals: Sequence[float] | None = None,
     max_concurrency: int | None = None,
 ) -> "tuple[Run, dict[str, Any]]":
-    """What became of requests of these lengths, which arrive all at once or at `arrivals`, and where their steps spent
-    their time. Raises KeyboardInterrupt when nothing was measured before one."""
+    """Serve requests of these lengths, which arrive all at once or at `arrivals`. Return the run, and how its steps
+    spent their time. Raises KeyboardInterrupt if an interrupt comes before anything is measured."""
     from ingot.bench.drive import drive
     from ingot.bench.engine import open_engine
     from ingot.bench.steps import step_metrics
@@ -49,8 +49,7 @@ def serve(
 def _warm_up(
     engine: "BenchEngine", lengths: "Sequence[Lengths]", prefix_len: int, seed: int, progress: OnProgress
 ) -> None:
-    """Serve some of the requests' like, so that what is made when it is first needed is there: other prompts, with
-    another beginning. Their steps are forgotten."""
+    """Serve similar requests with other prompts and another prefix, to trigger one-time setup. Forget their steps."""
     from ingot.bench.drive import drive
     from ingot.bench.workload import Lengths, make_workload
 

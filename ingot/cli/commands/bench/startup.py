@@ -1,4 +1,4 @@
-"""`ingot bench startup`: how long a process takes from its start until it can serve, and to its first token."""
+"""`ingot bench startup`: measure the time from the start of a process until it can serve, and to its first token."""
 
 from pathlib import Path
 
@@ -16,21 +16,21 @@ def bench_startup(
     timeout: float = 300.0,
     json: options.JsonFile = None,
 ) -> None:
-    """Measure how long a process takes from its start until it can serve, and to its first token.
+    """Measure the time from the start of a process until it can serve, and to its first token.
 
-    Each start is a process of its own, with all files of the artifact in the page cache. Ctrl-C ends it with what was
-    measured so far.
+    Each start is a process of its own, with all files of the artifact in the page cache. Ctrl-C stops the measurement
+    and reports what was measured so far.
 
     Parameters
     ----------
     num_iters
-        Starts.
+        Number of starts.
     input_len
-        Tokens of the prompt in front of the first token.
+        Tokens of the prompt.
     timeout
-        Seconds that a start may take.
+        Seconds after which a start fails.
     json
-        Write the result to this file too, or to stdout alone for "-"; its fields are those of `vllm bench startup` for
+        Also write the result to this file, or only to stdout for "-"; its fields are those of `vllm bench startup` for
         warm starts, and more.
     """
     options.at_least(1, num_iters=num_iters, input_len=input_len)
@@ -67,7 +67,7 @@ def bench_startup(
             *((f"  {name}", tell.seconds(value)) for name, value in metrics["phases"].items()),
             *((f"    {name}", tell.seconds(value)) for name, value in metrics["loading"].items()),
         ]
-        title = f"{len(starts)} starts, the median; phases of the one in the middle"
+        title = f"{len(starts)} starts, the median; phases of the median start"
         tell.report(json, answer(opened, asked, metrics), title, rows)
     if interrupted:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""How `ingot bench` tells what it found: rows for readers, JSON for programs."""
+"""Print the results of `ingot bench`: rows for readers, JSON for programs."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,8 +9,7 @@ from ingot.ir.errors import OutputError
 
 
 def report(json: str | None, answer: Mapping[str, Any], title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print the rows; or the JSON alone, where it is to go to stdout. Raises OutputError for a file that cannot be
-    written."""
+    """Print the rows, or only the JSON if it goes to stdout. Raises OutputError for a file that cannot be written."""
     if json == "-":
         print_json(answer)
         return
@@ -25,8 +24,8 @@ def report(json: str | None, answer: Mapping[str, Any], title: str, rows: Sequen
 
 
 def step_rows(steps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Where the time of the steps went."""
-    yield "steps", f"{steps['steps']:,}, of them {steps['decode_steps']:,} of decoding alone"
+    """Yield rows that say how the steps spent their time."""
+    yield "steps", f"{steps['steps']:,}, of them {steps['decode_steps']:,} with decode only"
     shares = ("launch_share", "launching steps"), ("wait_share", "waiting for them"), ("host_share", "the rest")
     yield "time of the host", ", ".join(f"{what} {share(steps[name])}" for name, what in shares)
     if steps["decode_idle_share"] is not None:

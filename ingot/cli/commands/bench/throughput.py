@@ -1,4 +1,4 @@
-"""`ingot bench throughput`: how many tokens a second come of many requests that are given at once."""
+"""`ingot bench throughput`: measure the tokens per second of many requests that are submitted at once."""
 
 from ingot.cli.commands import ArtifactFolder
 from ingot.cli.commands.bench import options, tell
@@ -13,15 +13,15 @@ def bench_throughput(
     requests: Requests = EQUAL,
     json: options.JsonFile = None,
 ) -> None:
-    """Measure how many tokens a second come of many requests that are given at once.
+    """Measure the tokens per second of many requests that are submitted at once.
 
-    Prompts are random token ids; outputs are greedy and go on past the end tokens. Ctrl-C ends it with what was
-    measured so far.
+    Prompts are random token ids. Outputs are greedy and ignore the end tokens. Ctrl-C stops the measurement and reports
+    what was measured so far.
 
     Parameters
     ----------
     json
-        Write the result to this file too, or to stdout alone for "-"; its fields are those of `vllm bench throughput`.
+        Also write the result to this file, or only to stdout for "-"; its fields are those of `vllm bench throughput`.
     """
     requests.check()
     options.check_file(json)
