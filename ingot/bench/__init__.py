@@ -1,5 +1,5 @@
-"""How an engine is measured: what is asked of it, how it is driven, and what comes out, under vLLM's names.
+"""Measure an engine: its workload, the loop that drives it, and the results, under vLLM's names.
 
-`workload`, `drive` and `metrics` are plain Python: benchmarks drive other engines with them, in processes that import
+`workload`, `drive` and `metrics` are plain Python: benchmarks drive other engines with them in processes that import
 nothing else of Ingot.
 """

@@ -1,4 +1,4 @@
-"""What a benchmark answers with: the numbers, and where they come from."""
+"""The answer of a benchmark: its numbers, and their provenance."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -9,9 +9,9 @@ from ingot.runtime.artifact import Artifact
 
 
 def answer(artifact: Artifact, options: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """One JSON object: `options` and `metrics` as they are, beside them what was measured, when and where.
+    """Return one JSON object: `options` and `metrics` unchanged, and what was measured, when and where.
 
-    An infinite number is written as "inf", which JSON has no other word for.
+    An infinite number becomes "inf", because JSON has no infinity.
     """
     manifest = artifact.manifest
     return {

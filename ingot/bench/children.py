@@ -1,4 +1,4 @@
-"""Processes that are measured: started with a clock, read while they run, ended with all that they started."""
+"""Run measured child processes: start them with a clock, read their output, and end them with their children."""
 
 import contextlib
 import json
@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_LAST_LINES = 40  # of what a child printed: where a traceback's error stands
-_GRACE_SECONDS = 5.0  # for a child to end its own children
+_LAST_LINES = 40  # of a child's output: enough to include a traceback's error
+_GRACE_SECONDS = 5.0  # time for a child to end its own children
 _ERROR = ("Error", "error:", "Exception")
 
 
 class ChildError(Exception):
-    """A child ended badly; the message says how, in a line."""
+    """A child failed; the message says how, in one line."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A child that ended well: the time.time() at which it was started, the seconds that it took, its JSON value."""
+    """A child that succeeded: its start as time.time(), its seconds, and its JSON value."""
 
     started: float
     seconds: float
@@ -36,11 +36,11 @@ class Ended:
 def run_child(
     script: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout: float = 600.0, echo: bool = False
 ) -> Ended:
-    """Run a Python script that writes a JSON value to the FILE of its last option, `--json FILE`; its value.
+    """Run a Python script that writes a JSON value to the FILE of its last option, `--json FILE`; return the value.
 
-    `env` is added to this process's environment. With `echo` its output is passed on while it runs, else
-    the last of it when it fails. Raises ChildError
-    when it fails, writes nothing or takes more than `timeout` seconds; it and its children are then gone.
+    `env` extends this process's environment. With `echo`, the child's output is passed on while it runs; otherwise only
+    its last lines, if it fails. Raises ChildError if it fails, writes nothing or takes more than `timeout` seconds; the
+    child and its children have ended by then.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-child-") as folder:
         answer = Path(folder) / "answer.json"
@@ -48,7 +48,7 @@ def run_child(
         try:
             return Ended(ended.started, ended.seconds, json.loads(answer.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
-            raise ChildError(f"it ended well and left no answer: {error}") from None
+            raise ChildError(f"it succeeded but wrote no answer: {error}") from None
 
 
 def run_command(
@@ -58,7 +58,7 @@ def run_command(
     timeout: float = 600.0,
     echo: bool = False,
 ) -> Ended:
-    """`run_child` of any command, which has no value."""
+    """Run any command like `run_child`, without a value."""
     started, begin = time.time(), time.perf_counter()
     process = subprocess.Popen(
         list(map(str, command)),
@@ -67,7 +67,7 @@ def run_command(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # so that what it starts can be ended with it
+        start_new_session=True,  # so that its children can be ended with it
     )
     expired = threading.Event()
 
@@ -101,7 +101,7 @@ def run_command(
 
 @contextlib.contextmanager
 def _ending_when_terminated() -> Iterator[None]:
-    """SIGTERM raises SystemExit: a child that is ended so ends its own children, which have a session of their own."""
+    """Raise SystemExit on SIGTERM, so that a terminated child ends its own children, which have their own session."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -113,7 +113,7 @@ def _ending_when_terminated() -> Iterator[None]:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End the child if it runs still, and whatever it left behind."""
+    """End the child if it still runs, and the processes that it left."""
     if process.poll() is None:
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -123,11 +123,11 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 
 def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all of them have ended
+    with contextlib.suppress(ProcessLookupError):  # all of them have already ended
         os.killpg(process.pid, number)
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """The last line that names an error, else the last one."""
+    """Return the last line that names an error, or else the last line."""
     told = [line for line in lines if line.strip()]
     return next((line for line in reversed(told) if any(word in line for word in _ERROR)), told[-1] if told else "")

@@ -1,4 +1,4 @@
-"""Drives an engine through a workload by the clock, and notes when every token came."""
+"""Drive an engine through a workload by the clock, and record when each token came."""
 
 import time
 from collections import deque
@@ -8,15 +8,15 @@ from typing import NamedTuple, Protocol
 
 from ingot.bench.workload import BenchRequest
 
-# A sleep before the next arrival ends this much early, and the rest is waited out: sleeping is as exact as the kernel's
-# timer slack, 50 µs, and a busy machine's scheduler let it be (prctl(2), PR_SET_TIMERSLACK).
+# A sleep before the next arrival ends this much early; a loop waits for the rest. Sleeping is only as exact as the
+# kernel's timer slack, 50 µs, and the scheduler of a busy machine (prctl(2), PR_SET_TIMERSLACK).
 _WAKE_EARLY_SECONDS = 1e-3
 
 
-class Progress(NamedTuple):  # quicker to make than a dataclass: a step makes one for each sequence
-    """What an engine says of a request, by its index, after a step: the tokens made so far, and whether that was all.
+class Progress(NamedTuple):  # cheaper than a dataclass: a step makes one per sequence
+    """An engine's report on a request, by its index, after a step: the tokens so far, and whether it finished.
 
-    `error` says why a request ended early; "" when it did not.
+    `error` says why a request ended early; "" if it did not.
     """
 
     request: int
@@ -26,14 +26,14 @@ class Progress(NamedTuple):  # quicker to make than a dataclass: a step makes on
 
 
 class DrivenEngine(Protocol):
-    """An engine that one thread adds to and steps."""
+    """An engine that one thread adds requests to and steps."""
 
     def add(self, index: int, request: BenchRequest) -> None:
-        """Take on a request, known by its index."""
+        """Add a request, identified by its index."""
         ...
 
     def step(self) -> Iterable[Progress]:
-        """Go on; the requests that have more tokens now. May wait for the device."""
+        """Run a step and return the progress of requests with new tokens. May wait for the device."""
         ...
 
     def has_unfinished(self) -> bool: ...
@@ -41,10 +41,10 @@ class DrivenEngine(Protocol):
 
 @dataclass
 class Record:
-    """What happened to a request; times are in seconds from the beginning.
+    """The history of a request; times are in seconds from the beginning.
 
-    `started` is its arrival, or when one of `max_concurrency` ended and made room for it; vLLM's client counts from
-    there too. A token that an engine tells of together with others has their time.
+    `started` is its arrival, or the moment when one of `max_concurrency` requests ended and made room for it, as in
+    vLLM's client. Tokens that an engine reports together have the same time.
     """
 
     request: BenchRequest
@@ -60,9 +60,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """A workload's records in its order, as far as requests were begun, and the seconds that it took.
+    """The records of a workload's started requests, in order, and its seconds.
 
-    `interrupted`: a KeyboardInterrupt ended it early.
+    `interrupted` says that a KeyboardInterrupt ended it early.
     """
 
     records: tuple[Record, ...]
@@ -83,16 +83,16 @@ def drive(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Run:
-    """Give the engine each request when it has arrived, and step until all have ended.
+    """Add each request to the engine when it arrives, and step until all have ended.
 
-    `requests` are in the order of their arrivals. At most `max_concurrency` are with the engine at a time.
-    `on_finished` is told how many have ended. An interrupt gives what was measured until then.
+    `requests` are in arrival order. The engine has at most `max_concurrency` of them at a time. `on_finished` receives
+    the number of ended requests. An interrupt returns what was measured until then.
     """
     waiting = deque(enumerate(requests))
     records: dict[int, Record] = {}
     most = len(requests) if max_concurrency is None else max_concurrency
     running, ended = 0, 0
-    freed = 0.0  # when there was no place for another one for the last time
+    freed = 0.0  # the last time that a request ended while the engine was full
     begin = clock()
     try:
         while waiting or engine.has_unfinished():
@@ -122,7 +122,7 @@ def drive(
 
 
 def wait_until(moment: float, begin: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Sleep until nearly `moment`, in seconds from `begin`."""
+    """Sleep until shortly before `moment`, in seconds from `begin`."""
     left = moment - (clock() - begin)
     if left > _WAKE_EARLY_SECONDS:
         sleep(left - _WAKE_EARLY_SECONDS)

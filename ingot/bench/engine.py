@@ -1,4 +1,4 @@
-"""Ingot as an engine to be driven, and what an artifact can be asked for."""
+"""Adapt Ingot's engine to the benchmark driver, and list the tokens that prompts may have."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from ingot.serve.llm import LLM
 
 @dataclass(frozen=True)
 class BenchEngine:
-    """An engine that is asked for tokens as benchmarks do it: greedy, past the end tokens, without making text.
+    """An engine that generates tokens for benchmarks: greedy, past the end tokens, without detokenizing.
 
-    `tokens` are the ids that prompts may be made of. With `stream` every new token is told of,
-    else a request when it has ended.
+    `tokens` are the ids for prompts. With `stream`, each new token is reported; otherwise a request is reported when
+    it ends.
     """
 
     engine: Engine
@@ -44,7 +44,7 @@ class BenchEngine:
 
 
 def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
-    """Load an artifact as `LLM` does, and do what a server does while it waits for its first requests.
+    """Load an artifact as `LLM` does, and finish the idle work that a server does before its first requests.
 
     Raises ArtifactError, TargetError or OptionError.
     """
@@ -52,7 +52,7 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
     engine = llm.llm_engine
     if not isinstance(engine, Engine):
         raise OptionError(
-            "the model makes vectors, and benchmarks ask for tokens",
+            "the model makes vectors, and benchmarks need tokens",
             where=str(artifact),
             expected="an artifact whose entry 'main' has an ending that samples",
         )
@@ -65,7 +65,7 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
 
 
 def plain_tokens(loaded: Loaded) -> list[int]:
-    """The ids that prompts may be made of: all but special ones."""
+    """Return the ids that prompts may contain: all but special ones."""
     special = set(loaded.eos_token_ids)
     if loaded.tokenizer is not None:
         special |= loaded.tokenizer.special_ids

@@ -1,4 +1,4 @@
-"""An artifact's first token, in a process of its own that `startup` starts: the clock at each phase's end, as JSON.
+"""Measure an artifact's first token in its own process, which `startup` starts: the clock after each phase, as JSON.
 
 python -m ingot.bench.first_token ARTIFACT TOKENS --json FILE
 """
@@ -22,14 +22,14 @@ def main(artifact: str, tokens: str, option: str, file: str) -> None:
     try:
         llm = LLM(artifact)
         loaded = time.time()
-        # A small id, which every vocabulary has; no two prompts are needed, so none can be found in a cache.
+        # A small id, which every vocabulary has. There is one prompt only, so the prefix cache has no hits.
         prompt = {"prompt_token_ids": [1] * int(tokens)}
         llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False))
     except IngotError as error:
         sys.exit(f"Error: {error}")
     first = time.time()
     clock = {"begun": BEGUN, "imported": IMPORTED, "loaded": loaded, "first": first}
-    # What loading is made of; "import" and "ready" are readings of a clock that starts with the process, as here.
+    # The parts of loading. "import" and "ready" count from the start of the process, as `clock` does here.
     phases = {name: seconds for name, seconds in llm.timings.items() if name not in ("import", "ready")}
     with open(file, "w", encoding="utf-8") as out:
         json.dump({"clock": clock, "phases": phases}, out)

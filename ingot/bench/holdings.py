@@ -1,4 +1,4 @@
-"""What a process holds: memory, files, objects of the runtime, and what the requests of its engine take up."""
+"""Count what a process holds: memory, files, runtime objects, and the resources of its engine's requests."""
 
 import ctypes
 import gc
@@ -12,17 +12,17 @@ from ingot.runtime.engine import Engine
 from ingot.runtime.occupancy import Occupancy
 
 _RUNTIME = "ingot.runtime."
-_GRAPHS = "ingot.runtime.cuda."  # captured steps are no request's
+_GRAPHS = "ingot.runtime.cuda."  # captured steps belong to no request
 
 
 @dataclass(frozen=True)
 class Holdings:
-    """At a moment at which nothing is served.
+    """The holdings at a moment when nothing is served.
 
-    anonymous   bytes of memory that is no file's
-    device      bytes of the GPU's memory that are taken, by whomever; None without one
+    anonymous   bytes of memory that no file backs
+    device      used bytes of the GPU's memory, by any process; None without a GPU
     fds         open file descriptors
-    objects     of the runtime's classes: requests, outputs and all that belongs to them
+    objects     instances of the runtime's classes: requests, outputs and their parts
     """
 
     anonymous: int
@@ -33,14 +33,14 @@ class Holdings:
 
 
 def take_holdings(engine: Engine) -> Holdings:
-    """What is held once all that nobody refers to is given back, to the system too."""
+    """Return the holdings after garbage is collected and free memory is returned to the system."""
     gc.collect()
     _trim()
     return Holdings(anonymous_memory(), _device_memory(), _open_files(), _runtime_objects(), engine.occupancy)
 
 
 def anonymous_memory() -> int:
-    """Bytes of resident memory of this process that no file backs; weights are mapped from files, and not in it."""
+    """Return this process's resident bytes that no file backs; mapped weights are excluded."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -48,7 +48,7 @@ def anonymous_memory() -> int:
 
 
 def _trim() -> None:
-    """Let malloc give back what is free, where it is glibc's: else it keeps what the largest step left."""
+    """Return free memory to the system if malloc is glibc's, which would otherwise keep the largest step's memory."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -68,5 +68,5 @@ def _open_files() -> int:
 
 def _runtime_objects() -> int:
     kinds = (type(one) for one in gc.get_objects())
-    modules = (str(kind.__module__) for kind in kinds if kind is not Occupancy)  # which earlier holdings have
+    modules = (str(kind.__module__) for kind in kinds if kind is not Occupancy)  # earlier holdings contain these
     return sum(1 for name in modules if name.startswith(_RUNTIME) and not name.startswith(_GRAPHS))

@@ -1,4 +1,4 @@
-"""The machine that is measured on, and the versions of what it runs."""
+"""The machine that runs a measurement, and the versions of its software."""
 
 import os
 import platform
@@ -13,16 +13,16 @@ from pydantic import BaseModel, ConfigDict
 
 from ingot.ir.machine.target import Target
 
-# Whose versions bear on what is measured: they compile kernels, launch them or have some.
+# Packages that affect measurements: they compile, launch or contain kernels.
 PACKAGES = ("torch", "triton", "cuda-bindings", "flashinfer-python")
 NOT_INSTALLED = "not installed"
 _CPUINFO = Path("/proc/cpuinfo")
 
 
 class Machine(BaseModel):
-    """Where it was measured. `cores` are those that the process might use, `memory` is in bytes; `load` is the load
-    average of the minute before, which tells whether the machine was at work on something else. `gpu` and `driver` are
-    as nvidia-smi names them, None where there is no GPU."""
+    """The machine of a measurement. `cores` are those available to the process; `memory` is in bytes. `load` is the
+    load average of the last minute, which shows whether other work ran. `gpu` and `driver` are nvidia-smi's names, None
+    without a GPU."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     processor: str
@@ -53,7 +53,7 @@ def this_machine() -> Machine:
 
 
 def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """The version of each package, "not installed" where that is so, and Python's."""
+    """Return the version of each package, or "not installed", and Python's."""
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
 
@@ -65,13 +65,13 @@ def _version(package: str) -> str:
 
 
 def _gpu() -> tuple[str | None, str | None]:
-    """Names of the first GPU and of its driver, asked of nvidia-smi so that this process takes no memory there."""
+    """Return the names of the first GPU and its driver. nvidia-smi reports them without GPU memory of this process."""
     if shutil.which("nvidia-smi") is None:
         return None, None
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     first = done.stdout.partition("\n")[0]
     if done.returncode or "," not in first:
-        return None, None  # it is installed, and there is no GPU
+        return None, None  # nvidia-smi is installed, but there is no GPU
     name, driver = first.rsplit(",", 1)
     return name.strip(), driver.strip()

@@ -1,4 +1,4 @@
-"""What a run comes to, under the names that `vllm bench` writes its results with."""
+"""Summarize a run under the field names of `vllm bench`."""
 
 import itertools
 import math
@@ -8,16 +8,16 @@ from typing import Any
 
 from ingot.bench.drive import Record, Run
 
-# Of latencies; what `vllm bench latency` gives.
+# Percentiles of latencies, as in `vllm bench latency`.
 LATENCY_PERCENTILES = (10.0, 25.0, 50.0, 75.0, 90.0, 99.0)
-# What a request is measured by, in seconds: time to first token, time per output token behind the first one, time
-# between tokens, and all of it.
+# The metrics of a request, in seconds: time to first token, time per output token after the first one, inter-token
+# latency, and end-to-end latency.
 METRICS = ("ttft", "tpot", "itl", "e2el")
-SLOS = ("ttft", "tpot", "e2el")  # what a request can be held to: it has one of each
+SLOS = ("ttft", "tpot", "e2el")  # metrics with one value per request, which can have a limit
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Between the two nearest values, as numpy's default has it; 0 of none, as in vLLM's results."""
+    """Interpolate between the two nearest values, as numpy does by default; 0 for no values, as in vLLM's results."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -28,7 +28,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def latency_metrics(latencies: Sequence[float]) -> dict[str, Any]:
-    """Of batches, in seconds: the fields of `vllm bench latency`."""
+    """Return the fields of `vllm bench latency` for batches, in seconds."""
     return {
         "avg_latency": statistics.fmean(latencies),
         "std_latency": statistics.pstdev(latencies),
@@ -38,7 +38,7 @@ def latency_metrics(latencies: Sequence[float]) -> dict[str, Any]:
 
 
 def throughput_metrics(run: Run) -> dict[str, Any]:
-    """Of requests that were given at once: the fields of `vllm bench throughput`, and outputs alone."""
+    """Return the fields of `vllm bench throughput` for requests submitted at once, and those of outputs alone."""
     inputs, outputs = _tokens(run.completed)
     done = len(run.completed)
     return {
@@ -55,9 +55,9 @@ def throughput_metrics(run: Run) -> dict[str, Any]:
 def serve_metrics(
     run: Run, *, goodput: Mapping[str, float] | None = None, percentiles: Sequence[float] = (99.0,)
 ) -> dict[str, Any]:
-    """Of requests that arrived one by one: the fields of `vllm bench serve`.
+    """Return the fields of `vllm bench serve` for requests that arrived over time.
 
-    `goodput` are the most milliseconds of a request's `SLOS` for it to count as good; without it `request_goodput` is
+    `goodput` sets the maximum milliseconds of a request's `SLOS` to count as good; without it `request_goodput` is
     None.
     """
     done = run.completed
@@ -80,7 +80,7 @@ def serve_metrics(
 
 
 def detail(run: Run) -> dict[str, Any]:
-    """Each request's lengths and times in seconds: the fields of `vllm bench serve --save-detailed`."""
+    """Return each request's lengths and times in seconds: the fields of `vllm bench serve --save-detailed`."""
     return {
         "input_lens": [len(one.request.prompt) for one in run.records],
         "output_lens": [len(one.token_times) if one.completed else 0 for one in run.records],
@@ -92,12 +92,12 @@ def detail(run: Run) -> dict[str, Any]:
 
 
 def _tokens(records: Sequence[Record]) -> tuple[int, int]:
-    """Those of prompts and those that were made."""
+    """Return the number of prompt tokens and of generated tokens."""
     return sum(len(one.request.prompt) for one in records), sum(len(one.token_times) for one in records)
 
 
 def _of(record: Record, metric: str) -> Sequence[float]:
-    """A metric's values of one request: none for an output of one token where it takes two."""
+    """Return a metric's values for one request: none if the metric needs two tokens and the output has one."""
     match metric:
         case "ttft":
             return (_first(record),)
@@ -124,7 +124,7 @@ def _gaps(record: Record) -> list[float]:
 
 
 def _summary(metric: str, seconds: Sequence[float], percentiles: Sequence[float]) -> list[tuple[str, float]]:
-    """Mean, median, standard deviation and percentiles of a metric, in milliseconds."""
+    """Return mean, median, standard deviation and percentiles of a metric, in milliseconds."""
     known = seconds or (0.0,)
     named = [
         (f"mean_{metric}_ms", statistics.fmean(known)),
@@ -136,7 +136,7 @@ def _summary(metric: str, seconds: Sequence[float], percentiles: Sequence[float]
 
 
 def _goodput(records: Sequence[Record], most: Mapping[str, float]) -> int:
-    """How many requests kept within all of the milliseconds; one token alone has no time between tokens."""
+    """Return how many requests met all limits; an output of one token has a time per token of 0."""
     kept = 0
     for one in records:
         found = {"ttft": _first(one), "tpot": _per_token(one), "e2el": one.token_times[-1] - one.started}
@@ -145,7 +145,7 @@ def _goodput(records: Sequence[Record], most: Mapping[str, float]) -> int:
 
 
 def _most_tokens_in_a_second(records: Sequence[Record]) -> float:
-    """In the best of the seconds that are counted from the first start."""
+    """Return the most tokens in one second; seconds count from the first start."""
     if not records:
         return 0.0
     first = min(one.started for one in records)
@@ -158,8 +158,8 @@ def _most_tokens_in_a_second(records: Sequence[Record]) -> float:
 
 
 def _most_at_once(records: Sequence[Record]) -> int:
-    """Requests between their start and their end at the same moment."""
-    # An end comes before a start of the same moment.
+    """Return the maximum of requests that ran at the same time."""
+    # At equal times, an end sorts before a start.
     events = sorted([(one.started, 1) for one in records] + [(one.token_times[-1], -1) for one in records])
     most = now = 0
     for _, change in events:

@@ -1,4 +1,4 @@
-"""Serves a soak's requests by the clock, and looks whether each one ends as it has to."""
+"""Serve the requests of a soak test by the clock, and check that each ends as it must."""
 
 import heapq
 import math
@@ -13,20 +13,20 @@ from ingot.ir.errors import RequestError
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.outputs import RequestOutput
 
-# An engine that tells nothing of any request for so long has lost them. The longest that is in order: requests that
-# are not streamed, of some thousand tokens, side by side on a slow CPU.
+# An engine that reports no request for this long has lost them. The longest legitimate silence: requests without
+# streaming, of some thousand tokens, in parallel on a slow CPU.
 _PATIENCE_SECONDS = 300.0
 
 
 @dataclass
 class Outcome:
-    """What became of a request; times are in seconds from the beginning.
+    """The outcome of a request; times are in seconds from the beginning.
 
-    first       when its first token was there; nan where it did not come, or was not told of
-    tokens      that were made for all of its sequences
-    token_ids   a probe's
-    ended       "" as long as it has not ended, else "stop", "length", "abort", "error" or "refused"
-    fault       what is wrong with it, in words; "" when all is as it has to be
+    first       time of its first token; nan if there was none, or it was not reported
+    tokens      generated tokens of all its sequences
+    token_ids   the output of a probe
+    ended       "" while it has not ended, else "stop", "length", "abort", "error" or "refused"
+    fault       what is wrong with it, in words; "" if nothing is
     """
 
     first: float = math.nan
@@ -38,7 +38,7 @@ class Outcome:
 
 @dataclass
 class Soak:
-    """Requests in the order of their arrivals, their outcomes, and the most that ran and waited at a time."""
+    """Requests in arrival order, their outcomes, and the maxima of running and waiting requests."""
 
     requests: Sequence[SoakRequest]
     outcomes: list[Outcome] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Soak:
     most_waiting: int = 0
 
     def __post_init__(self) -> None:
-        # All at once, so that what is noted later does not look like a leak.
+        # Allocate all outcomes first, so that later notes do not look like a leak.
         self.outcomes = [Outcome() for _ in self.requests]
 
 
@@ -59,14 +59,14 @@ def run_soak(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Soak:
-    """Give the engine each request when it has arrived, cancel those whose callers go away, until all have ended.
+    """Add each request to the engine when it arrives, cancel those that are to be cancelled, and step until all end.
 
-    `requests` are in the order of their arrivals, `longest` are the tokens of a sequence at most. An engine that tells
-    of nobody for minutes is given up; what it has lost has not `ended`. What a step raises goes on.
+    `requests` are in arrival order; `longest` is the maximum tokens of a sequence. The loop stops if the engine reports
+    no request for minutes; lost requests then have no `ended`. Errors of a step propagate.
     """
     soak = Soak(requests)
     pending = deque(enumerate(requests))
-    leaving: list[tuple[int, int]] = []  # (step, request): the heap of those whose callers go away
+    leaving: list[tuple[int, int]] = []  # (step, request): the heap of requests to cancel
     steps, begin = 0, clock()
     heard = begin
     while pending or engine.has_unfinished():
@@ -142,13 +142,13 @@ def _tokens(output: RequestOutput) -> int:
 
 
 def _end(output: RequestOutput) -> str:
-    """How it ended: as an error when one of its sequences did, else as its first."""
+    """Return how a request ended: "error" if one of its sequences did, else as its first sequence."""
     reasons = [sequence.finish_reason or "" for sequence in output.outputs]
     return "error" if "error" in reasons else reasons[0]
 
 
 def output_fault(request: SoakRequest, output: RequestOutput, longest: int) -> str:
-    """What is wrong with a last output, as far as its form tells; "" when nothing is."""
+    """Return what is wrong with a final output, judged by its form; "" if nothing is."""
     params = request.params
     most = min(params.max_tokens or longest, longest - len(request.tokens))
     if tuple(output.prompt_token_ids) != request.tokens or len(output.outputs) != params.n:

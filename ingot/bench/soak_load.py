@@ -1,4 +1,4 @@
-"""What a soak asks of an engine: requests of all kinds at once, some of which are given up or refused, by seed."""
+"""The load of a soak test: requests of all kinds at once, drawn by seed; some are cancelled or must be refused."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -9,15 +9,15 @@ from ingot.bench.workload import Lengths, arrival_times, sharegpt_lengths
 from ingot.runtime.limits import Limits
 from ingot.runtime.sampling_params import SamplingParams
 
-# Shares of the requests. What is left of the lengths is like ShareGPT's; the other shares cut across them.
+# Shares of the requests. The remaining lengths are like ShareGPT's; the other shares are drawn independently.
 NEAR_LIMIT, VERY_SHORT, REFUSED = 0.05, 0.05, 0.01
-CANCELLED, CANCELLED_EARLY, CANCELLED_TWICE = 0.10, 1 / 3, 1 / 3  # the last two are of those that are cancelled
-SHARED, SALTED, STREAMED, SEEDED, STOPPED = 0.4, 0.1, 0.5, 0.5, 0.3  # SALTED is of those that share a beginning
-_TRUNKS = 8  # beginnings that are shared
-_EARLY_STEPS = 2  # in which a request is queued, and a long prompt is still being fed
-_MOST_LEFT, _MOST_SHORT = 16, 3  # tokens that a prompt near the limit leaves, and those of a very short one
+CANCELLED, CANCELLED_EARLY, CANCELLED_TWICE = 0.10, 1 / 3, 1 / 3  # the last two are shares of the cancelled requests
+SHARED, SALTED, STREAMED, SEEDED, STOPPED = 0.4, 0.1, 0.5, 0.5, 0.3  # SALTED is a share of those with a shared prefix
+_TRUNKS = 8  # shared prefixes
+_EARLY_STEPS = 2  # while a request is queued or its long prompt is in prefill
+_MOST_LEFT, _MOST_SHORT = 16, 3  # tokens left by a prompt near the limit, and tokens of a very short one
 _MOST_PROBE = 64  # tokens of a probe's output
-# Enough of them to stop some requests of random weights, whatever the vocabulary: a 64th of it, within bounds.
+# Enough stop tokens to stop some requests of a model with random weights: a 64th of the vocabulary, within bounds.
 _STOP_SHARE, _FEWEST_STOPS, _MOST_STOPS = 64, 4, 256
 
 SAMPLING: Sequence[Mapping[str, Any]] = (
@@ -36,7 +36,7 @@ PRIORITIES = (-1, 0, 0, 0, 1)
 
 @dataclass(frozen=True)
 class Cancel:
-    """Its caller goes away when so many steps have been launched since it came; `twice`: and then says so again."""
+    """Cancel the request after `steps` launched steps since it arrived; `twice`: then cancel it again."""
 
     steps: int
     twice: bool
@@ -44,12 +44,12 @@ class Cancel:
 
 @dataclass(frozen=True)
 class SoakRequest:
-    """A request as `ingot.runtime.engine.EngineRequest` has it, and what is to become of it.
+    """A request as in `ingot.runtime.engine.EngineRequest`, and its expected outcome.
 
     arrival   seconds from the beginning
-    cancel    None: it runs to its end
-    refused   it can never be served, and the engine is to say so
-    probe     the number of a probe, whose output is known; None for all others
+    cancel    when to cancel it; None lets it run to its end
+    refused   it can never be served, and the engine must refuse it
+    probe     the number of a probe, with a known output; None for others
     """
 
     tokens: tuple[int, ...]
@@ -70,7 +70,7 @@ class SoakRequest:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that prompts are made of, and what makes text of one; None: the model has no tokenizer."""
+    """The tokens of prompts, and the function from a token to its text; None if the model has no tokenizer."""
 
     tokens: Sequence[int]
     text: Callable[[int], str] | None = None
@@ -79,7 +79,7 @@ class Vocabulary:
 def soak_requests(
     count: int, rate: float, limits: Limits, vocabulary: Vocabulary, seed: int | str
 ) -> list[SoakRequest]:
-    """`count` requests that arrive as a Poisson process, `rate` of them in a second."""
+    """Return `count` requests that arrive as a Poisson process, `rate` per second."""
     rng = random.Random(f"{seed} requests")
     longest, tokens = limits.max_seq_len, vocabulary.tokens
     trunks = [tuple(rng.choices(tokens, k=longest // 2)) for _ in range(_TRUNKS)]
@@ -92,7 +92,7 @@ def soak_requests(
 
 
 def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int | str) -> list[SoakRequest]:
-    """Greedy requests of mixed lengths, no two of which begin alike."""
+    """Return greedy requests of mixed lengths with distinct prefixes."""
     rng = random.Random(f"{seed} probes")
     output = min(_MOST_PROBE, limits.max_seq_len // 4)
     params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True, detokenize=False)
@@ -104,7 +104,7 @@ def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int 
 
 
 def spread_in(requests: Sequence[SoakRequest], probes: Sequence[SoakRequest], seconds: float) -> list[SoakRequest]:
-    """Requests with probes among them, evenly spread over so many seconds, by their arrivals."""
+    """Return the requests and the probes by arrival; the probes are spread evenly over `seconds`."""
     placed = [replace(one, arrival=(index + 0.5) * seconds / len(probes)) for index, one in enumerate(probes)]
     return sorted([*requests, *placed], key=lambda one: one.arrival)
 
@@ -140,7 +140,7 @@ def _request(
 def _lengths(rng: random.Random, alike: Lengths, longest: int) -> Lengths:
     match rng.random():
         case drawn if drawn < NEAR_LIMIT:
-            # It asks for more than there is room for, and ends at the limit.
+            # It requests more tokens than there is room for, and ends at the limit.
             return Lengths(longest - rng.randint(1, _MOST_LEFT), 2 * _MOST_LEFT)
         case drawn if drawn < NEAR_LIMIT + VERY_SHORT:
             return Lengths(rng.randint(1, _MOST_SHORT), rng.randint(1, _MOST_SHORT))
@@ -153,7 +153,7 @@ def _params(rng: random.Random, output: int, vocabulary: Vocabulary) -> Sampling
 
 
 def _stops(rng: random.Random, output: int, vocabulary: Vocabulary) -> dict[str, Any]:
-    """None for most; else many tokens, a few that are held back at first, or a string."""
+    """Return the stop options: none for most; else many tokens, a few with a minimum length, or a string."""
     if rng.random() >= STOPPED:
         return {"ignore_eos": True}
     tokens = vocabulary.tokens

@@ -1,7 +1,7 @@
-"""From the start of a process to the first token of an artifact, measured in fresh processes.
+"""Measure the time from the start of a process to the first token of an artifact, in fresh processes.
 
-The page cache holds the artifact: all of its files are read before. CUDA loads the code of all kernels at once, so that
-nothing is left for later steps.
+All files of the artifact are read first, so that the page cache holds them. CUDA loads the code of all kernels eagerly,
+so that no later step has to.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from ingot.bench.children import Ended, run_child
 from ingot.bench.metrics import LATENCY_PERCENTILES, percentile
 
 _BLOCK_BYTES = 1 << 24
-# The phases of a start by the moment at which each ends; the next one begins there.
+# The phases of a start, by the moment at which each ends and the next begins.
 PHASES = {"begun": "start", "imported": "import", "loaded": "load", "first": "prompt"}
 
 
 @dataclass(frozen=True)
 class Start:
-    """One start: `first_token` are the seconds from the start of the process on, and `phases` what they are made of.
+    """One start: `first_token` are the seconds since the start of the process, and `phases` their parts.
 
-    "start" is Python's own, "import" that of the package, "load" making the engine (imports that are left, and loading
-    the model), "prompt" the prompt and its token. `loading` are the parts of "load", which may run side by side.
+    "start" is Python's own start, "import" the package's import, "load" making the engine (remaining imports, loading
+    the model), "prompt" the prompt and its token. `loading` are the parts of "load", which may overlap.
     """
 
     first_token: float
@@ -32,19 +32,19 @@ class Start:
 
     @property
     def ready(self) -> float:
-        """Seconds from the start of the process until it can take requests."""
+        """Return the seconds from the start of the process until it can take requests."""
         return self.first_token - self.phases["prompt"]
 
 
 def start(artifact: Path, *, tokens: int, timeout: float) -> Start:
-    """One try, with a prompt of `tokens` tokens. Raises ChildError."""
+    """Start once, with a prompt of `tokens` tokens. Raises ChildError."""
     read_files(artifact)
     script: list[str | Path] = ["-m", "ingot.bench.first_token", artifact, str(tokens)]
     return start_of(run_child(script, env={"CUDA_MODULE_LOADING": "EAGER"}, timeout=timeout))
 
 
 def start_of(ended: Ended) -> Start:
-    """What a process tells that writes down its clock at the end of each of `PHASES`, whatever engine it starts."""
+    """Return the start of a process, of any engine, that records its clock at the end of each of `PHASES`."""
     clock: Mapping[str, float] = ended.value["clock"]
     moments = [ended.started, *(clock[moment] for moment in PHASES)]
     phases = {name: moments[place + 1] - moments[place] for place, name in enumerate(PHASES.values())}
@@ -52,8 +52,8 @@ def start_of(ended: Ended) -> Start:
 
 
 def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:
-    """Of warm starts. `warm_startup` is the making of the engine, as in `vllm bench startup`; `ready` and `first_token`
-    count from the start of the process. `phases` and `loading` are those of the start in the middle."""
+    """Summarize warm starts. `warm_startup` is the time to make the engine, as in `vllm bench startup`; `ready` and
+    `first_token` count from the start of the process. `phases` and `loading` are those of the median start."""
     loads = [one.phases["load"] for one in starts]
     middle = sorted(starts, key=lambda one: one.first_token)[(len(starts) - 1) // 2]
     return {
@@ -70,7 +70,7 @@ def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:
 
 
 def read_files(folder: Path) -> None:
-    """Read every file, which leaves it in the page cache."""
+    """Read every file, so that the page cache holds it."""
     block = bytearray(_BLOCK_BYTES)
     for path in sorted(folder.rglob("*")):
         if path.is_file():

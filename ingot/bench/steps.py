@@ -1,4 +1,4 @@
-"""Where the time of steps goes: an executor that is watched while an engine drives it."""
+"""Measure how steps spend their time: wrap the executor while an engine drives it."""
 
 import time
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from ingot.runtime.step import StepInputs
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One step, in seconds. `decode`: one token of each of its sequences.
+    """One step, in seconds. `decode`: the step has one token of each of its sequences.
 
-    launch   the host's, to start it; on a CPU all of its work
-    wait     the host's, until its tokens were there
-    device   on a GPU, from where it could begin to its end; None on a CPU. That holds the host's launching where the
-             GPU had nothing else to do, so that a share of idle time that is reckoned from it is at most the true one
-    since    on a GPU, from the end of the step before to its end, when that was in flight as this one was launched
-    after_decode   whether that step was one of decoding
+    launch   host time to launch it; on a CPU all of its work
+    wait     host time until its tokens arrived
+    device   on a GPU, from its earliest begin to its end; None on a CPU. It includes launch time of the host while the
+             GPU was idle, so that an idle share computed from it is a lower bound
+    since    on a GPU, from the end of the previous step to its end, if that was in flight at its launch
+    after_decode   whether the previous step was a decode step
     """
 
     sequences: int
@@ -33,7 +33,7 @@ class StepTimes:
 
 
 class WatchedExecutor(StepLauncher):
-    """An executor whose steps are timed, by events on its `stream` where it has one. `steps` are those that retired."""
+    """An executor that times its steps, by events on its `stream` if it has one. `steps` are the finished steps."""
 
     def __init__(self, executor: StepLauncher, stream: torch.cuda.Stream | None = None) -> None:
         self.steps: list[StepTimes] = []
@@ -59,7 +59,7 @@ class WatchedExecutor(StepLauncher):
 
 
 class _WatchedHandle:
-    """A launched step, which is noted down when its tokens are there: its events have come then."""
+    """A launched step, which is recorded when its tokens arrive: its events have completed by then."""
 
     def __init__(
         self,
@@ -92,11 +92,11 @@ class _WatchedHandle:
         return found
 
     def _seconds(self, earlier: torch.cuda.Event | None) -> float | None:
-        """From an event to the end of the step."""
+        """Return the seconds from an event to the end of the step."""
         if earlier is None or self._ended is None:
             return None
-        self._ended.synchronize()  # it follows the one that the handle waits for
-        return float(earlier.elapsed_time(self._ended)) / 1e3  # told in milliseconds
+        self._ended.synchronize()  # it comes after the event that the handle waits for
+        return float(earlier.elapsed_time(self._ended)) / 1e3  # elapsed_time returns milliseconds
 
     def finish(self) -> None:
         self._handle.finish()
@@ -112,19 +112,19 @@ class _WatchedHandle:
 
 
 def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:
-    """How much of the time between the ends of successive decode steps a GPU had nothing to do; None without one."""
+    """Return the share of the time between the ends of consecutive decode steps in which a GPU idled; None without."""
     busy = since = 0.0
     for one in steps:
         if one.decode and one.after_decode and one.device is not None and one.since is not None:
-            # A step could begin when the one before had ended, however early its launch was.
+            # A step can begin only when the previous one has ended, however early it was launched.
             busy, since = busy + min(one.device, one.since), since + one.since
     return 1 - busy / since if since else None
 
 
 def step_metrics(steps: Sequence[StepTimes], duration: float) -> dict[str, float | int | None]:
-    """What the steps of a run took, of the `duration` seconds of all of it.
+    """Summarize the steps of a run that took `duration` seconds.
 
-    `host_share` is what neither launching nor waiting took: scheduling, outputs, and sleeping until the next arrival.
+    `host_share` is neither launching nor waiting: scheduling, outputs, and sleeping until the next arrival.
     """
     launch, wait = (sum(getattr(one, name) for one in steps) for name in ("launch", "wait"))
     device = [one.device for one in steps if one.device is not None]

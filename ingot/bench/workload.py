@@ -1,18 +1,18 @@
-"""What a benchmark asks of an engine: requests of token ids with output lengths and arrival times, drawn by seed."""
+"""The workload of a benchmark: requests of token ids with output lengths and arrival times, drawn by seed."""
 
 import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The least tokens of a prompt and of an output, and the most of a prompt and of both together, that
-# `vllm bench --dataset-name sharegpt` takes of a conversation.
+# Limits of `vllm bench --dataset-name sharegpt`: minimum tokens of a prompt and of an output, maximum of a prompt, and
+# maximum of both together.
 _LEAST_TOKENS, _MOST_PROMPT, _MOST_TOTAL = 4, 1024, 2048
 
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """A prompt of token ids, how many tokens to make after it, and when it arrives, in seconds from the beginning."""
+    """A prompt of token ids, the number of tokens to generate, and its arrival in seconds from the beginning."""
 
     prompt: tuple[int, ...]
     output_len: int
@@ -21,7 +21,7 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt, and of what is made after it."""
+    """Tokens of a prompt, and of its output."""
 
     prompt: int
     output: int
@@ -40,7 +40,7 @@ class LogNormal:
 
 
 # Mean and standard deviation of ShareGPT's conversations in tokens: NanoFlow (arXiv 2408.12757), table 4. A log-normal
-# of these moments has the long tail that they tell of; a deviation of twice the mean leaves a normal one no place.
+# with these moments has their long tail; with a deviation of twice the mean, a normal distribution does not fit.
 SHAREGPT_PROMPT = LogNormal(246, 547)
 SHAREGPT_OUTPUT = LogNormal(322, 244)
 
@@ -50,9 +50,9 @@ def equal_lengths(count: int, prompt: int, output: int) -> list[Lengths]:
 
 
 def sharegpt_lengths(count: int, seed: int, longest: int) -> list[Lengths]:
-    """Lengths like those of ShareGPT's conversations, within the bounds that vLLM sets for them and `longest` in all.
+    """Return lengths like those of ShareGPT's conversations, within vLLM's bounds and `longest` in total.
 
-    `longest` is at least 8: the least prompt and the least output.
+    `longest` is at least 8: the minimum prompt and the minimum output.
     """
     rng = random.Random(seed)
     total = min(_MOST_TOTAL, longest)
@@ -69,10 +69,10 @@ def _clipped(drawn: float, most: int) -> int:
 
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """When requests arrive, in seconds: `rate` a second, or all at once when it is infinite.
+    """Return the arrivals of requests in seconds: `rate` per second, or all at once if it is infinite.
 
-    As in `vllm bench serve`, the gaps follow a gamma distribution of the shape `burstiness`, which is a Poisson process
-    at 1, more even above and in bursts below; and they are scaled so that the last request arrives at count / rate.
+    As in `vllm bench serve`, the gaps follow a gamma distribution of shape `burstiness`: 1 is a Poisson process, larger
+    is more even, smaller has bursts. They are scaled so that the last request arrives at count / rate.
     """
     if math.isinf(rate):
         return [0.0] * count
@@ -94,10 +94,10 @@ def make_workload(
     arrivals: Sequence[float] | None = None,
     shared_prefix: int = 0,
 ) -> list[BenchRequest]:
-    """Requests of these lengths, prompts drawn from `tokens`, all at once or at `arrivals`.
+    """Return requests of these lengths, with prompts drawn from `tokens`, all at once or at `arrivals`.
 
-    Workloads of one seed begin with the same tokens, which a cache of prefixes would find.
-    The first `shared_prefix` tokens are the same in all prompts, of whose length they are part.
+    Workloads of the same seed begin with the same tokens, which a prefix cache would hit. The first `shared_prefix`
+    tokens are the same in all prompts and count towards their lengths.
     """
     rng = random.Random(seed)
     prefix = tuple(rng.choices(tokens, k=shared_prefix))

@@ -1,1 +1,1 @@
-"""Looking into compiles and artifacts: who is to blame, what changed, what it costs."""
+"""Look into compiles and artifacts: find faults, differences and costs."""

@@ -1,4 +1,4 @@
-"""The step that costs and times are asked for."""
+"""The step that the user asks costs and times for."""
 
 import math
 import re
@@ -11,8 +11,8 @@ from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.program import Program
 from ingot.runtime.artifact import Artifact
 
-# Defaults, where the limits allow it: a prompt's chunk as servers feed it, and a context that attention shows in, or
-# else all that is fed.
+# Defaults, within the limits: a typical prefill chunk of servers, and a context that is long enough to show in
+# attention, or else all tokens of the step.
 _PROMPT_TOKENS = 512
 _CONTEXT = 1024
 _OPTION = "--step"
@@ -22,7 +22,7 @@ _EXPECTED = "as in T=32,context=512: T tokens of B sequences, and the positions 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The limits of an artifact that bound its steps; `most_tokens` are those of its largest bucket class."""
+    """The limits of an artifact that bound its steps; `max_tokens` is that of its largest bucket class."""
 
     max_seq_len: int
     max_batch: int
@@ -32,11 +32,10 @@ class StepLimits:
 
 @dataclass(frozen=True)
 class AskedStep:
-    """A step as far as somebody says: `tokens` fed evenly of `sequences`, each of which then has `context` cached
-    positions, in whole pages.
-
-    In a bucket class below the largest one, and up to 16 tokens in any, a step is by default one token of each
-    sequence; otherwise as few sequences as hold the tokens.
+    """A step as far as the user specifies it: `tokens`, spread evenly over `sequences`, each with `context` cached
+    positions after the step, in whole pages.
+    By default, a step of up to 16 tokens, or of a bucket class other than the largest, has one token per sequence;
+    any other step has as few sequences as hold the tokens.
     """
 
     tokens: int | None = None
@@ -44,7 +43,7 @@ class AskedStep:
     context: int | None = None
 
     def check(self, limits: StepLimits) -> None:
-        """Raises OptionError for what no step of an artifact has."""
+        """Raise OptionError for values that no step of the artifact can have."""
         if self.context is not None:
             _check("the context is", self.context, limits.max_seq_len, "max_seq_len")
         if self.sequences is not None:
@@ -52,25 +51,25 @@ class AskedStep:
 
     @staticmethod
     def parse(text: str) -> "AskedStep":
-        """What --step says. Raises OptionError."""
+        """Return the step that --step specifies. Raises OptionError."""
         values: dict[str, int] = {}
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
             if name not in _FIELDS or not re.fullmatch(r"[0-9]{1,9}", value) or _FIELDS[name] in values:
-                raise OptionError(f"'{part:.80}' is no part of a step", where=_OPTION, expected=_EXPECTED)
+                raise OptionError(f"'{part:.80}' is not part of a step", where=_OPTION, expected=_EXPECTED)
             values[_FIELDS[name]] = int(value)
         return AskedStep(**values)
 
     def in_class(self, bucket: BucketClass) -> bool:
-        """Whether a bucket class has such steps. Without sequences several may: of one token each, or of prompts."""
+        """Return whether a bucket class has such steps. Without sequences, several classes may."""
         if self.tokens is None:
             return True
         most = 1 if self.sequences is None else math.ceil(self.tokens / self.sequences)
         return bucket.holds(self.tokens, most)
 
     def step(self, bucket: BucketClass, limits: StepLimits, timed: tuple[int, ...] = ()) -> StepShape:
-        """The step in a bucket class; `timed` are the tokens of steps that the golden run timed. Raises OptionError for
-        one that the artifact cannot run."""
+        """Return the step in a bucket class; `timed` are the tokens of steps that the golden run timed. Raises
+        OptionError for a step that the artifact cannot run."""
         each = math.ceil((self.tokens or 0) / (self.sequences or limits.max_batch))
         cached = self.context or min(limits.max_seq_len, max(_CONTEXT, each))
         one_each = bucket.q_max == 1 or bucket.tokens[1] < limits.max_tokens
@@ -85,7 +84,7 @@ class AskedStep:
             fed = min(fed, sequences * cached)
         if not sequences <= fed <= sequences * cached:
             raise OptionError(
-                f"{sequences} sequences of {cached} positions are not fed {fed} tokens",
+                f"{sequences} sequences of {cached} positions cannot have {fed} tokens",
                 where=_OPTION,
                 expected=f"{sequences} to {sequences * cached} tokens, or another context",
             )
@@ -93,13 +92,13 @@ class AskedStep:
 
 
 def serving(step: StepShape, classes: Sequence[BucketClass]) -> BucketClass | None:
-    """Of an entry's bucket classes, in order, the one that runs a step: the first that has such steps."""
+    """Return the bucket class that runs a step: the first one, in order, that has such steps."""
     most = math.ceil(step.tokens / step.sequences)
     return next((one for one in classes if one.holds(step.tokens, most)), None)
 
 
 def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str, int]:
-    """The dims of a step; every sequence is given a row of logits."""
+    """Return the dims of a step; every sequence has a row of logits."""
     pages = step.pages(page_size)
     rows = program.dims["R"].hi if "R" in program.dims else 1
     sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages // step.sequences}
@@ -107,7 +106,7 @@ def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str
 
 
 def limits_of(artifact: Artifact) -> StepLimits:
-    """Raises ArtifactError where the manifest has them not."""
+    """Return the limits in the manifest. Raises ArtifactError if one is missing."""
     names = ("max_seq_len", "max_batch", "page_size", "max_tokens")
     return StepLimits(*(_limit(artifact, name) for name in names))
 

@@ -1,4 +1,4 @@
-"""What differs between two artifacts, two steps of a compile, or two program texts."""
+"""Compare two artifacts, two steps of a compile, or two program texts."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,8 +22,8 @@ _WEIGHTS = TypeAdapter(dict[str, WeightEntry])
 
 @dataclass(frozen=True)
 class PairDiff:
-    """The diff of two programs. `before` and `after` say which, by entry and bucket class as `ingot inspect` names
-    them; None for a program that one side lacks, and then `diff` is empty."""
+    """The diff of two programs. `before` and `after` name them by entry and bucket class, as `ingot inspect` does. One
+    is None if that side lacks the program; then `diff` is empty."""
 
     before: str | None
     after: str | None
@@ -43,7 +43,7 @@ class PairDiff:
 
 @dataclass(frozen=True)
 class SidesDiff:
-    """All that differs; falsy when nothing does. `facts` are fields of manifests, plans and weights."""
+    """All differences; falsy if there are none. `facts` are fields of manifests, plans and weights."""
 
     before: str
     after: str
@@ -75,8 +75,8 @@ class SidesDiff:
 
 
 def diff_sides(before: Side, after: Side) -> SidesDiff:
-    """Programs of one entry and bucket class are compared with each other, one that is before there are bucket classes
-    with those of all. Artifacts that are meant as a whole are compared in their manifests, plans and weights too."""
+    """Compare two sides. Programs of the same entry and bucket class are compared; a program from before bucket classes
+    is compared with those of all. Whole artifacts are also compared in their manifests, plans and weights."""
     one, other = before.programs, after.programs
     pairs = tuple(
         _pair(one.get(left) if left else None, other.get(right) if right else None, left, right)
@@ -100,7 +100,7 @@ def _name(place: Place | None) -> str | None:
 
 
 def _places(before: Iterable[Place], after: Iterable[Place]) -> Iterator[tuple[Place | None, Place | None]]:
-    """Which programs are compared; None for one that a side lacks."""
+    """Yield the pairs of programs to compare; None for one that a side lacks."""
     ours, theirs = list(before), list(after)
     if len(ours) == len(theirs) == 1:
         yield ours[0], theirs[0]
@@ -139,7 +139,7 @@ def _text(value: Any) -> str:
 
 
 def _plan_facts(artifact: Artifact) -> dict[str, str]:
-    """What plans say that programs do not: sizes, memory, and which compiled code is called."""
+    """Return what plans contain and programs do not: sizes, memory, and the compiled code that is called."""
     facts: dict[str, str] = {}
     for position, plans in read_plan_file(artifact).positions.items():
         at = "" if position == ALL else f"{position} "
@@ -161,7 +161,7 @@ def _of_plan(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
-    """Weights that are made otherwise, by name where both sides have it; else whether their bytes differ."""
+    """Return weights with different recipes, by name if both sides have it; else whether their bytes differ."""
     one, other = _weights(before), _weights(after)
     made = [set(weights.values()) for weights in (one, other)]
     found = []
@@ -176,7 +176,7 @@ def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
 
 
 def _weights(artifact: Artifact) -> dict[str, str]:
-    """How each weight is made, and what it is, as one text."""
+    """Return each weight's type and recipe as one text."""
     try:
         entries = _WEIGHTS.validate_json(artifact.read_text("weights.json"))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Why an artifact is as it is, by node: what each call costs, who would compute it, and what passes left alone."""
+"""Explain an artifact by node: each call's cost, its candidate backends, and the calls that passes left unchanged."""
 
 import operator
 import re
@@ -32,12 +32,11 @@ from ingot.runtime.plan_file import read_plan_file
 def explain(
     path: str | Path, asked: AskedStep | None = None, *, measure: bool = False, trace: Path | None = None
 ) -> Explained:
-    """Explain an artifact; its weights and machine code are not opened.
+    """Explain an artifact without opening its weights and machine code.
 
-    Costs are of the step that is `asked` for; by default, in each bucket class, of its largest one where that has few
-    tokens, and of 512 tokens where not. With `measure` that step is run, on the GPU that the artifact is for, and
-    a profiler's `trace` of it is written where that is asked for. Raises ArtifactError, OptionError, and TargetError
-    where it cannot run.
+    Costs are for the step `asked`; by default, in each bucket class, its largest step if that has few tokens, else one
+    of 512 tokens. `measure` runs that step on the artifact's GPU, and `trace` is the file to write its profiler trace
+    to. Raises ArtifactError, OptionError, and TargetError if the step cannot run.
     """
     asked = asked or AskedStep()
     artifact = open_artifact(path)
@@ -68,11 +67,11 @@ def explain(
     return Explained(artifact.folder, artifact.build_id, tuple(buckets), tuple(_passes(artifact)), caches)
 
 
-# What is read.
+# Schemas of the files.
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True)  # other fields are for others
+    model_config = ConfigDict(frozen=True)  # other readers use the other fields
 
 
 class _Refusal(_Record):
@@ -115,7 +114,7 @@ def _validated(schema: TypeAdapter[Any], text: str | bytes, relpath: str) -> Any
 
 
 def _instruction_times(artifact: Artifact) -> Mapping[str, _Times]:
-    """By bucket class; none where the artifact lost its timings. Opening compared the file with its checksum."""
+    """Return times by bucket class; none if the artifact has no timings. Opening it checked the file's checksum."""
     timings = artifact.read_timings()
     return {} if timings is None else dict(_validated(TypeAdapter(_Timings), dump_json(timings), TIMINGS).instructions)
 
@@ -131,7 +130,7 @@ def _calls(
     for refusal in choice.refusals:
         backend, _, reason = refusal.reason.partition(": ")
         refused.setdefault(refusal.node, {})[backend] = reason
-    # An instruction of the plan for each call but those that only take one of several results.
+    # The plan has an instruction for each call, except those that only take one of several results.
     nodes = [node for node in program.calls() if node.target is not operator.getitem]
     if seconds and len(seconds) != len(nodes):
         raise ArtifactError(
@@ -145,7 +144,7 @@ def _calls(
         facts["decision"] = choice.contests.get(node.name)
         return Call(node.name, target_name(node.target), flops=cost.flops, bytes=cost.bytes, claims=claims, **facts)
 
-    firsts: dict[str, int | None] = {}  # by region: the layer of the call whose origins its body kept
+    firsts: dict[str, int | None] = {}  # by region: the layer of the call that its body has its origins from
     for index, node in enumerate(nodes):
         made = call(node, program, seconds=seconds[index] if seconds else None)
         yield made
@@ -155,7 +154,7 @@ def _calls(
             body = program.regions[node.target.name].body
             for inner in body.calls():
                 if inner.target is not operator.getitem:
-                    # Equal regions share one body, which keeps the origins of the first.
+                    # Equal regions share one body, which has the origins of the first one.
                     origin = in_later_layer(str(inner.meta.get("origin", "")), away)
                     facts = {
                         "origin": origin,
@@ -170,13 +169,13 @@ def _calls(
 
 
 def _passes(artifact: Artifact) -> Iterator[PassMisses]:
-    """Every run of a pass, with its refusals by reason; none where the artifact has no trace."""
+    """Yield every run of a pass, with its refusals by reason; none if the artifact has no trace."""
     for run in artifact.trace if artifact.has_trace else ():
         groups: dict[str, list[Refusal]] = {}
         for refusal in run.refusals:
             groups.setdefault(_alike(refusal.reason), []).append(refusal)
         misses = [
-            # One place is named as it is, several as what they have in common.
+            # A single refusal keeps its reason; a group has the reason that its members share.
             NearMisses(len(group), group[0].reason if len(group) == 1 else reason, group[0].node)
             for reason, group in groups.items()
         ]
@@ -185,5 +184,5 @@ def _passes(artifact: Artifact) -> Iterator[PassMisses]:
 
 
 def _alike(reason: str) -> str:
-    """A reason without what differs between layers: the numbers of layers and of nodes."""
+    """Return a reason without the parts that differ between layers: the numbers of layers and of nodes."""
     return re.sub(r"(%[A-Za-z]\w*?)_\d+\b", r"\1_*", re.sub(r"\blayers\.\d+", "layers.*", reason))

@@ -1,4 +1,4 @@
-"""What `explain` gives: each call with its cost and who asked for how much, and where passes nearly applied."""
+"""The result of `explain`: each call with its cost and the backends' claims, and where passes nearly applied."""
 
 import math
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from ingot.ir.ops.registry import Cost
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a lowered program; one inside a region names the region's call in `region`, by node.
+    """A call of a lowered program; a call inside a region names the node of the region's call in `region`.
 
-    `op` is the printed target. `layer` is None outside layers. `claims` says of each backend that was asked the cost
-    of its claim, or its No, and `decision` how one of several was chosen. `seconds` is the median over the steps of the
-    golden run, None where nothing was timed. `time`, and the `work` that it is predicted from, are None for a call
-    inside a region, and where the artifact is not for a GPU.
+    `op` is the printed target. `layer` is None outside layers. `claims` maps each backend that was asked to the cost of
+    its claim, or to its refusal; `decision` says how one of several was chosen. `seconds` is the median over the steps
+    of the golden run, None if it was not timed. `time`, and the `work` that it is predicted from, are None for a call
+    inside a region, and if the artifact is not for a GPU.
     """
 
     name: str
@@ -42,8 +42,8 @@ class Call:
 
 @dataclass(frozen=True)
 class StepShape:
-    """What costs are given for: `tokens` fed, evenly of `sequences`, each with `context` cached positions at the end;
-    `timed` are the tokens of the steps that were timed."""
+    """The step that costs are for: `tokens`, spread evenly over `sequences`, each with `context` cached positions at
+    the end. `timed` are the tokens of the steps that were timed."""
 
     tokens: int
     sequences: int
@@ -51,13 +51,13 @@ class StepShape:
     timed: tuple[int, ...] = ()
 
     def pages(self, page_size: int) -> int:
-        """Of all sequences together, each with whole pages of its own."""
+        """Return the pages of all sequences together, each with whole pages of its own."""
         return self.sequences * math.ceil(self.context / page_size)
 
 
 @dataclass(frozen=True)
 class BucketCosts:
-    """The calls of a bucket class in order, those of a region behind it; `time` is of the step as a whole."""
+    """The calls of a bucket class in order, a region's calls after it; `time` is that of the whole step."""
 
     entry: str
     bucket: str
@@ -66,7 +66,7 @@ class BucketCosts:
     time: StepTime | None = None
 
     def total(self) -> Cost:
-        """Of all calls, regions as they run: what stays inside one moves no bytes."""
+        """Return the cost of all calls. Regions count as they run: values inside one move no bytes."""
         return sum((Cost(call.flops, call.bytes) for call in self.calls if not call.region), Cost())
 
     def seconds(self) -> float | None:
@@ -106,12 +106,12 @@ class Explained:
     caches: CacheSummary
 
     def of(self, wanted: Callable[[Call], bool]) -> "Explained":
-        """With those calls alone."""
+        """Return the explanation with only the calls that `wanted` selects."""
         kept = (replace(one, calls=tuple(filter(wanted, one.calls))) for one in self.buckets)
         return replace(self, buckets=tuple(kept))
 
     def by(self, key: Callable[[Call], float]) -> "Explained":
-        """With the largest calls of each bucket class first; a region's calls stand by themselves."""
+        """Return the explanation with the largest calls of each bucket class first; region calls sort separately."""
         ordered = (replace(one, calls=tuple(sorted(one.calls, key=key, reverse=True))) for one in self.buckets)
         return replace(self, buckets=tuple(ordered))
 

@@ -1,4 +1,4 @@
-"""Two documents of identities, compared: which fields differ, and which of these differ because others do."""
+"""Compare two identity documents: the fields that differ, and the differences that others cause."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ ABSENT: Final = _Absent()
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SHOWN = 100  # characters of a value
 
-# What decides comes in front of what is decided.
+# Causes come before the fields that they determine.
 _SECTIONS = (
     "schema_version",
     "options",
@@ -32,7 +32,7 @@ _SECTIONS = (
     "programs",
 )
 _FILES = ("checkpoint", "tokenizer")  # digests of chunks, by file
-# Options that a definition is traced with, and fields of a config.json that say how long a context is.
+# Options that a definition is traced with, and fields of config.json that determine the context length.
 _TRACED_WITH = ("options.dtype", "options.max_seq_len", "options.max_batch", "options.max_tokens")
 _LENGTH_FIELDS = (
     "config.max_position_embeddings",
@@ -44,8 +44,8 @@ _LENGTH_FIELDS = (
 
 @dataclass(frozen=True)
 class Change:
-    """A field that differs: its path, its values (ABSENT where it is not there), and the path of the change that it
-    follows from, if any. Of files the values are lists of digests."""
+    """A field that differs: its path, its values (ABSENT if missing), and the path of the change that causes it, if
+    any. The values of files are lists of digests."""
 
     path: str
     before: Any
@@ -67,7 +67,7 @@ class Change:
 
 
 def _is_digest(value: Any) -> bool:
-    """Whether a value is a digest or a list of them, which tell nobody anything."""
+    """Return whether a value is a digest or a list of digests, which say nothing to a reader."""
     values = value if isinstance(value, list) else [value]
     return all(isinstance(one, str) and _DIGEST.fullmatch(one) for one in values)
 
@@ -83,7 +83,7 @@ def _shown(value: Any) -> str:
 
 
 def changes(a: Document, b: Document) -> list[Change]:
-    """The fields in which two documents differ, the deciding ones first; `follows` is set on those that differ only
+    """Return the fields in which two documents differ, causes first; `follows` is set on those that differ only
     because another does."""
     sections = [*_SECTIONS, *sorted((a.keys() | b.keys()) - set(_SECTIONS))]
     found = [change for name in sections for change in _section(name, a.get(name, ABSENT), b.get(name, ABSENT))]
@@ -95,7 +95,7 @@ def changes(a: Document, b: Document) -> list[Change]:
 
 
 def _first(path: str, cause: Mapping[str, str]) -> str:
-    """The change at the beginning of the chain of causes; "" for one that begins it."""
+    """Return the change at the beginning of the chain of causes; "" for a change that begins one."""
     first = cause[path]
     while first and cause[first]:
         first = cause[first]
@@ -110,7 +110,7 @@ def _section(name: str, a: Any, b: Any) -> Iterator[Change]:
 
 
 def _fields(path: str, a: Any, b: Any) -> Iterator[Change]:
-    """Objects field by field; everything else as one value."""
+    """Compare objects field by field, and everything else as one value."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in sorted(a.keys() | b.keys()):
             yield from _fields(f"{path}.{key}", a.get(key, ABSENT), b.get(key, ABSENT))
@@ -139,7 +139,7 @@ def _files(section: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator
 
 
 def _chunks(a: Any, b: Any) -> str:
-    """Which chunks of a file differ; "" for a file of one."""
+    """Return which chunks of a file differ; "" for a file of one chunk."""
     if not isinstance(a, list) or not isinstance(b, list) or max(len(a), len(b)) < 2:
         return ""
     differing = [index for index in range(max(len(a), len(b))) if a[index : index + 1] != b[index : index + 1]]
@@ -154,7 +154,7 @@ def _chunks(a: Any, b: Any) -> str:
 
 
 def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
-    """Whether `change` comes of `cause`, two of the changes that were found."""
+    """Return whether `cause` causes `change`; both are in `found`."""
     path, section = change.path, change.path.partition(".")[0]
     values = (change.before, change.after) == (cause.before, cause.after)
     if path == "options.dtype":
@@ -188,10 +188,10 @@ def _pipeline_follows(change: Change, cause: Change) -> bool:
     name = change.path.split(".")[1]
     if cause.path.startswith("options.mesh"):
         return one_sided and _is_pass(change.path)
-    # A pass whose source has another option than before.
+    # The source of the pass changed and has other options than before.
     return one_sided and change.path.count(".") == 2 and cause.path == f"sources.passes/{name.replace('-', '_')}.py"
 
 
 def _is_pass(path: str) -> bool:
-    """Whether the path is that of a pass with all its options."""
+    """Return whether the path is that of a pass with all its options."""
     return path.startswith("pipeline.") and path.count(".") == 1 and path != "pipeline.order"

@@ -1,4 +1,4 @@
-"""One side of a diff, from what a command line or a caller names it by."""
+"""Read one side of a diff from its name on a command line or in a call."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from ingot.ir.parse import parse_programs
 from ingot.ir.program import Program, Stage
 from ingot.runtime.artifact import Artifact, open_artifact
 
-Place = tuple[str, str | None]  # an entry and a bucket class, None before there are any
+Place = tuple[str, str | None]  # an entry and a bucket class; None before bucket classes exist
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a diff: what was asked for, its programs, and the artifact when it is meant as a whole."""
+    """One side of a diff: its label, its programs, and the artifact if it is compared as a whole."""
 
     label: str
     programs: Mapping[Place, Program]
@@ -23,8 +23,8 @@ class Side:
 
 
 def read_side(text: str) -> Side:
-    """What one argument of a diff means: `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, each of the latter with `@` and
-    a bucket class, entry or stage, or a file of programs. Raises IngotError."""
+    """Read an argument of a diff: `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, or a file of programs. PASS and STAGE
+    take `@` with a bucket class, entry or stage. Raises IngotError."""
     path = Path(text)
     if path.is_dir():
         artifact = open_artifact(path)
@@ -54,7 +54,7 @@ def read_side(text: str) -> Side:
 
 
 def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Program]]) -> None:
-    """A pass that ran on the way to several stages is as many steps."""
+    """Raise OptionError if the pass ran for several stages, since each run is a step of its own."""
     keys: dict[Place, list[str]] = {}
     for key, program in found:
         keys.setdefault(_place(program), []).append(key)
@@ -68,7 +68,7 @@ def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Pro
 
 
 def _step_texts(artifact: Artifact, name: str) -> dict[str, str]:
-    """The programs after a pass, or at the end of a stage, by what tells them apart: the one way to the trace."""
+    """Return the programs after a pass, or at the end of a stage, by title."""
     from ingot.cli.views.programs import texts_of_pass, texts_of_stage
 
     try:
@@ -93,7 +93,7 @@ def _parsed(text: str, where: str) -> list[Program]:
     try:
         programs = parse_programs(text)
         for program in programs:
-            flatten(program)  # what no diff could read is refused here, with the name of its file
+            flatten(program)  # report here, with the file's name, programs that no diff could read
     except (ParseError, VerifyError) as error:
         place = ", ".join(filter(None, (where, error.where)))
         raise ParseError(error.what, where=place, expected=error.expected, hint=error.hint) from error

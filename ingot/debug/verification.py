@@ -1,4 +1,4 @@
-"""What repeating a golden run shows, as data and in words."""
+"""The result of repeating a golden run, as data and in words."""
 
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -10,7 +10,7 @@ from ingot.ir.listing import listed
 
 
 class Promise(Enum):
-    """What a machine owes: the same bits, or logits within the tolerance of the model's dtype."""
+    """The guarantee on a machine: the same bits, or logits within the tolerance of the model's dtype."""
 
     BITWISE = "bitwise"
     TOLERANCE = "tolerance"
@@ -40,9 +40,9 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class BucketResult:
-    """What the steps showed that one bucket class of an entry served.
+    """The result for the steps that one bucket class of an entry served.
 
-    `max_error` is the largest over the logits that were recorded, `allowed` what that position might have had.
+    `max_error` is the largest over the recorded logits; `allowed` is the limit at that position.
     """
 
     entry: str
@@ -57,10 +57,10 @@ class BucketResult:
 
 @dataclass(frozen=True)
 class Verification:
-    """What a replay found.
+    """The result of a replay.
 
-    `why` is the reason of the promise. `changed` says which files and backends are not those that were recorded,
-    `failure` why the run broke off; `wrong` counts the rows that break the promise.
+    `why` is the reason for the promise. `changed` lists files and backends that differ from the recorded ones;
+    `failure` is why the run stopped early; `wrong` counts the rows that break the promise.
     """
 
     artifact: Path
@@ -79,15 +79,15 @@ class Verification:
         return not (self.changed or self.wrong or self.failure)
 
     def error(self) -> MismatchError | None:
-        """What is wrong; None when nothing is."""
+        """Return the error to raise; None if the promise holds."""
         if self.holds:
             return None
         positions = sum(result.positions for result in self.results)
         said, where = ["the golden run does not repeat"], [str(self.artifact)]
         if self.changed:
-            said.append(f"what runs is not what ran when it was compiled:\n{listed(list(self.changed))}")
+            said.append(f"the artifact now runs other code than when it was compiled:\n{listed(list(self.changed))}")
         if self.failure is not None:
-            said.append(f"it broke off: {self.failure.what}")
+            said.append(f"it failed: {self.failure.what}")
             where.append(self.failure.where)
         elif self.first is None:
             said.append(f"the logits and tokens of all {positions} positions are as recorded")
@@ -100,7 +100,7 @@ class Verification:
             "\n".join(said),
             where="\n            ".join(line for line in where if line),
             expected=f"{_OWED[self.promise]}, since {self.why}",
-            hint=f"`ingot bisect {self.artifact}` finds what is at fault; compiling again makes a new golden run",
+            hint=f"`ingot bisect {self.artifact}` finds the fault; compiling again makes a new golden run",
         )
 
     def to_json(self) -> dict[str, Any]:

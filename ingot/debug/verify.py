@@ -1,8 +1,8 @@
-"""Whether an artifact still computes what it did when it was compiled: its golden run once more, row by row.
+"""Repeat an artifact's golden run, row by row, to check that it still computes what it did when it was compiled.
 
-Promised are the same bits, on a processor like the one that compiled it. The target is the same, torch's version among
-it, or loading refuses; and torch's ops get as many threads as they had then. On another processor libraries may add in
-another order: there a position's largest logits may differ by the tolerance of the model's dtype, at their size.
+On a processor like the compiling one, the bits must be the same: loading requires the same target and torch version,
+and torch's ops use as many threads as they did then. On another processor libraries may add in another order. There, a
+position's largest logits may differ by the tolerance of the model's dtype, relative to their size.
 """
 
 import contextlib
@@ -25,11 +25,10 @@ from ingot.runtime.loader import Loaded, bind, check_target
 
 
 def verify(path: str | Path) -> Verification:
-    """Load an artifact, its digests checked, and repeat its golden run.
+    """Load an artifact, check its digests, and repeat its golden run.
 
-    What is whole and yet not as recorded stands in the result; native code that has changed is not even opened, since
-    it may do anything. Raises ArtifactError for an artifact that is damaged or has no golden run, TargetError for one
-    of another machine.
+    Differences from the record are in the result. Changed native code is not even opened, since it may do anything.
+    Raises ArtifactError for an artifact that is damaged or has no golden run, TargetError for one of another machine.
     """
     artifact = open_artifact(path, check=_check)
     golden = read_golden(artifact)
@@ -68,7 +67,7 @@ def _check(manifest: Manifest) -> None:
         raise TargetError(
             f"the artifact has no golden run: it was compiled for the ranks of a mesh ({mesh!s:.80})",
             expected="an artifact for one device: serving on several is not supported yet",
-            hint="`ingot inspect` shows what it holds",
+            hint="`ingot inspect` shows its contents",
         )
     check_target(manifest)
 
@@ -129,12 +128,12 @@ def _threads(count: int) -> Iterator[None]:
 
 @dataclass
 class _Rows:
-    """Compares rows of logits, step by step; `wrong` are those that break the promise."""
+    """Compare rows of logits, step by step; `wrong` are those that break the promise."""
 
     promise: Promise
     tolerance: Tolerance
     wrong: list[RowDifference] = field(default_factory=list)
-    # By entry and bucket class, for each step its rows: same bits, same token, error, allowed.
+    # By entry and bucket class, the rows of each step: same bits, same token, error, allowed.
     _seen: dict[tuple[str, str], list[list[tuple[bool, bool, float, float]]]] = field(default_factory=dict)
 
     def compare(self, output: StepOutput, golden: GoldenRun) -> None:
@@ -170,12 +169,12 @@ class _Rows:
 
 
 def _size(row: Row) -> float:
-    """The largest finite logit that was recorded, by magnitude."""
+    """Return the largest finite recorded logit, by magnitude."""
     return max((abs(value) for _, value in row.top if isinstance(value, float)), default=0.0)
 
 
 def _error(logits: torch.Tensor, row: Row) -> float:
-    """The largest difference at the tokens that were the most likely ones, and between the largest logits in order."""
+    """Return the largest difference at the recorded top tokens, and between the largest logits in order."""
     recorded = torch.tensor([float(value) for _, value in row.top], dtype=torch.float64)
     at = logits[[index for index, _ in row.top]].double()
     largest = logits.topk(len(row.top)).values.double()
@@ -189,5 +188,5 @@ def _distance(found: torch.Tensor, recorded: torch.Tensor) -> float:
 
 
 def _is_tie(logits: torch.Tensor, token: int, other: int, margin: float) -> bool:
-    """Whether two tokens are as good as equally likely."""
+    """Return whether two tokens are almost equally likely."""
     return min(token, other) >= 0 and float((logits[token] - logits[other]).abs()) <= margin

@@ -1,4 +1,4 @@
-"""Why two artifacts, or an artifact and a request, are not one: by their inputs, their files, their executables."""
+"""Find why two artifacts, or an artifact and a request, differ: in their inputs, files and executables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class NotShared:
-    """Executables of one artifact that the other lacks, though it has some for the like: the keys in each, and the
-    fields in which their documents differ. Those that have no counterpart have no changes."""
+    """Executables of one artifact with counterparts in the other: the keys in each, and the fields that differ.
+    Executables without counterparts have no changes."""
 
     a: tuple[str, ...]
     b: tuple[str, ...]
@@ -26,12 +26,12 @@ class NotShared:
 
 @dataclass(frozen=True)
 class Miss:
-    """What tells two requests apart, and two artifacts.
+    """The differences between two requests, and between two artifacts.
 
-    `keys` are their request keys, equal when they ask for the same. `changes` are the inputs that differ, the deciding
-    ones first. `builds` are the build ids and `file` the first difference of their contents, "" when there is none;
-    `shared` counts the executables that both have, `not_shared` are the others. Of a request that was not compiled
-    there are no builds and executables.
+    `keys` are their request keys, equal for equal requests. `changes` are the inputs that differ, causes first.
+    `builds` are the build ids and `file` the first difference of their contents, "" if there is none. `shared` counts
+    the executables that both have; `not_shared` are the others. A request that was not compiled has no builds and
+    executables.
     """
 
     keys: tuple[str, str]
@@ -43,11 +43,11 @@ class Miss:
 
     @property
     def causes(self) -> tuple[Change, ...]:
-        """The inputs that differ by themselves."""
+        """Return the inputs whose difference no other one causes."""
         return tuple(change for change in self.changes if not change.follows)
 
     def __bool__(self) -> bool:
-        """Whether the requests differ."""
+        """Return whether the requests differ."""
         return self.keys[0] != self.keys[1]
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Miss:
 
 
 def why_miss(a: Artifact, b: Artifact) -> Miss:
-    """Why `b` was not found when `a` was there. Raises ArtifactError where one of them does not say."""
+    """Return why `b` was not served from `a`. Raises ArtifactError if one does not record its request."""
     mine, theirs = _executables(a), _executables(b)
     return replace(
         why_requests_differ(identity_of(a), identity_of(b)),
@@ -79,17 +79,17 @@ def why_miss(a: Artifact, b: Artifact) -> Miss:
 
 
 def why_requests_differ(a: Document, b: Document) -> Miss:
-    """The same of two requests, given their documents."""
+    """Return why two requests differ, from their documents."""
     return Miss((digest_json(a), digest_json(b)), tuple(changes(a, b)))
 
 
 def identity_of(artifact: Artifact) -> Document:
-    """The document whose digest is the artifact's request key. Raises ArtifactError."""
+    """Return the document with the artifact's request key as its digest. Raises ArtifactError."""
     stored = artifact.read_json(REQUEST)
     document = stored.get("identity") if isinstance(stored, dict) else None
     if not isinstance(document, dict) or digest_json(document) != artifact.manifest.request_key:
         raise ArtifactError(
-            f"{REQUEST} does not hold what the request key is the digest of",
+            f"{REQUEST} does not match the request key",
             where=str(artifact.folder),
             hint="compile the model again",
         )
@@ -107,7 +107,7 @@ def _executables(artifact: Artifact) -> Mapping[str, Document]:
 
 
 def executables_not_shared(a: Mapping[str, Document], b: Mapping[str, Document]) -> tuple[NotShared, ...]:
-    """The executables that only one has, each with its nearest counterpart; those with the same changes together."""
+    """Return the executables that only one side has, each with its nearest counterpart, grouped by their changes."""
     mine = {key: document for key, document in a.items() if key not in b}
     theirs = {key: document for key, document in b.items() if key not in a}
     groups: dict[tuple[str, ...], list[tuple[str, str, tuple[Change, ...]]]] = {}
@@ -127,13 +127,13 @@ def executables_not_shared(a: Mapping[str, Document], b: Mapping[str, Document])
 
 
 def _distance(a: Document, b: Document) -> tuple[int, int]:
-    """How far two executables are from each other: by backend first, then by the lines of what they compute."""
+    """Return the distance of two executables: by backend first, then by the lines of their bodies."""
     lines, others = set(a["body"] or ()), set(b["body"] or ())
     return int(a["backend"] != b["backend"] or (a["body"] is None) != (b["body"] is None)), len(lines ^ others)
 
 
 def _exe_changes(a: Document, b: Document) -> list[Change]:
-    """A body is compared by its first line that differs."""
+    """Compare two executables; of a body, report the first line that differs."""
     found = changes({**a, "body": None}, {**b, "body": None})
     lines, others = a["body"] or [], b["body"] or []
     if lines == others:
@@ -148,7 +148,7 @@ def _exe_changes(a: Document, b: Document) -> list[Change]:
 
 
 def first_difference(a: Artifact, b: Artifact) -> str:
-    """The first file, and the field, line or chunk in it, in which two artifacts differ; then the first field of the
+    """Return the first file, with the field, line or chunk, in which two artifacts differ; else the first field of the
     manifest; "" for equal builds."""
     if a.build_id == b.build_id:
         return ""
@@ -179,7 +179,7 @@ def _within(a: Artifact, b: Artifact, path: str) -> str:
 
 
 def _first_value(path: str, a: object, b: object) -> str:
-    """The path and values of the first difference of two JSON values; "" for equal ones."""
+    """Return the path and values of the first difference of two JSON values; "" for equal values."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             inner = f"{path}.{key}" if path else key

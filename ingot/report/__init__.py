@@ -1,1 +1,1 @@
-"""`ingot report`: everything that an artifact recorded of its compile, as one page that opens without a network."""
+"""`ingot report`: the record of an artifact's compile, as one page that opens without a network."""

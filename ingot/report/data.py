@@ -1,6 +1,6 @@
-"""All that the report takes from an artifact: passes with their programs, times, memory, and who computes each node.
+"""Read the report's data from an artifact: passes with their programs, times, memory, and the backend of each node.
 
-Nothing else in this package opens a file of the artifact. What a compile did not record is None or empty.
+Only this module of the package opens files of the artifact. Data that a compile did not record is None or empty.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +20,11 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Step:
-    """One pass and the program that it left. `before` is the number of the step whose program it was given.
+    """One pass and its resulting program. `before` is the number of the step with its input program.
 
-    The first step of an entry is the traced program, which no pass made: its `stage` is TRACED, `before` is None.
-    `rewrites` are pairs of the value at which one happened and the values that it made, `refusals` of a node and a
-    reason. `seconds`, and `peak_bytes`, the most that the process took, are None where they were not recorded.
+    The first step of an entry is the traced program, which no pass made: its `stage` is TRACED, its `before` None.
+    `rewrites` are pairs of an anchor value and its replacements; `refusals` are pairs of a node and a reason.
+    `seconds`, and `peak_bytes`, the process's peak memory, are None if they were not recorded.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the compile's phases and of each executable by id, those from the cache being `cached`; empty where
-    none were recorded."""
+    """Seconds of the compile's phases, and of each executable by id; `cached` are those from the cache. Empty if none
+    were recorded."""
 
     phases: Mapping[str, float]
     executables: Mapping[str, float]
@@ -55,11 +55,11 @@ class Times:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """What is known of one call. `flops`, `bytes` and `seconds` are of one step, None where not known.
+    """The data of one call. `flops`, `bytes` and `seconds` are per step, None if unknown.
 
-    `key` names it as the page does: a call in a region with the region in front, as in `r1/linear_3`. `region` is the
-    call of the region that it stands in, by node. `candidates` say who would have taken it and at which cost,
-    `refusals` who declined it and why.
+    `key` is its name on the page: a call in a region has the region's name first, as in `r1/linear_3`. `region` is the
+    node of the region's call. `candidates` are the backends that would compute it, with costs; `refusals` are the
+    backends that would not, with reasons.
     """
 
     key: str
@@ -77,8 +77,8 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """The calls of one bucket class, as they stand after the step with the number `step`; `basis` says which step of
-    the model costs are of, in words, "" where none are known."""
+    """The calls of one bucket class after the step with the number `step`. `basis` describes the model step that the
+    costs are for; "" if there are none."""
 
     step: int
     basis: str
@@ -87,8 +87,8 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class Report:
-    """All that the page shows. `start_up` holds seconds by part, empty where nobody measured them; `step_times` are
-    there for a GPU alone."""
+    """The data of the page. `start_up` holds seconds by part, empty if not measured; `step_times` exist only for a
+    GPU."""
 
     title: str
     build_id: str
@@ -105,7 +105,7 @@ class Report:
 
 
 def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None) -> Report:
-    """All of an open artifact that the page shows. Raises ArtifactError."""
+    """Return the page's data from an open artifact. Raises ArtifactError."""
     manifest, plans = artifact.manifest, read_plans(artifact)
     steps, explained = read_steps(artifact), explain(artifact.folder)
     nodes = node_tables(explained, steps)
@@ -126,7 +126,7 @@ def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None)
 
 
 def read_steps(artifact: Artifact) -> tuple[Step, ...]:
-    """The traced program of every entry, and each pass in the order in which they ran. Raises ArtifactError."""
+    """Return the traced program of every entry, and each pass in running order. Raises ArtifactError."""
     trace = artifact.trace
     runs = [
         Step(
@@ -150,8 +150,8 @@ def read_steps(artifact: Artifact) -> tuple[Step, ...]:
 
 
 def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
-    """The runs of passes with the traced programs of their entries, each knowing the step whose program it was given:
-    the last one on its bucket class, or on all."""
+    """Return the passes after the traced programs of their entries. Each pass refers to the step with its input
+    program: the last one on its bucket class, or on all classes."""
     made: list[Step] = []
     latest: dict[tuple[str, str | None], int] = {}
     for run in runs:
@@ -165,7 +165,7 @@ def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def _times(artifact: Artifact) -> Times:
-    """What timings.json holds beside the passes. Raises ArtifactError."""
+    """Return the times in timings.json other than those of passes. Raises ArtifactError."""
     timings: Any = artifact.read_timings() or {}
     try:
         return Times(
@@ -178,7 +178,7 @@ def _times(artifact: Artifact) -> Times:
 
 
 def node_tables(explained: Explained, steps: Sequence[Step]) -> tuple[NodeTable, ...]:
-    """Each call of each bucket class's last program, those of a region behind it: its cost, who would have taken it."""
+    """Return the calls of each bucket class's last program, a region's calls after it: costs, candidates, refusals."""
     return tuple(_node_table(one, steps) for one in explained.buckets)
 
 
@@ -187,7 +187,7 @@ def _node_table(costs: BucketCosts, steps: Sequence[Step]) -> NodeTable:
     bodies = {call.name: call.op.removeprefix("region.") for call in costs.calls}
     step = costs.step
     sequences = "one sequence" if step.sequences == 1 else f"{step.sequences} sequences"
-    # The golden run's steps are smaller than those that costs are given for.
+    # The steps of the golden run are smaller than the steps that the costs are for.
     timed = f"; seconds are of {', '.join(map(str, sorted(set(step.timed))))} tokens" if step.timed else ""
     return NodeTable(
         last,

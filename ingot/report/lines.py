@@ -1,6 +1,6 @@
-"""A program's text, line by line: what each line defines, taken apart with the scanner of the text form.
+"""A program's text, line by line, split with the scanner of the text form.
 
-The report shows programs and looks for their differences by line; it never builds them, so any trace can be shown.
+The report shows and compares programs by line and never builds them, so that any trace can be shown.
 """
 
 import re
@@ -18,14 +18,14 @@ _LAYER_NAME = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 class ProgramLine:
     """One line. `kind` is its first word, or "call", or "end" for the brace that closes a region.
 
-    name        what it defines; of `program` and `return` their rest
-    op          what a call calls; a state's kind; the backend of a region
+    name        the name that it defines; the rest of the line for `program` and `return`
+    op          the target of a call; a state's kind; the backend of a region
     text        a call's arguments, a param's recipe, a state's group and unit, a dim's bounds
-    type        of its value, "" where it has none
-    placement   on the mesh
-    backend     who computes it
+    type        the type of its value, "" if it has none
+    placement   the placement on the mesh
+    backend     the backend that computes it
     origin      the model's source line
-    layer       the model's layer that it belongs to, by origin or name
+    layer       the model's layer, from the origin or the name
     """
 
     kind: str
@@ -40,18 +40,18 @@ class ProgramLine:
 
 
 def program_lines(text: str) -> Iterator[ProgramLine]:
-    """The lines of a program's text, those of region bodies where they stand. Raises ParseError for other text."""
+    """Yield the lines of a program's text, including region bodies. Raises ParseError for other text."""
     for line in text.rstrip("\n").split("\n"):
         yield _line(line.strip())
 
 
 def layer_of(origin: str, name: str = "") -> int | None:
-    """The layer that an origin or a param's name tells; the first of a region that spans several."""
+    """Return the layer in an origin or a param's name; for a region that spans several, the first."""
     found = _LAYER_ORIGIN.match(origin) or _LAYER_NAME.search(name)
     return int(found[1]) if found else None
 
 
-@cache  # most lines of a program stand in the program after the next pass as well
+@cache  # most lines of a program recur after the next pass
 def _line(text: str) -> ProgramLine:
     (tokens,) = scan(text)
     origin = ""
@@ -109,22 +109,22 @@ def _call(line: "_Cut", name: str, origin: str) -> ProgramLine:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A line as tokens, from which text is cut out as it stands there."""
+    """A line as tokens; cutting returns its text between tokens."""
 
     text: str
     tokens: list[Token]
 
     def cut(self, begin: int, end: int | None = None) -> str:
-        """The text of the tokens from `begin` up to `end`."""
+        """Return the text of the tokens from `begin` up to `end`."""
         cut = self.tokens[begin:end]
         return self.text[cut[0].column - 1 : cut[-1].column - 1 + len(cut[-1].text)] if cut else ""
 
     def first(self, text: str, begin: int) -> int:
-        """The number of the first token `text` from `begin` on; that behind the last one where there is none."""
+        """Return the index of the first token `text` from `begin` on, or the number of tokens if there is none."""
         return next((at for at in range(begin, len(self.tokens)) if self._is(at, text)), len(self.tokens))
 
     def closing(self, opened: int) -> int:
-        """The number of the token that closes the bracket `opened`."""
+        """Return the index of the token that closes the bracket at `opened`."""
         depth = 0
         for at in range(opened, len(self.tokens)):
             depth += self._is(at, "(") - self._is(at, ")")
@@ -133,7 +133,7 @@ class _Cut:
         return len(self.tokens)
 
     def typed(self, begin: int, end: int | None = None) -> int:
-        """Where the type that begins at `begin` ends: before a placement, a recipe or a state's group."""
+        """Return the end of the type that begins at `begin`: before a placement, a recipe or a state's group."""
         end = len(self.tokens) if end is None else end
         equals = self.first("=", begin)
         if equals >= end:
@@ -141,10 +141,10 @@ class _Cut:
         return equals - 1 if self.tokens[equals - 1].kind == "name" and equals - 1 > begin else equals
 
     def recipe(self, begin: int) -> int:
-        """The number of the equals sign in front of a recipe: the first that no placement's name stands before."""
+        """Return the index of the equals sign before a recipe: the first one that belongs to no placement."""
         at = begin
         while at < len(self.tokens) and not self._is(at, "="):
-            at += 3  # name, equals sign, how it lies
+            at += 3  # name, equals sign, placement
             if at < len(self.tokens) and self._is(at, "("):
                 at = self.closing(at) + 1
         return at

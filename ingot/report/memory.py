@@ -1,4 +1,4 @@
-"""The memory of serving, from a plan: what stays, and what each instruction of a bucket class's largest step holds."""
+"""The memory of serving, from a plan: resident memory, and that of each instruction in a class's largest step."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from ingot.ir.parse import parse_type
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory of a value and its views in bytes: made by the instruction `first`, given back after `last`."""
+    """The memory of a value and its views in bytes: allocated by the instruction `first`, freed after `last`."""
 
     name: str
     size: int
@@ -23,9 +23,9 @@ class Storage:
 class StepMemory:
     """The memory of one bucket class's largest step, in bytes.
 
-    Per instruction: what it calls, and what it takes itself beside its results while it runs. That is known of regions,
-    of the instruction `peak`, where the planned `activations` are reached, and of calls that equal it but for names. Of
-    other ops the plan keeps no figure, and 0 stands there.
+    `calls` and `scratch` are per instruction: its target, and the bytes that it uses besides its results while it runs.
+    Scratch is known for regions, for the instruction `peak`, which reaches the planned `activations`, and for calls
+    equal to it except for names. The plan has no figure for other ops; their scratch is 0.
     """
 
     entry: str
@@ -40,8 +40,8 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Resident:
-    """What stays between steps, in bytes; `sequence` is the KV cache of one sequence at full length, `scratch_pages`
-    what groups with a window have beside it, `slot` what one takes in states that stand once per sequence."""
+    """Memory that stays between steps, in bytes. `sequence` is the KV cache of one sequence at full length,
+    `scratch_pages` the scratch of groups with a window, `slot` the states that are kept once per sequence."""
 
     weights: int
     states: int
@@ -54,15 +54,15 @@ class Resident:
 
 
 def step_memories(found: Plans) -> tuple[StepMemory, ...]:
-    """The memory of the largest step of each bucket class of each entry."""
+    """Return the memory of the largest step of each bucket class of each entry."""
     return tuple(_step_memory(plan, bucket) for plan in found.plans.values() for bucket in plan.buckets)
 
 
 def _step_memory(plan: Plan, bucket: BucketPlan) -> StepMemory:
     sizes = bucket.memory.sizes
-    first: dict[str, int] = {}  # of each storage, the instruction that makes it
+    first: dict[str, int] = {}  # by storage: the instruction that allocates it
     last: dict[str, int] = {}
-    alive: dict[str, int] = {}  # of each storage, the values that lie in it
+    alive: dict[str, int] = {}  # by storage: the number of live values in it
     held: dict[str, int] = {}
     scratch: list[int] = []
     for number, instruction in enumerate(bucket.instructions):
@@ -104,7 +104,7 @@ def _step_memory(plan: Plan, bucket: BucketPlan) -> StepMemory:
 
 
 def _unnamed(instruction: Instruction, types: Mapping[str, str]) -> tuple[object, ...]:
-    """All of a call that its memory depends on: names replaced by types."""
+    """Return everything in a call that its memory depends on: names are replaced by types."""
 
     def typed(argument: Argument) -> object:
         return types[argument.ref] if isinstance(argument, Ref) else argument
@@ -119,7 +119,7 @@ def _bytes(type_text: str, sizes: Mapping[str, int]) -> int:
 
 
 def resident(found: Plans) -> Resident:
-    """Of all entries: the inputs are those of one step at a time, and the last outputs of every entry may be held."""
+    """Sum over all entries. Inputs are those of one step at a time; each entry's last outputs may stay alive."""
     need = MemoryNeed.of(found)
     memories = [plan.memory for plan in found.plans.values()]
     return Resident(

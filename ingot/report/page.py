@@ -1,4 +1,4 @@
-"""The page itself: its template with style, modules and data put in. It asks the network for nothing."""
+"""Build the report's HTML page from its template with the styles, modules and data. It makes no network requests."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ STYLES = (
     "panels.css",
     "narrow.css",
 )
-# One module each, every one behind those that it imports.
+# One module each, in order: a module follows those that it imports.
 MODULES = (
     "dom.js",
     "format.js",
@@ -52,7 +52,7 @@ _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.
 
 
 def report_page(report: Report) -> str:
-    """The report as HTML: one self-contained page, the same for the same report."""
+    """Return the report as HTML: one self-contained page, equal for equal reports."""
     style, script = "".join(map(_read, STYLES)), joined_modules()
     return _filled(
         _read("page.html"),
@@ -71,7 +71,7 @@ def report_page(report: Report) -> str:
 
 
 def joined_modules() -> str:
-    """All modules as one, each in a scope of its own: what it exports is seen by those behind it, the rest by none."""
+    """Return all modules as one script, each in its own scope; later modules see only its exports."""
     return "\n".join(_scoped(_read(name)) for name in MODULES)
 
 
@@ -84,7 +84,7 @@ def _scoped(module: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing is loaded and nothing runs but the one style and the one script of the page, by their digests."""
+    """Return the content security policy: only the page's one style and one script are allowed, by their digests."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -100,7 +100,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _about(report: Report) -> list[tuple[str, str]]:
-    """The few facts at the top."""
+    """Return the facts at the top of the page."""
     layers = {line.layer for line in program_lines(report.steps[0].text)} - {None} if report.steps else ()
     compile_s = sum(report.times.phases.values())
     return [
@@ -114,7 +114,7 @@ def _about(report: Report) -> list[tuple[str, str]]:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with each {{name}} replaced; what a value holds is not looked at again."""
+    """Return the template with each {{name}} replaced; values are not expanded again."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 

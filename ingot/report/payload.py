@@ -1,4 +1,4 @@
-"""What the page is given: one JSON value, compressed, in which each line of all the programs stands once."""
+"""The data of the page: one compressed JSON value that contains each distinct line of all programs once."""
 
 import base64
 import gzip
@@ -13,12 +13,12 @@ from ingot.report.lines import ProgramLine, program_lines
 
 
 def report_value(report: Report) -> dict[str, Any]:
-    """All that the page shows, as one JSON value. Sizes in bytes, times in seconds, null where nothing was recorded.
+    """Return the page's data as one JSON value. Sizes are in bytes, times in seconds, missing records null.
 
     lines      every distinct line of the programs, as the fields of ProgramLine in order
     steps      the passes; `delta` turns the lines of the step `before` into those of the pass: [begin, end, lines]
     start_up   pairs of a part and its seconds
-    caches     the groups of caches (`ingot.ir.cache.summary`)
+    caches     the cache groups (`ingot.ir.cache.summary`)
     memory     one for each bucket class
     nodes      the table of each bucket class, its rows as the fields of NodeRow in order
     step_times one for each bucket class of a GPU, its calls as the fields of DrawnCall in order
@@ -51,12 +51,12 @@ def report_value(report: Report) -> dict[str, Any]:
 
 
 def delta(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int, list[int]]]:
-    """What turns one list into another: for each place from `begin` up to `end` of the first, what stands there now."""
+    """Return the edits from one list to the other: the range [begin, end) of the first and its replacement."""
     changes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     return [(begin, end, list(after[at:to])) for kind, begin, end, at, to in changes if kind != "equal"]
 
 
 def compressed(value: Any) -> str:
-    """The value as JSON, gzip and base64: no character of it means anything in HTML. Equal values give equal text."""
+    """Return the value as JSON, gzip and base64, which needs no escaping in HTML. Equal values have equal text."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

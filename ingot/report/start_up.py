@@ -1,4 +1,4 @@
-"""How long starting to serve takes, measured: a process of its own, from its start to a first token."""
+"""Measure the start of serving: a fresh process, from its start to a first token."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ from ingot.bench.children import ChildError
 from ingot.bench.startup import start
 from ingot.ir.errors import ArtifactError
 
-_TIMEOUT_SECONDS = 600.0  # far above what any artifact takes: the start of the largest is bound by reading its weights
+_TIMEOUT_SECONDS = 600.0  # far above any artifact's start, which reading the weights bounds
 
 
 def measure_start_up(folder: Path) -> dict[str, float]:
-    """Start an artifact as serving does, on this machine; seconds by part, in order. Runs the artifact's native code.
+    """Start an artifact on this machine as serving does. Return seconds by part, in order. Runs its native code.
 
-    All files are read before. Raises ArtifactError where the artifact does not start here.
+    Reads all files first. Raises ArtifactError if the artifact does not start here.
     """
     try:
         found = start(folder, tokens=1, timeout=_TIMEOUT_SECONDS)
@@ -20,7 +20,7 @@ def measure_start_up(folder: Path) -> dict[str, float]:
         raise ArtifactError(
             f"the artifact does not start on this machine: {error}",
             where=str(folder),
-            hint="without --start-up the report needs no machine that can run it",
+            hint="without --start-up, the report works on any machine",
         ) from error
     engine = found.loading["engine"]  # making an LLM imports torch and the engine first
     return {

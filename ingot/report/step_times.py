@@ -1,4 +1,4 @@
-"""The time of a step on a GPU as the page draws it: every call that runs there, and what they come to."""
+"""The time of a step on a GPU as the page draws it: every call on the device, and their total."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from ingot.debug.step_time.times import StepTime
 
 
 class DrawnCall(NamedTuple):
-    """A call of the step, by its node; `taken` are its seconds, as predicted."""
+    """A call of the step, by its node; `taken` are its seconds, measured or else predicted."""
 
     name: str
     kind: str
@@ -21,7 +21,7 @@ class DrawnCall(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """A step of one bucket class, after the pass with the number `step`; `basis` says in words which step it is."""
+    """A step of one bucket class, after the pass with the number `step`; `basis` describes the step in words."""
 
     step: int
     basis: str
@@ -30,8 +30,8 @@ class DrawnStep:
 
 
 def drawn_steps(buckets: Sequence[BucketCosts], steps: Sequence[int], bases: Sequence[str]) -> tuple[DrawnStep, ...]:
-    """The steps whose time is known, each with the number of its pass and its basis; none where the artifact is not for
-    a GPU."""
+    """Return the steps with a known time, each with its pass number and basis; none unless the artifact is for a
+    GPU."""
     return tuple(
         DrawnStep(step, basis, costs.time, tuple(_drawn(call) for call in costs.calls if _runs(call)))
         for costs, step, basis in zip(buckets, steps, bases, strict=True)

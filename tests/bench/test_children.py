@@ -26,7 +26,7 @@ def test_a_child_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     [
         ("raise ValueError('no such thing')", "status 1: ValueError: no such thing"),
         ("sys.exit('plainly not')", "status 1: plainly not"),
-        ("pass", "left no answer"),
+        ("pass", "wrote no answer"),
     ],
 )
 def test_a_child_that_fails_says_why(tmp_path: Path, text: str, reason: str) -> None:

@@ -53,7 +53,7 @@ def test_a_script_is_an_oracle(
     assert run(INGOT, ["bisect", str(healthy), "--oracle", "zeros.py", "--json"]) == CULPRIT
     verdict = json.loads(capsys.readouterr().out)
     assert (verdict["kind"], verdict["tensor"]) == ("definition", "logits")
-    assert "request 0" in verdict["found"] and "all passes mean the same" in verdict["found"]
+    assert "request 0" in verdict["found"] and "all passes keep the meaning" in verdict["found"]
     assert run(INGOT, ["bisect", str(healthy), "--oracle", "zeros.py"]) == CULPRIT
     assert "definition" in capsys.readouterr().out
 

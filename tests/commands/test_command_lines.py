@@ -108,7 +108,7 @@ def test_a_request_takes_what_compile_model_takes() -> None:
         (["--compile"], "--compile", "Usage: ingot COMMAND"),
         (["run"], "ARTIFACT", "Usage: ingot run"),
         (["run", "x", "y", "z"], "z", "Usage: ingot run"),
-        (["run", "x", "- list"], "behind '--'", "Usage: ingot run"),
+        (["run", "x", "- list"], "after '--'", "Usage: ingot run"),
         (["run", "x", "y", "--max-tokens", "many"], "many", "Usage: ingot run"),
         (["inspect", "x", "--plans"], "--plan", "Usage: ingot inspect"),
         (["diff", "x"], "AFTER", "Usage: ingot diff"),

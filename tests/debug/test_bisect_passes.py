@@ -194,7 +194,7 @@ def test_a_backend_with_another_window_is_named(mask: str, windows: Path, monkey
     monkeypatch.setattr(reference_load, "OPS", {**ops.OPS, "paged_attention": faulty})
     verdict = bisect(windows)
     assert (verdict.kind, verdict.blamed, verdict.node) == (Kind.BACKEND, "reference", "paged_attention_1"), verdict
-    assert verdict.layer == 1 and "no other does wrong" in verdict.found
+    assert verdict.layer == 1 and "no other is wrong" in verdict.found
 
 
 def test_windows_are_healthy(windows: Path, again: None) -> None:
@@ -270,7 +270,7 @@ def test_the_reproducer_shows_the_fault_by_itself(
         verdict = bisect(path, output=tmp_path / "shown")
         assert verdict.reproducer is not None and verdict.golden is not None
         assert _ends_with(verdict.reproducer) == 1
-    assert "the fault is there" in capsys.readouterr().out
+    assert "the fault is present" in capsys.readouterr().out
     assert _ends_with(verdict.reproducer) == 0, "the pass does no harm any more"
     assert "from ingot.reproduce import reproduce" in verdict.reproducer.read_text(), "the name that stays"
     program = parse_program(verdict.golden.read_text())
@@ -297,7 +297,7 @@ def _damage(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert _ends_with(script) == 2
         assert said in capsys.readouterr().err
     file.write_text("{")
-    assert _ends_with(script) == 2 and "the reproducer is not whole" in capsys.readouterr().err
+    assert _ends_with(script) == 2 and "the reproducer is incomplete" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_a_step_that_fails_between_instructions_names_the_last(
         second = next(index for index, step in enumerate(bucket._steps) if step.what == "ingot.silu_mul")
         bucket._steps[second] = replace(bucket._steps[second], frees=(10**6,))
     verdict = blame(kernels(SMALL), SMALL, loaded=loaded)
-    assert verdict is not None and verdict.op == "ingot.silu_mul" and "fails behind it" in verdict.found, verdict
+    assert verdict is not None and verdict.op == "ingot.silu_mul" and "fails after it" in verdict.found, verdict
 
 
 def test_a_reused_buffer_is_named(kernels: Compiled, blame: Blame, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_an_executor_that_gives_another_value_is_named(kernels: Compiled, blame:
         bucket._steps[norms[1]] = replace(bucket._steps[norms[1]], slots=((first, rest[0][1]), *rest))
     verdict = blame(kernels("qwen3-scaled"), "qwen3-scaled", loaded=loaded)
     assert verdict is not None and (verdict.kind, verdict.blamed) == (Kind.PLAN, "executor"), verdict
-    assert verdict.op == "ingot.add_rms_norm" and "it is given another" in verdict.found
+    assert verdict.op == "ingot.add_rms_norm" and "differs from the value that was made" in verdict.found
 
 
 def test_where_an_overflow_starts(kernels: Compiled, blame: Blame, tmp_path: Path) -> None:

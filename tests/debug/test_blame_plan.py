@@ -79,7 +79,7 @@ FAULTS: dict[str, tuple[Callable[[Instructions], None], str, str]] = {
     "another value": (other_value, "ingot.add_rms_norm", "its argument 1 is 'embedding'"),
     "swapped arguments": (swapped_arguments, "ingot.silu_mul", "its argument 0 is"),
     "another state": (other_state, "ingot.kv_append", "its argument 0 is 'kv.0', expected kv.1"),
-    "freed early": (freed_early, "ingot.rms_norm", "it frees 'embedding', and instruction"),
+    "freed early": (freed_early, "ingot.rms_norm", "it frees 'embedding', but instruction"),
     "never freed": (never_freed, "", "it does not free 'embedding'"),
     "another backend": (other_backend, "ingot.linear", "its backend is rowwise, expected reference"),
     "another slice": (other_slice, "aten.slice.Tensor", "its argument 2 is 1, expected 0"),

@@ -128,7 +128,7 @@ def test_an_executable_of_something_else(
         monkeypatch.setattr("ingot.debug.bisect.execution.region_variants._FACTORS", (0.5, 4.0))
     found, _ = blamed(region, inputs, fault, as_is, monkeypatch)
     assert found.stored and found.node is not None
-    assert "compiled anew gives the right results; it gives what comes of" in found.text
+    assert "compiled anew gives the right results; its results are those of" in found.text
 
 
 def test_an_executable_of_who_knows_what(

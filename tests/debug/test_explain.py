@@ -180,8 +180,8 @@ def test_choosing_and_sorting(plain: Path) -> None:
         ({"tokens": 1025}, "no bucket class has steps of 1025 tokens"),
         ({"context": 0}, "the context is 0"),
         ({"context": 161}, "the context is 161"),
-        ({"tokens": 1000, "context": 100}, "8 sequences of 100 positions are not fed 1000 tokens"),
-        ({"tokens": 3, "sequences": 4}, "4 sequences of 160 positions are not fed 3 tokens"),
+        ({"tokens": 1000, "context": 100}, "8 sequences of 100 positions cannot have 1000 tokens"),
+        ({"tokens": 3, "sequences": 4}, "4 sequences of 160 positions cannot have 3 tokens"),
         ({"sequences": 9}, "the sequences are 9"),
     ],
 )

@@ -164,7 +164,7 @@ def test_a_gap_of_many_programs() -> None:
     calls = [work(Launched("in waves", 40), moved=10**6, what="look"), work("moving", moved=10**7, what="move")]
     _, step = time_step(calls, DEVICE, captured=True)
     gaps = {gap.what: gap.closing for gap in step.gaps}
-    assert "its programs come in 40 waves" in gaps["look"] and "waves" not in gaps["move"]
+    assert "its programs run in 40 waves" in gaps["look"] and "waves" not in gaps["move"]
 
 
 @pytest.mark.parametrize(
@@ -172,8 +172,8 @@ def test_a_gap_of_many_programs() -> None:
     [
         ("heuristic", None, "never timed: --tune"),
         ("table", 20.0, "come from a table"),
-        ("measured", 20.0, "were timed, so that a smaller weight is left"),
-        ("given", 20.0, "were timed, so that a smaller weight is left"),
+        ("measured", 20.0, "were timed, so only a smaller weight helps"),
+        ("given", 20.0, "were timed, so only a smaller weight helps"),
         ("given", None, "were given, and not timed"),
     ],
 )

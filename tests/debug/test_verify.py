@@ -205,7 +205,7 @@ def test_a_changed_kernel_library(compiled: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("ingot.debug.verify.bind", None)  # nothing of it is opened
     found = mismatch(compiled)
     assert found.changed == (f"{relpath}: changed",) and not found.results
-    assert "it broke off: 1 changed files hold native code" in str(found.error())
+    assert "it failed: 1 changed files hold native code" in str(found.error())
 
 
 @reference
@@ -216,7 +216,7 @@ def test_a_changed_plan_that_cannot_be_run(plain: Path) -> None:
     edit_json(plain, "plan.json", edit)
     found = mismatch(plain)
     assert found.changed == ("plan.json: changed",)
-    assert "it broke off: the plan cannot be run: the backend is 'nobody'" in str(found.error())
+    assert "it failed: the plan cannot be run: the backend is 'nobody'" in str(found.error())
 
 
 @inductor

@@ -35,7 +35,7 @@ def test_a_gated_repository(hub: Hub, client: Client) -> None:
     text = message(client.fetch("org/gated"))
     assert text.startswith("HubError: the repository 'org/gated' is gated")
     assert f"{hub.url}/org/gated" in text and "set HF_TOKEN" in text
-    assert "the token that was sent has none yet" in message(client.fetch("org/gated", HF_TOKEN="hf_of_another"))
+    assert "the token that was sent has no access yet" in message(client.fetch("org/gated", HF_TOKEN="hf_of_another"))
     assert hub.fetched() == []
 
 
@@ -130,7 +130,9 @@ def test_a_cache_that_cannot_be_used(hub: Hub, client: Client) -> None:
     assert "the hub's cache cannot be used: Not a directory" in text and "set HF_HOME" in text
 
 
-@pytest.mark.parametrize(("status", "words"), [(500, "internal error"), (429, "accepts no more requests"), (401, "HF_TOKEN")])
+@pytest.mark.parametrize(
+    ("status", "words"), [(500, "internal error"), (429, "accepts no more requests"), (401, "HF_TOKEN")]
+)
 def test_a_hub_that_does_not_serve(hub: Hub, client: Client, status: int, words: str) -> None:
     hub.add("org/tiny", WHOLE).status = status
     assert words in message(client.fetch("org/tiny"))

@@ -1,7 +1,7 @@
-"""`ingot bisect`: who is to blame when an artifact computes the wrong thing.
+"""`ingot bisect`: find the part that makes an artifact compute wrong results.
 
-`driver` asks in order: `programs` looks for a pass, a rewrite or the definition that changes what the model means;
-`execution` for a weight, a kernel, a region or an instruction that does not do what the programs say.
+`driver` checks in order: `programs` looks for a pass, a rewrite or the definition that changes the model's meaning;
+`execution` looks for a weight, a kernel, a region or an instruction that does not do what the programs say.
 """
 
 from ingot.debug.bisect.driver import bisect

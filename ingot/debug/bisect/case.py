@@ -1,4 +1,4 @@
-"""What is needed to repeat a compile and to look into it: the artifact, its request, the traced model, the weights."""
+"""The data to repeat and examine a compile: the artifact, its request, the traced model, the weights."""
 
 import random
 import re
@@ -21,14 +21,14 @@ from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, Program
 from ingot.runtime.artifact import Artifact, open_artifact
 
-# Prompts on both sides of a page of 16 and past two of them; a window up to WINDOW tokens is passed too.
+# Prompts just past page boundaries of 16 tokens, and past two pages; `prompts` adds one past a window up to WINDOW.
 PROMPT_LENGTHS = (1, 17, 35, 23)
 WINDOW = 128
 
 
 @dataclass
 class Case:
-    """An artifact, and the compile that it came from. `runs` counts the programs that were interpreted."""
+    """An artifact, and the compile that produced it. `runs` counts the programs that were interpreted."""
 
     artifact: Artifact
     request: Request
@@ -38,8 +38,8 @@ class Case:
 
     @staticmethod
     def open(artifact: str | Path, checkpoint: str | Path | None = None) -> "Case":
-        """Raises IngotError where the artifact, or the checkpoint that it was compiled from, cannot be read, and for an
-        artifact with an entry that cannot be judged."""
+        """Open an artifact. Raises IngotError if it, or the checkpoint that it was compiled from, cannot be read, and
+        if an entry cannot be judged."""
         load_user_ops()
         opened = open_artifact(artifact)
         request = Request.of_artifact(opened, checkpoint)
@@ -54,12 +54,12 @@ class Case:
 
     @cached_property
     def final_programs(self) -> list[Program]:
-        """The programs that the artifact's plan was made of: of every entry and bucket class."""
+        """Return the programs that the artifact's plan was made from, of every entry and bucket class."""
         parts = re.split(r"(?m)^(?=program )", self.artifact.read_text("program.ir"))
         return [parse_program(part) for part in parts if part]
 
     def read(self, name: str) -> torch.Tensor:
-        """A tensor of the checkpoint."""
+        """Return a tensor of the checkpoint."""
         if name not in self._read:
             self._read[name] = self.request.checkpoint.read(name)
         return self._read[name]
@@ -69,7 +69,7 @@ class Case:
         return Params(self.read)
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
-        """Sequences to judge programs by; those of another `seed` are others."""
+        """Return the sequences to judge programs by; each `seed` draws different ones."""
         windows = [
             Mask.named(str(node.kwargs.get("mask", CAUSAL.name))).size
             for entry in self.model.entries.values()
@@ -85,9 +85,9 @@ class Case:
 
 
 def recorded_requests(artifact: Artifact, case: Case) -> list[list[int]]:
-    """Token ids to run the artifact on: the drawn prompts, which cross pages and windows whatever was compiled, then
-    the requests of its golden run, by which a fault may have been seen first. Raises ArtifactError for one that is
-    malformed; an artifact for several devices has none."""
+    """Return token ids to run the artifact on: drawn prompts that cross pages and windows, then the requests of its
+    golden run, which may have shown the fault first. Raises ArtifactError for a malformed golden run; an artifact for
+    several devices has none."""
     if not (artifact.folder / GOLDEN).exists():
         return case.prompts()
     return [*case.prompts(), *map(list, read_golden(artifact).requests)]

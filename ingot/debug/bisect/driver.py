@@ -1,4 +1,4 @@
-"""Who is to blame when an artifact computes the wrong thing: a pass, a backend, a recipe, the model's definition."""
+"""Find the part that makes an artifact compute wrong results: a pass, a backend, a recipe, the model's definition."""
 
 import os
 from dataclasses import replace
@@ -26,17 +26,16 @@ def bisect(
     checkpoint: str | Path | None = None,
     output: str | Path | None = None,
 ) -> Verdict:
-    """Find what makes `artifact` compute something else than its checkpoint means, and write what shows it.
+    """Find what makes `artifact` compute something other than its checkpoint means, and write a reproducer.
 
-    The traced program on the checkpoint's tensors is the meaning, in float64; every program after it is compared with
-    that, then the artifact's execution with its programs. With `oracle` the traced program itself is judged too: by
-    "transformers", or by a Python file that defines `oracle(requests)`. `checkpoint` is the folder that was compiled,
-    where it has moved. Into the folder `output`, which must not be there yet, goes what shows the fault by itself; by
-    default nothing is written.
-
-    A culprit has been found twice: with what it did the outputs are wrong, and without it they are right. A pass that
-    was found once is named in a verdict UNCONFIRMED where nothing else is found.
-    Raises IngotError where artifact, checkpoint or oracle cannot be used.
+    The traced program on the checkpoint's tensors, in float64, defines the meaning. Every later program is compared
+    with it, then the artifact's execution with its programs. `oracle` also judges the traced program:
+    "transformers", or a Python file that defines `oracle(requests)`. `checkpoint` is the folder that was compiled, if
+    it has moved. The reproducer goes into the folder `output`, which must not exist yet; by default nothing is
+    written.
+    A culprit is confirmed twice: with its change the outputs are wrong, and without it they are right. A pass that only
+    the first check accuses is reported as UNCONFIRMED if nothing else is found.
+    Raises IngotError if artifact, checkpoint or oracle cannot be used.
     """
     folder = None if output is None else Path(output)
     if folder is not None and folder.exists():
@@ -51,7 +50,7 @@ def bisect(
 
 
 def _can_be_made(folder: Path) -> bool:
-    """Whether the nearest folder above that is there can be written to."""
+    """Return whether the nearest existing parent folder is writable."""
     above = next(path for path in folder.absolute().parents if path.exists())
     return above.is_dir() and os.access(above, os.W_OK)
 
@@ -85,16 +84,16 @@ def _blame_pass(case: Case, folder: Path | None) -> Verdict | None:
     return replace(verdict, reproducer=script, golden=golden)
 
 
-# Draws of prompts for the second look: a fault that one does not show, another may.
+# Seeds of the prompts of the second check: one draw may show a fault that another does not.
 _LOOKS = (1, 2, 3)
 _UNCONFIRMED = (
-    "the first prompts show the fault; with others it is not there, or there without this rewrite too: compare the"
+    "the first prompts show the fault; with others it is absent, or also present without this rewrite: compare the"
     " artifact with its oracle on prompts of your own"
 )
 
 
 def _is_confirmed(case: Case, culprit: Culprit, blame: Blame) -> bool:
-    """The second look, with other prompts: the fault is there with the rewrite, and gone without it."""
+    """Check with other prompts that the fault is present with the rewrite and absent without it."""
     if culprit.what == "structure":
         return True
     place = base_of(culprit.chain, culprit.place - 1)
@@ -110,10 +109,10 @@ def _verdict(culprit: Culprit, blame: Blame) -> Verdict:
     site, link = blame.site, culprit.link
     found = culprit.text
     if site is not None and site.text and site.text not in found:
-        found += f"; at %{site.tensor}" + (f", which stands for %{site.instead_of}" if site.instead_of else "")
+        found += f"; at %{site.tensor}" + (f", which replaces %{site.instead_of}" if site.instead_of else "")
         found += f": {site.text}"
     if blame.rewrite is None and not blame.changed:
-        found += "; the pass does this outside of its rewrites"
+        found += "; the pass does this outside its rewrites"
     return Verdict(
         Kind.PASS,
         blamed=link.name,
@@ -131,7 +130,7 @@ def _verdict(culprit: Culprit, blame: Blame) -> Verdict:
 
 
 def _layer(site: Site | None, blame: Blame) -> int | None:
-    """The layer of the node to blame; of a param by its name, and of what has none that of the rewrite."""
+    """Return the layer of the blamed node: a param's from its name, and else that of the rewrite."""
     texts = [] if site is None else [site.origin, site.node.replace("layers.", "layer ")]
     texts += [] if blame.rewrite is None else [blame.rewrite.origin]
     return next((found for text in texts if (found := layer_of(text)) is not None), None)

@@ -1,7 +1,7 @@
-"""Entries that a bisection cannot judge, and why.
+"""Entries that a bisection cannot judge, and the reasons.
 
-Programs are judged by the logits of one token after the other, each sampled from the logits before it. An entry that
-keeps or rejects several tokens of a step does not run so, whatever its passes did.
+Programs are judged by the logits of one token after another, each sampled from the previous logits. An entry that
+accepts or rejects several tokens of a step does not run this way.
 """
 
 from ingot.ir.errors import OptionError
@@ -11,18 +11,18 @@ from ingot.ir.program import Program
 
 _SAMPLES = "an artifact whose entries sample one token of a sequence in each step"
 _BY_NUMERICS = "compile with check_numerics, which measures every pass"
-_BY_VERIFY = "`ingot verify` tells whether it computes what it did when it was compiled"
+_BY_VERIFY = "`ingot verify` checks that it computes what it did when it was compiled"
 
 
 def refuse_unjudged(program: Program, where: str) -> None:
-    """Raises OptionError for the traced program of an entry that cannot be judged."""
+    """Raise OptionError for the traced program of an entry that cannot be judged."""
     if found := _reason(program):
         reason, hint = found
         raise OptionError(f"the entry '{program.name}' {reason}", where=where, expected=_SAMPLES, hint=hint)
 
 
 def _reason(program: Program) -> tuple[str, str] | None:
-    """Why, and what works instead."""
+    """Return the reason, and what works instead."""
     ending = find_ending(program.ending.name)
     if ending.name == POOL.name:
         return "makes vectors, and programs are judged by their logits", _BY_NUMERICS

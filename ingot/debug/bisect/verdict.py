@@ -1,4 +1,4 @@
-"""What a bisection finds."""
+"""The result of a bisection."""
 
 import enum
 from dataclasses import asdict, dataclass
@@ -9,8 +9,8 @@ from ingot.ir.artifact.record import Rewrite
 
 
 class Kind(enum.Enum):
-    """Where a fault lies. HEALTHY: nowhere. OVERFLOW: in no rewrite, the numbers themselves are too large. UNCONFIRMED:
-    one look accuses a pass, the second look does not, and nothing else was found."""
+    """The place of a fault. HEALTHY: no fault. OVERFLOW: no rewrite; the values themselves exceed the dtype.
+    UNCONFIRMED: the first check accuses a pass, the second does not, and nothing else was found."""
 
     HEALTHY = "healthy"
     PASS = "pass"
@@ -27,12 +27,12 @@ class Kind(enum.Enum):
 class Verdict:
     """The culprit of a bisection.
 
-    `blamed` is the pass, the backend, the recipe's step, or the place in the definition. `rewrite` is the one of the
-    pass that does harm. `node` is the call (or for recipes and weights the param) whose inputs are right and whose
-    result is wrong, in the program of `entry` and `bucket`; `tensor` the first wrong value there, `origin` the model's
-    line and `layer` its layer. `found` says in words what is wrong, with numbers. `runs` counts the runs of programs
-    that it took. `note` is what else is to be known before anything is done about it. `reproducer` is a script that
-    shows the fault by itself, `golden` the program before it as text.
+    `blamed` is the pass, the backend, the recipe's step, or the place in the definition. `rewrite` is the faulty
+    rewrite of the pass. `node` is the call (for recipes and weights the param) with right inputs and a wrong result, in
+    the program of `entry` and `bucket`; `tensor` is its first wrong value, `origin` the model's source line and `layer`
+    its layer. `found` says in words what is wrong, with numbers. `runs` counts the runs of programs. `note` is what the
+    user needs to know before acting on the verdict. `reproducer` is a script that reproduces the fault alone; `golden`
+    is the program before it as text.
     """
 
     kind: Kind
@@ -52,7 +52,7 @@ class Verdict:
     golden: Path | None = None
 
     def __bool__(self) -> bool:
-        """Whether there is a culprit, which two looks have found."""
+        """Return whether there is a confirmed culprit."""
         return self.kind not in (Kind.HEALTHY, Kind.UNCONFIRMED)
 
     def to_json(self) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""How long a step takes, call by call: at best, by prediction, and measured."""
+"""The time of a step, call by call: its lower bound, its prediction, and its measurement."""

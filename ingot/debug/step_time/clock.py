@@ -1,4 +1,4 @@
-"""The time of steps of one artifact for a GPU, put beside the costs of their calls."""
+"""Add the times of steps on a GPU to the costs of their calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +23,8 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class StepClock:
-    """What the times of steps follow from. With `measure` steps of the entry main are run too, and a profiler's `trace`
-    of them written where that is asked for."""
+    """The data that times of steps follow from. `measure` also runs steps of the entry main; `trace` is the file to
+    write a profiler trace of them to."""
 
     folder: Path
     device: Device
@@ -36,8 +36,8 @@ class StepClock:
 
     @staticmethod
     def of(artifact: Artifact, *, measure: bool, trace: Path | None = None) -> "StepClock | None":
-        """None where the artifact is not for a GPU, or for one whose bandwidth nobody says. Raises OptionError where
-        it is to be measured then."""
+        """Return the clock; None if the artifact is not for a GPU, or for one with unknown bandwidth. Raises
+        OptionError if it is to be measured then."""
         target = str(artifact.manifest.target.get("name"))
         device = device_of(target) if artifact.manifest.target.get("device") == "cuda" else None
         if device is None:
@@ -45,7 +45,7 @@ class StepClock:
                 raise OptionError(
                     f"the artifact is for {target}",
                     where="--measure",
-                    expected="one for a GPU; of a CPU, the golden run has the times",
+                    expected="an artifact for a GPU; for a CPU, the golden run has the times",
                 )
             return None
         plans = read_plans(artifact)
@@ -53,7 +53,7 @@ class StepClock:
         return StepClock(artifact.folder, device, plans, kernels, limits_of(artifact).page_size, measure, trace)
 
     def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
-        """The costs of a step with its times. Raises TargetError where it is to be measured and cannot run here."""
+        """Return the costs of a step with its times. Raises TargetError if it must be measured and cannot run here."""
         plan, bucket = self._plan(costs)
         sizes = step_sizes(costs.step, program, self.page_size)
         served = served_size(plan, bucket, costs.step, self.device.gpu)

@@ -1,4 +1,4 @@
-"""What stands above the roofline, the most first, and what would close it: sentences made of the facts of the calls."""
+"""Find the largest gaps above the roofline, and say from the facts of the calls what would close them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,14 +10,14 @@ from ingot.debug.step_time.work import Work
 from ingot.ir.artifact.tuning import Choice
 
 _SHOWN = 8
-# Below this share of a step's time nobody would look for it.
+# Gaps below this share of a step's time are not worth a line.
 _LEAST_SHARE = 0.005
-# From this share of a gap on, it is the launch that is to be said.
+# From this share of a gap on, the remedy names the launch.
 _MOSTLY = 0.5
 
 
 def gaps_of(works: Sequence[Work], times: Sequence[CallTime], step: StepTime, device: Device) -> tuple[Gap, ...]:
-    """The largest gaps of a step."""
+    """Return the largest gaps of a step."""
     groups: dict[str, list[tuple[Work, CallTime]]] = {}
     for work, time in zip(works, times, strict=True):
         if work.launches:
@@ -44,24 +44,24 @@ def _of_calls(what: str, group: Sequence[tuple[Work, CallTime]], device: Device)
 
 
 def _limit(time: CallTime) -> str:
-    return "bandwidth" if time.bound == "memory" else "the rate of products"
+    return "bandwidth" if time.bound == "memory" else "the matmul rate"
 
 
 def _remedy(work: Work, time: CallTime, latency: float, waiting: float, each: float) -> str:
     if work.choice is not None and work.choice.kernel == LINEAR:
         return _of_tiles(work.choice)
     if time.kind == "attention":
-        return "the rest waits for the cache: of more sequences, or longer ones, more is on the way at once"
+        return "the rest waits for the KV cache: more or longer sequences keep more loads in flight"
     if waiting > _MOSTLY * each:
         waves = sum(one.waves for one in work.launches)
-        return f"its programs come in {waves} waves, one behind the other: of fewer and larger ones there would be less"
+        return f"its programs run in {waves} waves, one after another: fewer and larger programs would take fewer"
     if latency > _MOSTLY * each:
-        return "fused into a neighbour, a call has no launch of its own"
+        return "fusing it into a neighbour removes its launch"
     if time.kind == "products":
         if time.bound == "memory":
-            return f"{work.backend} reads the weight for few tokens: more of them cost next to nothing"
+            return f"{work.backend} reads the weight for few tokens: more tokens cost almost nothing"
         return f"{work.backend} chooses its tiles: more tokens in a step fill them better"
-    return "what it reads was just written, and could stay where it was made: in a region with the calls around it"
+    return "its inputs were just written: in a region with its neighbours they would not pass through memory"
 
 
 def _of_tiles(choice: Choice) -> str:
@@ -72,12 +72,12 @@ def _of_tiles(choice: Choice) -> str:
             return "its tile sizes come from a table of measurements: --tune may find better ones"
     if choice.microseconds is None:
         return "its tile sizes were given, and not timed: --tune finds the best ones"
-    return "its tile sizes were timed, so that a smaller weight is left: quantize"
+    return "its tile sizes were timed, so only a smaller weight helps: quantize"
 
 
 def _between(seconds: float, works: Sequence[Work], times: Sequence[CallTime], step: StepTime) -> Gap:
     if step.captured:
-        closing = "from the last kernel of a step to the first of the next: tokens go out, and inputs come in"
+        closing = "from the last kernel of a step to the first of the next: tokens are copied out, and inputs in"
     else:
         launches = sum(bool(work.launches) for work in works)
         running = sum(time.taken for time in times)

@@ -1,4 +1,4 @@
-"""The GPU that times are for, and what it moves and computes at best."""
+"""The GPU that times are for, with its peak bandwidth and rates."""
 
 from dataclasses import dataclass
 
@@ -21,14 +21,14 @@ class Device:
 
     @property
     def slower_memory(self) -> float:
-        """How much longer a byte takes than on the device that the constants were measured on."""
+        """Return how much longer a byte takes than on the device that the constants were measured on."""
         measured = self.times.gpu.bandwidth
         assert measured is not None
         return measured / self.bandwidth
 
     @property
     def basis(self) -> str:
-        """What the constants are of."""
+        """Return the source of the constants, in words."""
         measured = self.times.gpu.product
         if measured == self.gpu.product:
             return f"constants measured on {measured}"
@@ -36,8 +36,8 @@ class Device:
 
 
 def device_of(target: str) -> Device | None:
-    """This machine's GPU where it is one of the target, else the typical one; None for a target that is no GPU, or one
-    whose bandwidth nobody says. Published numbers come before those that a driver reports."""
+    """Return this machine's GPU if it matches the target, else the typical one; None for a target that is no GPU, or
+    with unknown bandwidth. Published numbers take precedence over a driver's."""
     typical = TYPICAL.get(target)
     try:
         here = find_gpu()

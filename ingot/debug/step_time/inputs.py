@@ -1,4 +1,4 @@
-"""The inputs of a step that is asked about: sequences of one length, each with pages of its own."""
+"""The inputs of the step that costs are asked for: sequences of one length, each with its own pages."""
 
 import numpy as np
 
@@ -8,10 +8,10 @@ from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
 
 
 def step_inputs(step: StepShape, page_size: int, vocab_size: int, layout: StepLayout) -> StepInputs:
-    """A step of `layout` that feeds the last tokens of each sequence and samples one more of each, greedily.
+    """Return a step of `layout` with the last tokens of each sequence, which samples one token of each, greedily.
 
-    Positions are given, so the same inputs may be launched again and again. The pages are the first
-    `step.pages(page_size)` of a pool. Token ids are any.
+    Positions are fixed, so that the same inputs can be launched repeatedly. The pages are the first
+    `step.pages(page_size)` of a pool. Token ids are arbitrary.
     """
     lengths = [step.tokens // step.sequences] * step.sequences
     for index in range(step.tokens % step.sequences):

@@ -1,4 +1,4 @@
-"""The launches of a call, and how their work falls to multiprocessors in one step."""
+"""The launches of a call, and how a step distributes their work over the multiprocessors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from ingot.ir.ops import op_of
 from ingot.ir.program import VIEWS, held_type, named_arguments, target_name
 from ingot.runtime.artifact import Artifact, malformed
 
-# Tokens of a tile of attention, by the kernel and the size of a head, 0 for any other: lower/attention_prefill.py has
-# those for two bytes an element; backends/flashinfer/kernels/fa3.cu. A size that stands here has times of its own.
+# Tokens of an attention tile, by kernel and head size; 0 means any other size. Sources: lower/attention_prefill.py for
+# two bytes an element; backends/flashinfer/kernels/fa3.cu. A size that is listed here has its own measured times.
 _PROMPT_ROWS = {"prefill_attention": {0: 128}, "flashinfer paged_attention": {0: 128, 64: 192}}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A step: its dims as `asked`, as they run (`served`), the cached positions of each sequence, and the GPU."""
+    """A step: its dims as `asked` and as they run (`served`), the cached positions of each sequence, and the GPU."""
 
     asked: Mapping[str, int]
     served: Mapping[str, int]
@@ -36,7 +36,7 @@ class Shape:
 def compiled_launches(
     artifact: Artifact, target: str, executables: Sequence[Executable]
 ) -> dict[str, tuple[Launch, ...]]:
-    """The kernels that each executable launches, by its id, where it says so. Raises ArtifactError."""
+    """Return the kernels that each executable launches, by its id, if it records them. Raises ArtifactError."""
     found: dict[str, tuple[Launch, ...]] = {}
     for one in executables:
         if LAUNCHES in one.files:
@@ -55,8 +55,8 @@ def launches_of(
     known: Mapping[str, tuple[Launch, ...]],
     chosen: Sequence[Choice],
 ) -> tuple[Launched, ...]:
-    """The launches of an instruction in a step, none of a view. `known` are those of executables by their ids, `chosen`
-    tile sizes of the call."""
+    """Return the launches of an instruction in a step; none for a view. `known` are those of executables by their ids,
+    `chosen` the tile sizes of the call."""
     if instruction.calls in known:
         run = (one for one in known[str(instruction.calls)] if all(evaluate(size, shape.served) for size in one.grid))
         found = [launched(one, shape.served, shape.gpu) for one in run]
@@ -66,7 +66,7 @@ def launches_of(
 
 
 def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence[Choice]) -> Launched:
-    """A launch as it is, but for attention: what its programs do depends on contexts."""
+    """Return the launch; for attention, with the work of its programs, which depends on contexts."""
     if rows := _PROMPT_ROWS.get(launch.name):
         dim = held_type(named_arguments(node)["q"]).bind(shape.asked)[2]
         name = f"{launch.name}, heads of {dim}" if dim in rows else launch.name
@@ -78,13 +78,13 @@ def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence
 
 
 def _prompts(node: fx.Node, shape: Shape) -> Prompts:
-    """Attention of prompts as a step asks for it."""
+    """Return the prefill attention of a step."""
     call = named_arguments(node)
     heads, sequences = held_type(call["q"]).bind(shape.asked)[1], shape.asked["B"]
     return Prompts(sequences, -(-shape.asked["T"] // sequences), shape.context, heads, call.get("mask", CAUSAL.name))
 
 
 def op_name(node: fx.Node) -> str:
-    """Of an op of ours its name, of others that of their target."""
+    """Return the name of an Ingot op, or the target's name for another one."""
     op = op_of(node.target)
     return op.name if op is not None else target_name(node.target)

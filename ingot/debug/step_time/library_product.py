@@ -1,4 +1,4 @@
-"""A product of a library, which cuts it into tiles and tells nobody how: the cut that the model finds the fastest."""
+"""Model a library's matmul, whose tiling is not published: assume the tiling that the model finds fastest."""
 
 import math
 from collections.abc import Iterator
@@ -8,18 +8,18 @@ from ingot.ir.machine.gpu_times import KernelTime
 from ingot.ir.ops.registry import Cost
 from ingot.ir.types import DTYPES
 
-# Rows and columns of a tile, and parts of the depth, that cuBLAS has kernels of for compute capability 9.0 (seen in
+# Rows and columns of a tile, and splits of the depth, for which cuBLAS has kernels on compute capability 9.0 (seen in
 # profiles of 64 to 2048 rows).
 _SIZES = ((64, 64), (64, 128), (64, 256), (128, 64), (128, 128), (128, 256), (256, 128))
 _PARTS = (1, 2, 3, 4, 6, 8)
-# Parts are written in float32, and read again by the one that adds them up.
+# Partial sums are written in float32 and read again to add them up.
 _PART_BYTES = 2 * 4
 
 
 def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kernel: KernelTime, device: Device) -> float:
-    """What the work of a product [rows, columns, depth] takes after its launch. A multiprocessor computes its tiles
-    one behind the other; each reads what it multiplies, `kernel.stream` bytes a second, and multiplies all of its rows
-    and columns, full or empty. Parts of the depth are added up by a launch more, which is a `kernel.wave` each."""
+    """Return the seconds of a matmul [rows, columns, depth] after its launch. A multiprocessor computes its tiles one
+    after another. Each tile reads its operands at `kernel.stream` bytes a second, and multiplies all of its rows and
+    columns, full or empty. One more launch adds the splits of the depth; a `kernel.wave` accounts for it."""
     moving = done.bytes / (kernel.bandwidth * device.bandwidth)
     return min(max(moving, computing) + adding for computing, adding in _cuts(product, dtype, kernel, device))
 
@@ -27,7 +27,7 @@ def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kerne
 def _cuts(
     product: tuple[int, int, int], dtype: str, kernel: KernelTime, device: Device
 ) -> Iterator[tuple[float, float]]:
-    """For each cut the seconds of the busiest multiprocessor, and those that parts take."""
+    """Yield for each tiling the seconds of the busiest multiprocessor, and those of adding the splits."""
     rows, columns, depth = product
     rate = kernel.rate * device.rate(dtype) / device.gpu.cores
     for high, wide in _SIZES:

@@ -1,4 +1,4 @@
-"""Times on this machine's GPU: of each instruction of a step by itself, and of the step as it is served."""
+"""Measure times on this machine's GPU: of each instruction of a step alone, and of the step as it is served."""
 
 import itertools
 import math
@@ -24,21 +24,21 @@ from ingot.runtime.executor import Executor
 from ingot.runtime.loader import Loaded, load_artifact
 from ingot.runtime.step import StepLayout, StepSizes
 
-# Weights and caches that the calls of a row go over, in last-level caches: what a call reads was pushed out since it
-# was read before, as in a step, where all other layers come between.
+# Size of the weights and caches that a sequence of calls rotates over, in last-level caches. A call's data is then
+# evicted before it is read again, as in a step, where all other layers run in between.
 _CACHES = 4
-_COPIES = 64  # at most, of the weights of one instruction
-_COPIED = 1 << 16  # bytes: what is smaller is not copied, a call waits for it no longer than for its own launch
-_CALLS = 48  # in a row at least: a graph's launch takes as long as some of them
+_COPIES = 64  # maximum copies of the weights of one instruction
+_COPIED = 1 << 16  # bytes: smaller data is not copied, since reading it takes no longer than a launch
+_CALLS = 48  # minimum calls in a sequence: a graph's launch takes as long as some of them
 _ROUNDS = 5
-_STEPS = 20  # of a whole step, in a row
+_STEPS = 20  # whole steps in a sequence
 _VIEWS = frozenset(map(target_name, VIEWS))
 
 
 def measure_artifact(
     folder: Path, step: StepShape, served: StepSizes | None, trace: Path | None = None
 ) -> StepMeasurement:
-    """Load an artifact for one step alone, and time it. Raises IngotError where it does not run on this machine."""
+    """Load an artifact for this step only, and time it. Raises IngotError if it does not run on this machine."""
     limits = limits_of(open_artifact(folder))
     return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step, served, trace)
 
@@ -46,8 +46,8 @@ def measure_artifact(
 def measure_step(
     loaded: Loaded, step: StepShape, served: StepSizes | None = None, trace: Path | None = None
 ) -> StepMeasurement:
-    """Time a step of the entry main, its calls with the padding of a graph that it is `served` from; with a profiler's
-    `trace` written where that is asked for. States hold anything afterwards: nothing else may be served."""
+    """Time a step of the entry main; its calls have the padding of the graph that it is `served` from. `trace` is the
+    file to write a profiler trace to. Afterwards the states hold arbitrary values, so nothing else may be served."""
     executor = loaded.executor
     inputs = step_inputs(
         step, loaded.limits.page_size, loaded.limits.vocab_size, StepLayout.of(frozenset(loaded.plan.inputs))
@@ -80,7 +80,7 @@ def measure_step(
 
 
 def _alike(call: Call) -> object:
-    """Equal for calls of the same code on tensors of the same kind."""
+    """Return a key that is equal for calls of the same code on tensors of the same kind."""
     instruction = call.instruction
     values = (*call.args, *(value for _, value in sorted(call.kwargs.items())))
     return instruction.calls or instruction.target, instruction.backend, tuple(map(_kind, values))
@@ -91,7 +91,8 @@ def _kind(value: object) -> object:
 
 
 def _rotated(calls: Sequence[Call], resident: set[int]) -> list[Call]:
-    """The calls, and as many more on copies of their weights and caches that no cache of the device holds them all."""
+    """Return the calls, and more of them on copies of their weights and caches, so that the device's cache cannot hold
+    them all."""
     size = sum(_resident_bytes(call, resident) for call in calls)
     wanted = _CACHES * torch.cuda.get_device_properties().L2_cache_size
     copies = 0 if size < _COPIED else min(_COPIES, math.ceil(wanted / size)) - 1
@@ -112,13 +113,13 @@ def _on_copies(call: Call, resident: set[int]) -> Call:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """With the same strides, which compiled kernels rely on."""
+    """Copy a tensor with its strides, which compiled kernels rely on."""
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return like.copy_(tensor)
 
 
 def _time_row(calls: Sequence[Call]) -> InstructionTime:
-    """Of one call, from a graph of a row of them, or launched one by one where no graph can hold them."""
+    """Return the time of one call, from a graph of many, or from single launches if no graph can hold them."""
     row = list(itertools.islice(itertools.cycle(calls), len(calls) * math.ceil(_CALLS / len(calls))))
 
     def run() -> None:
@@ -131,14 +132,14 @@ def _time_row(calls: Sequence[Call]) -> InstructionTime:
     run()
     host = (time.perf_counter() - begin) / len(row)
     torch.cuda.current_stream().synchronize()
-    if calls[0].instruction.target in _VIEWS:  # nothing of it runs on the device
+    if calls[0].instruction.target in _VIEWS:  # a view runs nothing on the device
         return InstructionTime(0.0, host)
     graph = _captured(run)
     return InstructionTime(median_seconds(graph.replay if graph else run, _ROUNDS) / len(row), host)
 
 
 def _captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-    """None where the calls ask the host for something."""
+    """Capture the calls; return None if they synchronize with the host."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):

@@ -1,11 +1,11 @@
-"""What was measured of a step on a GPU."""
+"""The measurements of a step on a GPU."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class InstructionTime:
-    """Seconds of one call in a row of equal ones: on the device, and of the host until it has launched it."""
+    """Seconds of one call in a sequence of equal ones: on the device, and on the host until it is launched."""
 
     device: float
     host: float
@@ -13,9 +13,9 @@ class InstructionTime:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Seconds by a profiler's trace: what each instruction adds to a step, None where its kernels were not found in it;
-    and from the end of a step to that of the next one, None of steps that wait for the host, which the profiler slows
-    down."""
+    """Seconds from a profiler's trace. `calls` are the seconds that each instruction adds to a step, None if its
+    kernels were not found. `step` is the time between the ends of two steps, None for steps that wait for the host,
+    which the profiler slows down."""
 
     calls: tuple[float | None, ...]
     step: float | None
@@ -23,7 +23,7 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """Seconds of a step as it is served, one behind the other, of its instructions in order, and by a trace."""
+    """Seconds of a step as it is served in a sequence of steps, of its instructions in order, and by a trace."""
 
     seconds: float
     instructions: tuple[InstructionTime, ...]

@@ -1,4 +1,4 @@
-"""Times that follow from what a call does and from constants of its kernels: nothing is run."""
+"""Predict times from the work of a call and the constants of its kernels, without running anything."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,12 +11,11 @@ from ingot.ir.machine.gpu_times import HostTime, KernelTime
 
 
 def device_seconds(work: Work, device: Device) -> float:
-    """What a call takes on the device, in a row of calls: by the tuning log where that has a time, else by its
-    kernels."""
+    """Return the device time of a call in a sequence of calls: the tuning log's if it has one, else its kernels'."""
     choice = work.choice
-    # What attention takes depends on contexts, which the log does not tell.
+    # The time of attention depends on contexts, which the log does not record.
     if choice is not None and choice.microseconds is not None and choice.kernel == LINEAR:
-        # A time of the table is of one device; one that was measured or given is of the one that is compiled for.
+        # A time in the table is for one device; a measured or given time is for the target's.
         slower = device.slower_memory if choice.source == "table" else 1.0
         return choice.microseconds * 1e-6 * slower + sum(device.times.of(one.name).beyond for one in work.launches)
     kernels = [(one, device.times.of(one.name)) for one in work.launches]
@@ -36,20 +35,20 @@ def _carried(work: Work, launch: Launched, kernel: KernelTime, device: Device) -
 
 
 def host_seconds(work: Work, host: HostTime) -> float:
-    """Until the host has launched a call."""
+    """Return the seconds until the host has launched a call."""
     if work.compiled:
         return host.call + host.kernel * len(work.launches)
     return host.library if work.launches else host.view
 
 
 def captured_seconds(device: Iterable[float], device_model: Device) -> float:
-    """A step that is a captured graph: its calls, and what stands between two steps."""
+    """Return the time of a step that is a captured graph: its calls, and the gap between two steps."""
     return sum(device) + device_model.times.between
 
 
 def launched_seconds(host: Sequence[float], device: Sequence[float], around: float) -> float:
-    """A step that the host launches call by call: a call begins when it was launched and the one in front of it has
-    ended. `around` passes on the host before the first one."""
+    """Return the time of a step that the host launches call by call. A call begins when it has been launched and the
+    previous one has ended. `around` is the host's time before the first call."""
     launched, ended = around, 0.0
     for launching, running in zip(host, device, strict=True):
         launched += launching

@@ -1,4 +1,4 @@
-"""How the work of a launch falls to the multiprocessors of a GPU."""
+"""Distribute the work of a launch over the multiprocessors of a GPU."""
 
 import heapq
 import math
@@ -16,9 +16,9 @@ from ingot.ir.masks import CAUSAL, Mask
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch of the kernel `name`: `waves` of programs, one behind the other, as many in each as find room at once.
-    The multiprocessor that has most to do has `uneven` times the mean of all. Of a library's kernel both are as of one
-    that fills the device."""
+    """A launch of the kernel `name`: `waves` of programs, one after another, each as large as fits at once.
+    The busiest multiprocessor has `uneven` times the mean work. For a library's kernel both are those of a launch that
+    fills the device."""
 
     name: str
     waves: int = 1
@@ -26,7 +26,7 @@ class Launched:
 
 
 def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
-    """A compiled launch in a step of these sizes; its programs have equal work."""
+    """Return a compiled launch in a step of these sizes; its programs have equal work."""
     x, y, z = (evaluate(size, sizes) for size in launch.grid)
     programs = x * y * z
     if not programs:
@@ -36,14 +36,14 @@ def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
 
 
 def uneven(programs: int, cores: int) -> float:
-    """The share of the multiprocessor that has most of some equal programs, over the mean."""
+    """Return the work of the busiest multiprocessor over the mean, for equal programs."""
     return -(-programs // cores) * cores / programs
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Attention of `sequences` that each feed `tokens` and then have `context` positions, by `heads` of q; `mask` names
-    what a token sees."""
+    """Attention of `sequences` with `tokens` each, after which each has `context` positions, for `heads` of q. `mask`
+    names the positions that a token attends to."""
 
     sequences: int
     tokens: int
@@ -52,14 +52,15 @@ class Prompts:
     mask: str = CAUSAL.name
 
     def launched(self, name: str, rows: int, cores: int) -> Launched:
-        """The launch of a kernel with tiles of `rows` tokens of a head. A multiprocessor takes one after the other, and
-        each waits for its first keys: a wave."""
+        """Return the launch of a kernel with tiles of `rows` tokens of a head. A multiprocessor takes one tile after
+        another, and each waits for its first keys: a wave."""
         tiles = -(-self.tokens // rows) * self.sequences * self.heads
         return Launched(name, -(-tiles // cores), self.uneven(rows, cores))
 
     def uneven(self, rows: int, cores: int) -> float:
-        """The same of tiles of `rows` tokens of a head: a tile goes over all positions that its rows see. The longest
-        tiles begin first, each on the multiprocessor that is free first; rows that stand empty count as work."""
+        """Return the work of the busiest multiprocessor over the mean. A tile of `rows` tokens of a head covers all
+        positions that its rows attend to. The longest tiles begin first, each on the next free multiprocessor; empty
+        rows count as work."""
         mask = Mask.named(self.mask)
 
         def seen(first: int, last: int) -> int:
@@ -75,24 +76,23 @@ class Prompts:
         return _longest(tiles, cores) * rows * cores / (self.sequences * self.heads * needed)
 
 
-# Of attention of few tokens, on a multiprocessor at a time: its programs take most registers that a thread can have.
+# Warps of decode attention on a multiprocessor at a time: its programs use most registers that a thread can have.
 _WARPS = 8
 
 
 @dataclass(frozen=True)
 class Contexts:
-    """Attention of few tokens, each of which has `context` positions: they are cut into splits as the kernel does it on
-    the device, with the tiles of a `choice`."""
+    """Decode attention of tokens with `context` positions each. The contexts are split as the kernel splits them on the
+    device, with the tiles of a `choice`."""
 
     tokens: int
     context: int
     choice: Choice
 
     def launched(self, name: str, cores: int) -> Launched:
-        """The launch of the kernel. A split goes over whole tiles. Those that there are for certain may have their
-        first one on the way before the kernel in front has ended, and then it takes no time of its own; further ones
-        learn from the lengths which they are. Of the waves only the first is waited for: a program of the others begins
-        beside some that read."""
+        """Return the launch of the kernel. A split covers whole tiles. The splits that always exist may load their
+        first tile before the previous kernel has ended, so that it takes no time of its own; further splits must read
+        the lengths first. Only the first wave is waited for: programs of later waves begin while others read."""
         problem, tiles = DecodeProblem.of(self.choice), DecodeTiles(**self.choice.tiles)
         limits = split_limits(problem, tiles, cores)
         splits = limits.base
@@ -111,7 +111,7 @@ class Contexts:
 
 
 def _longest(works: Sequence[int], workers: int) -> int:
-    """What the busiest worker has, where each takes the next work when it is free."""
+    """Return the work of the busiest worker, if each takes the next work when it is free."""
     ends = [0] * workers
     for work in works:
         heapq.heapreplace(ends, ends[0] + work)

@@ -1,4 +1,4 @@
-"""A profiler's trace of some steps, as `read_trace` takes it."""
+"""Record a profiler trace of some steps, in the form that `read_trace` reads."""
 
 import itertools
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from ingot.debug.step_time.trace import CALL
 from ingot.runtime.bucket import Call
 from ingot.runtime.executor import Executor
 
-_LAUNCHED = 3  # call by call
-_REPLAYED = 12  # as they are served
+_LAUNCHED = 3  # steps launched call by call
+_REPLAYED = 12  # steps as they are served
 
 
 def record_trace(
@@ -23,8 +23,8 @@ def record_trace(
     served: Mapping[str, torch.Tensor],
     path: Path,
 ) -> None:
-    """Write what torch's profiler sees of a step on the `stream` of its executor: `launched` call by call, each in a
-    span of its number, and then as it is `served`. A name that ends in .gz is compressed."""
+    """Write a torch profiler trace of a step on the `stream` of its executor: `launched` call by call, each in a span
+    with its number, and then as it is `served`. A file name that ends in .gz is compressed."""
     with torch.cuda.stream(stream), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(_LAUNCHED):
             numbers = itertools.count()

@@ -1,4 +1,4 @@
-"""The sizes that a step is served in: there are rows of padding where it has fewer."""
+"""The sizes that a step is served in, with padding rows if it is smaller."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from ingot.runtime.step import StepInputs, StepSizes
 
 
 def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> StepSizes | None:
-    """Those of the graph that a step of a bucket class is replayed from, once it is captured; None where the host
+    """Return the size of the graph that replays a step of a bucket class, once it is captured; None if the host
     launches its calls."""
     if step.tokens == step.sequences:
         held = (size for size, one in decode_steps(plan).items() if one is bucket and step.tokens <= size.T)
@@ -23,14 +23,14 @@ def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> St
 
 
 def computed_size(plan: Plan, bucket: BucketPlan, step: StepShape) -> StepSizes:
-    """Those that a step is computed in which the host launches: steps that feed prompts are filled up all the same."""
-    size = StepSizes(step.tokens, step.sequences, step.sequences, P=1)  # of any context
+    """Return the size in which the host launches a step; steps with prompts are padded in this case too."""
+    size = StepSizes(step.tokens, step.sequences, step.sequences, P=1)  # for any context
     whole = bucket.bucket
     return size if whole.q_max is not None or has_few_tokens(whole) else filled_up(size, plan)
 
 
 def padded(inputs: StepInputs, size: StepSizes) -> dict[str, torch.Tensor]:
-    """The inputs of a step with the padding that a graph of this size adds to them."""
+    """Return the inputs of a step with the padding that a graph of this size adds."""
     host = HostInputs(inputs.layout, size)
     host.fill(inputs)
     return inputs.layout.views(host.flat.host, size)

@@ -1,4 +1,4 @@
-"""The time of a step of one bucket class: roofline and prediction from the artifact alone, beside measurements."""
+"""The time of a step of one bucket class: roofline and prediction from the artifact alone, and measurements."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ def time_step(
     captured: bool,
     taken: StepMeasurement | None = None,
 ) -> tuple[list[CallTime], StepTime]:
-    """The times of calls, and of the step that they make; with what they took where somebody measured it."""
+    """Return the times of calls, and of their step, with the measurements in `taken` if there are any."""
     calls = [_call_time(work, device) for work in works]
     if taken is not None:
         calls = [
@@ -62,5 +62,5 @@ def _call_time(work: Work, device: Device) -> CallTime:
 
 
 def _dtype(works: Sequence[Work]) -> str:
-    """Of the products, which are most of the flops."""
+    """Return the dtype of the matmuls, which have most of the flops."""
     return next((work.dtype for work in works if work.kind == "products"), "f32")

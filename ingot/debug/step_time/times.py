@@ -1,18 +1,17 @@
-"""What is said of a step's time: of each call, of kinds of calls, and of what stands above the roofline."""
+"""The times of a step: of each call, of kinds of calls, and of the gaps above the roofline."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ingot.debug.step_time.work import KINDS
 
-GAPS = "gaps"  # the kind of what passes while no call runs
+GAPS = "gaps"  # the kind for time in which no call runs
 
 
 @dataclass(frozen=True)
 class CallTime:
-    """Seconds of one call: the least that the device allows (`roofline`, `bound` by "memory" or by "compute"),
-    predicted, measured in a row of equal calls, and what it adds to a step by a profiler's trace; None where nothing
-    was."""
+    """Seconds of one call: the device's lower bound (`roofline`, `bound` by "memory" or by "compute"), predicted,
+    measured in a sequence of equal calls, and added to a step by a profiler's trace; None if not measured."""
 
     kind: str
     bound: str
@@ -23,13 +22,13 @@ class CallTime:
 
     @property
     def taken(self) -> float:
-        """Measured where it was, else predicted."""
+        """Return the measured seconds, or else the predicted ones."""
         return self.predicted if self.measured is None else self.measured
 
 
 @dataclass(frozen=True)
 class KindTime:
-    """Seconds of all calls of a kind that run on the device: views do not."""
+    """Seconds of all calls of a kind that run on the device; views do not."""
 
     kind: str
     calls: int
@@ -41,8 +40,8 @@ class KindTime:
 
 @dataclass(frozen=True)
 class Gap:
-    """Equal calls, and the seconds that all of them together stand above their roofline; what would close it. `traced`
-    are the same by a profiler's trace."""
+    """Equal calls, the seconds of all of them above their roofline, and what would close the gap. `traced` are the
+    seconds by a profiler's trace."""
 
     what: str
     calls: int
@@ -53,10 +52,10 @@ class Gap:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step on `device`, of which `bandwidth` (bytes a second) and `rate` (flops a second, of products in
-    the model's dtype) are published. `basis` says where the constants of the prediction come from. `captured`: the step
-    is replayed from a graph; else the host launches its calls one by one. `traced` is from one step of a profiler's
-    trace to the next."""
+    """Seconds of a step on `device`, with published `bandwidth` (bytes a second) and `rate` (flops a second, of matmuls
+    in the model's dtype). `basis` is the source of the prediction's constants. `captured`: the step is replayed from a
+    graph; otherwise the host launches its calls one by one. `traced` is the time between two steps of a profiler's
+    trace."""
 
     device: str
     bandwidth: int
@@ -74,7 +73,7 @@ class StepTime:
 def kind_times(
     calls: list[CallTime], predicted: float, measured: float | None, traced: float | None = None
 ) -> tuple[KindTime, ...]:
-    """Totals by kind; the last one is what the step takes beside its calls, which is less than nothing where calls
+    """Return the totals by kind. The last one is the step's time besides its calls, which is negative if calls
     overlap."""
     found = [_kind_time(kind, [one for one in calls if one.kind == kind and one.predicted]) for kind in KINDS]
     between = KindTime(
@@ -100,6 +99,6 @@ def _kind_time(kind: str, calls: list[CallTime]) -> KindTime:
 
 
 def total(seconds: Sequence[float | None]) -> float | None:
-    """None where one of them is not known."""
+    """Return the sum; None if one of the seconds is unknown."""
     known = [one for one in seconds if one is not None]
     return sum(known) if known and len(known) == len(seconds) else None

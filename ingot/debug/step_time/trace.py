@@ -1,4 +1,4 @@
-"""What a profiler saw of some steps, read from a trace that torch wrote, in the format of Chrome and Perfetto."""
+"""Read a profiler trace of some steps that torch wrote, in the format of Chrome and Perfetto."""
 
 import gzip
 import json
@@ -15,17 +15,17 @@ from typing import Any
 from ingot.debug.step_time.measurement import StepTrace
 from ingot.ir.errors import InternalError
 
-# The host's span of the call with the number that follows.
+# The host's span of a call; the call's number follows.
 CALL = "ingot call "
 _HOST = frozenset({"cuda_runtime", "cuda_driver"})
 _GRAPHS = frozenset({"cudaGraphLaunch", "cuGraphLaunch"})
-_SECONDS = 1e-6  # of the unit of a trace
+_SECONDS = 1e-6  # seconds per unit of a trace
 
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel that ran from `begin` to `end`, in seconds, for the call of a step with this number, None where it is
-    of none of them."""
+    """A kernel that ran from `begin` to `end`, in seconds, for the call of a step with this number; None if it belongs
+    to no call."""
 
     name: str
     begin: float
@@ -34,14 +34,13 @@ class _Kernel:
 
 
 def read_trace(path: Path, calls: int) -> StepTrace:
-    """The times of a step of so many calls.
+    """Return the times of a step of `calls` calls, as medians over the steps of the trace.
 
-    The trace has steps whose calls the host launched one by one, each in a span named `CALL` and its number: kernels
-    that were launched there are those of the call. Where steps were replayed from a graph as well, times are of these:
-    their kernels come in the same order. Dependent kernels overlap, as one begins while the one in front still runs;
-    what a kernel adds to a replayed step is therefore the time from the end of the one in front to its own end. Of a
-    step that waits for the host it is what of this the kernel runs. Medians over the steps.
-
+    The trace has steps launched call by call, each call in a span named `CALL` and its number; kernels launched in the
+    span belong to the call. If steps were replayed from a graph too, times are those of the replays: their kernels have
+    the same order. Dependent kernels overlap, since one begins while the previous one still runs. A kernel therefore
+    adds to a replayed step the time from the previous one's end to its own end. In a step that waits for the host, only
+    the part of that time in which the kernel runs counts.
     Raises InternalError for a trace without such spans.
     """
     launched, replayed = _steps(_events(path))
@@ -62,7 +61,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _steps(events: Sequence[dict[str, Any]]) -> tuple[list[list[_Kernel]], list[list[_Kernel]]]:
-    """The kernels of steps whose calls have spans, and of those that are graphs, in the order in which they end."""
+    """Return the kernels of steps with spans, and of replayed graphs, in the order in which they end."""
     spans = sorted(
         (event["ts"], event["ts"] + event["dur"], int(event["name"].removeprefix(CALL)))
         for event in events
@@ -93,8 +92,8 @@ def _of(kernel: _Kernel, call: int | None) -> _Kernel:
 
 
 def _numbered(step: Sequence[_Kernel], known: Sequence[_Kernel]) -> list[_Kernel]:
-    """The kernels of a step, each with the number of the call of its like among the `known`: in a graph there are a few
-    more, which bring inputs and take tokens away."""
+    """Return the kernels of a step, each with the call number of its match among the `known` kernels. A graph has a few
+    more kernels, which copy inputs and tokens."""
     matcher = SequenceMatcher(None, [one.name for one in step], [one.name for one in known], autojunk=False)
     calls = {
         block.a + place: known[block.b + place].call
@@ -105,7 +104,7 @@ def _numbered(step: Sequence[_Kernel], known: Sequence[_Kernel]) -> list[_Kernel
 
 
 def _added(step: Sequence[_Kernel], wanted: Counter[int | None], calls: int, *, waiting: bool) -> list[float | None]:
-    """Seconds that each call adds to a step; None where not all `wanted` kernels of it are there."""
+    """Return the seconds that each call adds to a step; None if not all its `wanted` kernels are present."""
     added: list[float | None] = [0.0] * calls
     found = Counter(kernel.call for kernel in step)
     ended = step[0].begin

@@ -1,4 +1,4 @@
-"""The calls of a step as a GPU sees them: what each has to do, and which kernels do it."""
+"""The calls of a step as a GPU runs them: their work, and their kernels."""
 
 import math
 import operator
@@ -19,7 +19,7 @@ from ingot.ir.ops.registry import Cost, bytes_of
 from ingot.ir.program import VIEWS, Program, RegionCall, named_arguments
 from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
 
-# What totals are given for, in order; the first that an op of a call belongs to is what the call counts as.
+# The kinds of totals, in order; a call counts as the first kind that one of its ops belongs to.
 KINDS = ("products", "attention", "norms", "sampling", "rest")
 _PRODUCTS = ("linear", "quant_linear")
 _KIND_OF = {
@@ -43,10 +43,10 @@ _KIND_OF = {
 
 @dataclass(frozen=True)
 class Work:
-    """A call of the node `name`, `what` in a reader's words, which costs `least`. It does `done`: rows of padding are
-    computed too, and results are written. `dtype` is that of what it multiplies. `launches` are none for a view, else
-    `compiled` ones or a library's. A library's `product` has [rows, columns, depth]. `choice` has the tile sizes of a
-    product or of attention."""
+    """A call of the node `name`, described as `what`, with the minimal cost `least`. `done` is its actual work, with
+    padding rows and written results. `dtype` is that of its operands. `launches` are empty for a view, else `compiled`
+    ones or a library's. A library's `product` has [rows, columns, depth]. `choice` has the tile sizes of a matmul or of
+    attention."""
 
     name: str
     what: str
@@ -68,9 +68,9 @@ def works(
     choices: Mapping[str, Sequence[Choice]],
     kernels: Mapping[str, tuple[Launch, ...]],
 ) -> list[Work]:
-    """The calls of a lowered program in a step, as the plan's instructions compute them. `choices` are tile sizes by
-    node or region, `kernels` an executable's launches by its id. Raises ArtifactError for a plan of
-    another program."""
+    """Return the calls of a lowered program in a step, as the plan's instructions compute them. `choices` are tile
+    sizes by node or region, `kernels` an executable's launches by its id. Raises ArtifactError for a plan of another
+    program."""
     nodes = [node for node in program.calls() if node.target is not operator.getitem]
     if len(nodes) != len(plan.instructions):
         raise ArtifactError(
@@ -102,7 +102,7 @@ def _work(
         what=_what(names, product),
         kind=kind,
         least=call_cost(node, program, shape.asked),
-        # Rows of padding have nothing cached.
+        # Padding rows have nothing cached.
         done=_done(node, program, shape.asked if kind == "attention" else shape.served),
         dtype=_dtype(product if product is not None else node),
         backend=instruction.backend,
@@ -114,14 +114,14 @@ def _work(
 
 
 def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
-    """The call itself, or those of its region."""
+    """Return the call itself, or those of its region."""
     if not isinstance(node.target, RegionCall):
         return [node]
     return [one for one in program.regions[node.target.name].body.calls() if one.target not in VIEWS]
 
 
 def _what(names: Sequence[str], product: fx.Node | None) -> str:
-    """In a reader's words: a product by the shape of its weight, other calls by their ops."""
+    """Describe a call for readers: a matmul by the shape of its weight, other calls by their ops."""
     if product is None:
         return " + ".join(dict.fromkeys(names))
     weight = _weight(product)
@@ -137,7 +137,7 @@ def _weight(product: fx.Node) -> tuple[int, ...] | None:
 
 
 def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
-    """Rows, columns and depth of a product by itself, where its weight is a matrix."""
+    """Return rows, columns and depth of a single matmul, if its weight is a matrix."""
     weight, result = _weight(node), node.meta["type"]
     if weight is None or len(weight) != 2 or not isinstance(result, TensorType):
         return None
@@ -145,7 +145,7 @@ def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
 
 
 def _dtype(node: fx.Node) -> str:
-    """Of the first tensor of floats that a call is given: that of x in a product, of q in attention."""
+    """Return the dtype of a call's first floating-point tensor: of x in a matmul, of q in attention."""
     for source in node.all_input_nodes:
         value_type = source.meta["type"]
         if isinstance(value_type, TensorType) and value_type.dtype.is_floating_point:
@@ -154,7 +154,7 @@ def _dtype(node: fx.Node) -> str:
 
 
 def _done(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """What a call does in any case; its results are written, whether or not something asks for that."""
+    """Return the work of a call, including its written results, even if the minimal cost leaves them out."""
     if node.target in VIEWS:
         return Cost()
     cost = call_cost(node, program, sizes)

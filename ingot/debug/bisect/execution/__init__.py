@@ -1,1 +1,1 @@
-"""What an artifact executes against what its programs say: plan, weights, instructions, regions."""
+"""Compare the execution of an artifact with its programs: plan, weights, instructions, regions."""

@@ -1,5 +1,5 @@
-"""A faulty instruction as a folder that shows the fault by itself: the call as text, what it was given, the code that
-computes it, and a script that compares that with the reference."""
+"""Write a folder that reproduces a faulty instruction alone: the call as text, its inputs, the code that computes it,
+and a script that compares the code with the reference."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,7 @@ CALL, INPUTS, INSTRUCTION, EXECUTABLE, SCRIPT = (
 )
 _TEXT = '''"""One instruction against its reference, where Ingot is installed.
 
-Exits with 1 while the fault is there, with 0 when it is gone, and with 2 when that cannot be told.
+Exits with 1 while the fault is present, with 0 when it is gone, and with 2 when the run cannot decide.
 """
 
 import sys
@@ -34,7 +34,7 @@ sys.exit(reproduce(Path(__file__).parent))
 
 
 def write_reproducer(misstep: Misstep, plan: Plan, artifact: Artifact, folder: Path) -> Path:
-    """Write the reproducer of an instruction into `folder`, which is made; its script."""
+    """Write the reproducer of an instruction into `folder`, which is made if needed. Return its script."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CALL).write_text(print_program(misstep.alone), encoding="utf-8")
     save_file({name: tensor.contiguous().clone() for name, tensor in misstep.inputs.items()}, folder / INPUTS)

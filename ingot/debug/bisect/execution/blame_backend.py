@@ -1,7 +1,7 @@
-"""The executor in lock-step with the references: which instruction gives something else than its inputs call for.
+"""Run the executor in lock-step with the references, to find the instruction with a wrong result.
 
-Each instruction is judged by what it was given, so errors of earlier ones do not matter, and nothing is bisected: the
-first instruction that does wrong on right inputs is the culprit.
+Each instruction is judged on its actual inputs, so that earlier errors do not matter and no bisection is needed: the
+first instruction with right inputs and a wrong result is the culprit.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from ingot.runtime.executor import Executor
 
 @dataclass(frozen=True)
 class Instructions:
-    """The calls of a program by the numbers of their instructions."""
+    """The calls of a program, by the numbers of their instructions."""
 
     program: Program
 
@@ -46,7 +46,7 @@ class Instructions:
 
     @cached_property
     def alone(self) -> list[Program]:
-        """Each call as a program of its own."""
+        """Return each call as a program of its own."""
         return [one_call(self.program, node, self.names) for node in self.nodes]
 
     def results(self, number: int) -> tuple[str, ...]:
@@ -55,10 +55,10 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Misstep:
-    """An instruction that does wrong: in step `step` the `number`th of its bucket class.
+    """A faulty instruction: the `number`th of its bucket class, in step `step`.
 
-    `tensor` is the value that is wrong. `stray`: it is none of the results, but was written all the same; `executor`:
-    the instruction was not given what the plan says. `inputs` are what it was given, by name, `results` what it gave.
+    `tensor` is the wrong value. `stray`: that value is no result, but the instruction wrote it. `executor`: the
+    instruction did not receive the inputs of the plan. `inputs` are its actual inputs by name, `results` its results.
     """
 
     step: int
@@ -83,16 +83,16 @@ def first_misstep(
     steps: Sequence[Mapping[str, torch.Tensor]],
     swapped: Instruction | None = None,
 ) -> Misstep | None:
-    """Run `steps` from states full of poison; the first instruction that does wrong, None when none does.
+    """Run `steps` from poisoned states. Return the first faulty instruction, or None if there is none.
 
-    `programs` are those that the plan was made from, by bucket class; `params` the weights as they should be. What
-    calls the same as `swapped`, by the same backend, is computed by the reference in its place.
+    `programs` are those that the plan was made from, by bucket class; `params` the right weights. Instructions with the
+    target and backend of `swapped` are computed by the reference instead.
     """
     calls = {name: Instructions(program) for name, program in programs.items()}
     found = _run(executor, calls, params, steps, swapped, everywhere=False)
     if found is None or not found.executor:
         return found
-    # A weight or state is not what it was: whoever wrote there is found by looking everywhere after each instruction.
+    # A weight or state has changed. To find the writer, compare all of them after each instruction.
     for name, weight in executor.params.items():
         if not same_bits(weight, params[name]):
             weight.copy_(params[name])
@@ -126,8 +126,8 @@ def _run(
 
 @dataclass
 class _Watched:
-    """One step. `states` is what the states should hold; `live` the values that are there, and `kept` copies of them
-    from when they were made. With `everywhere` all weights and states are compared after each instruction."""
+    """The watcher of one step. `states` are the expected states; `live` the current values, and `kept` copies of them
+    from when they were made. `everywhere` compares all weights and states after each instruction."""
 
     executor: Executor
     calls: Mapping[str, Instructions]
@@ -165,8 +165,8 @@ class _Watched:
             self._check_others(call, given, inputs)
             if self.misstep is None:
                 self._check_results(call, given, inputs, result)
-        except Exception as error:  # it gives what nobody can judge, or its reference takes no such inputs
-            self._blame(call, inputs, "", f"what it gives cannot be judged: {type(error).__name__}: {error}")
+        except Exception as error:  # its result cannot be judged, or its reference rejects the inputs
+            self._blame(call, inputs, "", f"its result cannot be judged: {type(error).__name__}: {error}")
             raise
         for name in call.instruction.frees:
             self.live.pop(name, None)
@@ -174,16 +174,16 @@ class _Watched:
         return result
 
     def blame_last(self, error: Exception) -> None:
-        """Whom nobody has blamed yet, and behind whose instruction the step failed."""
+        """Blame the last instruction for a step that failed after it, unless another is blamed."""
         if self.misstep is None and self.last is not None:
-            self._blame(self.last, {}, "", f"the step fails behind it: {error}")
+            self._blame(self.last, {}, "", f"the step fails after it: {error}")
 
     def _is_swapped(self, instruction: Instruction) -> bool:
         other = self.swapped
         return other is not None and (other.target, other.backend) == (instruction.target, instruction.backend)
 
     def _by_reference(self, call: Call, given: Mapping[str, torch.Tensor]) -> Any:
-        """What the call should give, in the form in which it gives it."""
+        """Return what the call should return, in the form in which it returns it."""
         alone = self.calls[call.bucket.bucket.name].alone[call.number]
         results = meaning(alone, {name: copied(value) for name, value in given.items()}, exact=False)
         count = len(results) - len(call.instruction.updates)
@@ -192,7 +192,7 @@ class _Watched:
         return results[0] if count == 1 and not call.instruction.target.startswith("exe.") else results[:count]
 
     def _right(self, name: str) -> torch.Tensor:
-        """What a value, input, weight or state should hold now."""
+        """Return the right current content of a value, input, weight or state."""
         for place in (self.kept, self.states, self.params):
             if name in place:
                 return place[name]
@@ -202,17 +202,17 @@ class _Watched:
         for name, value in given.items():
             if not same_bits(value, self._right(name)):
                 place = list(first_changed(value, self._right(name))) if value.shape == self._right(name).shape else ""
-                text = f"it is given another '{name}' than the one that was made, from {place} on"
+                text = f"its input '{name}' differs from the value that was made, from {place} on"
                 self._blame(call, {}, name, text, executor=True)
                 return False
         return True
 
     def _check_others(self, call: Call, given: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-        """Nothing but the states that it updates may have changed."""
+        """Blame the call if it changed anything but the states that it updates."""
         for name, value in self._watched_tensors(given).items():
             if name not in call.instruction.updates and not same_bits(value, self._right(name)):
                 place = list(first_changed(value, self._right(name)))
-                reads = "which it only reads" if name in given else "which it is not even given"
+                reads = "which it only reads" if name in given else "which is not even its argument"
                 self._blame(call, inputs, name, f"it writes into '{name}', {reads}, at {place}", stray=True)
                 return
 
@@ -229,7 +229,7 @@ class _Watched:
         results = [result] if isinstance(result, torch.Tensor) else list(result or ())
         if len(results) + len(updates) != len(names):
             self._blame(
-                call, inputs, names[0], f"it gives {len(results)} results, expected {len(names) - len(updates)}"
+                call, inputs, names[0], f"it returns {len(results)} results, expected {len(names) - len(updates)}"
             )
             return
         for name, value in zip(names, results, strict=False):
@@ -279,10 +279,10 @@ class _Watched:
 
 @contextlib.contextmanager
 def _poisoned() -> Iterator[None]:
-    """torch fills what it allocates with NaN or the largest number: what a kernel leaves unwritten shows."""
+    """Make torch fill allocations with NaN or the largest number, so that elements a kernel does not write show."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of ops that have no deterministic form, which is not what is wanted of them
+        warnings.simplefilter("ignore")  # about ops without a deterministic form, which does not matter here
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             yield

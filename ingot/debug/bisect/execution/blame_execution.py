@@ -1,7 +1,6 @@
-"""What is wrong in an artifact whose programs mean the right thing: its plan, its packed weights, a recipe's step, a
-backend's kernel, a compiled region, or the executor.
-
-From cheap to dear, and from what others rest on to what rests on it: the plan against its programs, the weights against
+"""Find the fault in an artifact with right programs: its plan, its packed weights, a recipe's step, a backend's kernel,
+a compiled region, or the executor.
+The checks go from cheap to expensive and along the dependencies: the plan against its programs, the weights against
 their recipes, then the instructions in lock-step with their references.
 """
 
@@ -46,11 +45,11 @@ def blame_execution(
     loaded: Loaded | None = None,
     reproducer: Path | None = None,
 ) -> Verdict | None:
-    """Who is to blame in the execution of `artifact`; None when all of it does what its programs say.
+    """Return the fault in the execution of `artifact`; None if all of it does what its programs say.
 
-    `programs` are the final ones, as program.ir holds them: of every entry and bucket class. `read` gives a tensor of
-    the checkpoint by name, `requests` are token ids to run. `loaded` is the artifact ready to run, else it is loaded;
-    its states are overwritten. Into the folder `reproducer` goes what shows a backend's fault by itself.
+    `programs` are the final ones in program.ir, of every entry and bucket class. `read` returns a tensor of the
+    checkpoint by name; `requests` are token ids to run. `loaded` is the artifact ready to run, which is loaded if
+    absent; its states are overwritten. The reproducer of a backend's fault goes into the folder `reproducer`.
     """
     plans = read_plans(artifact)
     by_entry: dict[str, dict[str, Program]] = {}
@@ -76,7 +75,7 @@ def blame_execution(
             kind, blamed=blamed, node=wrong.param, tensor=wrong.param, layer=_layer(wrong.param), found=wrong.text
         )
     if loaded is None:
-        page_size = artifact.manifest.model.get("page_size")  # whatever it is, loading judges it
+        page_size = artifact.manifest.model.get("page_size")  # loading checks the value
         pages = pages_needed(requests, page_size) if isinstance(page_size, int) and page_size > 0 else None
         loaded = load_artifact(artifact.folder, num_pages=pages)
     for entry, plan in plans.plans.items():
@@ -98,8 +97,8 @@ def _blame_entry(
     executor = loaded.executors[plan.entry]
     if loaded.context.device.type != "cpu":
         raise TargetError(
-            "the passes and the weights are right; what runs on a GPU is not compared with its programs yet",
-            hint=f"`ingot verify {loaded.artifact.folder}` tells whether it computes what it did when it was compiled",
+            "the passes and the weights are right; execution on a GPU is not compared with the programs yet",
+            hint=f"`ingot verify {loaded.artifact.folder}` checks that it computes what it did when it was compiled",
         )
     limits = loaded.limits
     steps = recorded_steps(
@@ -111,10 +110,10 @@ def _blame_entry(
     verdict = _of_misstep(misstep, target)
     runs = misstep.step + 1
     if verdict.kind is Kind.BACKEND and not misstep.stray:
-        # With references in place of all that the backend computes like this, is all of it right?
+        # If references replace all equal calls of the backend, is everything right?
         other = first_misstep(executor, programs, params, steps, swapped=misstep.instruction)
         runs += other.step + 1 if other else len(steps)
-        what = "no other does wrong" if other is None else f"'{other.node.name}' does wrong too: {other.text}"
+        what = "no other is wrong" if other is None else f"'{other.node.name}' is wrong too: {other.text}"
         verdict = replace(verdict, found=f"{verdict.found}; with the reference in its place {what}")
     if reproducer is not None and verdict.kind is Kind.BACKEND and misstep.inputs:
         script = write_reproducer(misstep, plan, loaded.artifact, reproducer)
@@ -125,11 +124,10 @@ def _blame_entry(
 def region_keys(
     programs: Mapping[str, Program], made: Collection[str], target: Target, choices: Sequence[Choice] = ()
 ) -> dict[str, dict[str, str]]:
-    """The id of every region's executable, by bucket class and region; `made` are the ids of those in the artifact,
-    `choices` the tile sizes of its kernels.
-
-    A backend's are left out when none of them is among `made`: the artifact was made by other sources or another
-    toolchain, by which ids cannot be computed again.
+    """Return the id of every region's executable, by bucket class and region. `made` are the executable ids in the
+    artifact, `choices` the tile sizes of its kernels.
+    A backend's ids are omitted if none of them is in `made`: then other sources or another toolchain made the artifact,
+    and its ids cannot be recomputed.
     """
     keys: dict[str, dict[str, str]] = {}
     same: set[str] = set()
@@ -179,9 +177,9 @@ def _of_misstep(misstep: Misstep, target: Target) -> Verdict:
     try:
         fault = region_fault(region, inputs, misstep.results, backend_named(region.backend, target.device), target)
     except (BackendError, TargetError) as error:
-        return replace(verdict, found=f"{verdict.found}; which of its nodes, no compiler tells here: {error.what}")
+        return replace(verdict, found=f"{verdict.found}; no compiler here can find which of its nodes: {error.what}")
     except (IngotError, RuntimeError, LookupError, TypeError, ValueError) as error:
-        return replace(verdict, found=f"{verdict.found}; which of its nodes cannot be told: {error}")
+        return replace(verdict, found=f"{verdict.found}; which of its nodes is unknown: {error}")
     where = _inside(node, fault.node) if fault.node is not None else {}
     alone = (
         f"the executable {instruction.target.removeprefix('exe.'):.12} of region '{region.name}' is wrong by itself: "
@@ -197,8 +195,8 @@ def _place(node: fx.Node | None) -> dict[str, Any]:
 
 
 def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
-    """The place of a node of a region's body. Layers share a body, which has the origins of the first of them: the
-    call tells which one it is."""
+    """Return the place of a node in a region's body. Layers share a body with the origins of the first layer; the call
+    determines the actual layer."""
     place = _place(node)
     calls, own = _layer(str(call.meta.get("origin", ""))), place["layer"]
     body = [_layer(str(one.meta.get("origin", ""))) for one in node.graph.nodes if one.op == "call_function"]
@@ -210,6 +208,6 @@ def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
 
 
 def _layer(text: str) -> int | None:
-    """The first layer that an origin or a param's name tells."""
+    """Return the first layer in an origin or a param's name."""
     found = re.search(r"\blayers?[ .](\d+)\b", text)
     return int(found[1]) if found else None

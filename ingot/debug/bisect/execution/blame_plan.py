@@ -1,7 +1,7 @@
-"""Whether a plan is what its programs say: every instruction against the call that it stands for.
+"""Check that a plan matches its programs: compare every instruction with its call.
 
-Written apart from the pass that makes plans, from what a plan means: which call an instruction stands for, on which
-values, and how long each of them is needed.
+This is written independently of the pass that makes plans, from the meaning of a plan: the call of each instruction,
+its values, and the lifetime of each value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +22,8 @@ from ingot.ir.types import DTYPES, StateType, TensorType
 
 @dataclass(frozen=True)
 class PlanFault:
-    """Where a plan differs from its program: at the `number`th instruction of a bucket class, if at one, and at the
-    call `node` that it stands for."""
+    """A difference between a plan and its program: at the `number`th instruction of a bucket class, if at one, and at
+    its call `node`."""
 
     entry: str
     bucket: str | None
@@ -34,9 +34,9 @@ class PlanFault:
 
 
 def plan_fault(plan: Plan, programs: Mapping[str, Program], keys: Mapping[str, Mapping[str, str]]) -> PlanFault | None:
-    """The first difference between a plan and the programs of its bucket classes; None when there is none.
+    """Return the first difference between a plan and the programs of its bucket classes; None if there is none.
 
-    `keys` are the ids of the executables of each program's regions, by bucket class and region, where they are known.
+    `keys` are the executable ids of each program's regions, by bucket class and region, if known.
     """
     if (unlike := {bucket.bucket.name for bucket in plan.buckets} ^ programs.keys()) != set():
         return PlanFault(plan.entry, None, f"the bucket class {min(unlike)} is in the plan or in the program alone")
@@ -77,7 +77,7 @@ def _faults(plan: Plan, bucket: BucketPlan, program: Program, keys: Mapping[str,
 
 
 def _fits(output: str, declared: str | None, given: str) -> bool:
-    """Whether an output is declared for what a bucket class gives."""
+    """Return whether an output's declared type covers the one that a bucket class returns."""
     return declared is not None and may_stand_for(parse_type(given), parse_type(declared), output)
 
 
@@ -93,8 +93,8 @@ def _declared(plan: Plan, program: Program) -> Iterator[tuple[str, Mapping[str, 
 def _differences(
     found: Instruction, node: fx.Node, names: Mapping[fx.Node, str], called: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """How an instruction differs from its call, in words, and the value that is concerned. `called` learns which
-    executable stands for which region."""
+    """Yield how an instruction differs from its call, in words, with the value concerned. `called` records the
+    executable of each region."""
     if isinstance(node.target, RegionCall):
         region = node.target.name
         key = called.setdefault(region, found.target.removeprefix("exe."))
@@ -148,7 +148,7 @@ def _lives(
     program: Program,
     where: tuple[str, str],
 ) -> Iterator[PlanFault]:
-    """A value is freed at its last use, and not otherwise; a view says whose memory it is."""
+    """Yield lifetime faults: a value must be freed at its last use only, and a view must name its buffer."""
     kept = {names[node] for node in program.output_nodes().values()}
     last: dict[str, int] = {}
     for number, node in enumerate(nodes):
@@ -159,11 +159,11 @@ def _lives(
         for name in instruction.frees:
             if name in kept or last.get(name) != number:
                 use = "it is returned" if name in kept else f"instruction {last.get(name)} is the last to read it"
-                yield PlanFault(*where, f"it frees '{name}', and {use}", number, nodes[number], name)
+                yield PlanFault(*where, f"it frees '{name}', but {use}", number, nodes[number], name)
         for name in (name for name, at in last.items() if at == number and name not in kept):
             if name not in instruction.frees:
                 yield PlanFault(*where, f"it does not free '{name}'", number, nodes[number], name)
     for number, node in enumerate(nodes):
         name = names.get(node, "")
         if node.target in VIEWS and (value := bucket.values.get(name)) and value.buffer != "view":
-            yield PlanFault(*where, f"'{name}' is a view, and has a buffer of its own", number, node, name)
+            yield PlanFault(*where, f"'{name}' is a view, but has a buffer of its own", number, node, name)

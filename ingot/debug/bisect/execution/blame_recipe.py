@@ -1,8 +1,8 @@
-"""Which weight of an artifact is not what its recipe makes of the checkpoint, and which step of the recipe is to blame.
+"""Find the weight of an artifact that differs from its recipe's result, and the recipe step at fault.
 
-A step that computes wrongly, and right bytes that were packed wrongly, are told apart: each step is executed on the
-checkpoint, in order, and its result compared with what the step means; then the bytes of the artifact with the last
-result. A step is checked on what it is given, so the first wrong one is to blame, and each is executed once.
+Wrong steps and wrong packing are distinguished: each step is executed on the checkpoint, in order, and its result is
+compared with the step's meaning; then the artifact's bytes are compared with the last result. Each step is executed
+once and checked on its actual inputs, so the first wrong one is at fault.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +22,8 @@ Read = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class WeightFault:
-    """The first wrong weight. `step` is what is to blame of its recipe, None where no single step is; `packed`: the
-    recipe is executed rightly now, and the bytes in the artifact differ. `text` says how, in words."""
+    """The first wrong weight. `step` is the recipe step at fault, None if no single step is. `packed`: the recipe now
+    executes correctly, but the artifact's bytes differ. `text` describes the fault."""
 
     param: str
     step: Recipe | None
@@ -37,8 +37,8 @@ def weight_fault(
     index: Mapping[str, Mapping[str, Any]],
     read: Read,
 ) -> WeightFault | None:
-    """The first param whose tensor among `packed` is wrong; None when all are right. `index` is weights.json, `read`
-    gives a checkpoint tensor by name."""
+    """Return the first param with a wrong tensor in `packed`; None if all are right. `index` is weights.json; `read`
+    returns a checkpoint tensor by name."""
     checked: dict[Recipe, Results] = {}  # the results of steps that several params share
     for name, spec in params.items():
         if name not in packed or name not in index:
@@ -54,13 +54,18 @@ def weight_fault(
                 problem = None if known else _problem(step, memo, read)
             except IngotError as error:
                 return WeightFault(name, step, False, str(error.what))
-            except (RuntimeError, LookupError, TypeError, ValueError) as error:  # torch's, of shapes that do not fit
+            except (
+                RuntimeError,
+                LookupError,
+                TypeError,
+                ValueError,
+            ) as error:  # torch raises these for shapes that do not fit
                 return WeightFault(name, step, False, f"{_called(step)} raises {type(error).__name__}: {error}")
             if problem:
-                return WeightFault(name, step, False, f"{_called(step)} gives {problem}")
+                return WeightFault(name, step, False, f"{_called(step)} returns {problem}")
         made = spec.recipe.execute(read, memo).contiguous()
         if problem := spec.type.mismatch(made, {}):
-            return WeightFault(name, spec.recipe, False, f"{_called(spec.recipe)} gives {problem}")
+            return WeightFault(name, spec.recipe, False, f"{_called(spec.recipe)} returns {problem}")
         checked.update({step: memo[step] for step in spec.recipe.shared_steps()})
         if problem := _unlike(packed[name], made):
             likely, how = _explained(spec.recipe, packed[name], memo, read)
@@ -69,13 +74,13 @@ def weight_fault(
 
 
 def _in_order(recipe: Recipe) -> list[Recipe]:
-    """The steps of a recipe, each behind those that it takes and once."""
+    """Return the steps of a recipe once each, after the steps that they depend on."""
     found: dict[Recipe, None] = {}
 
     def visit(one: Recipe) -> None:
         for part in one.inputs:
             visit(part)
-        # One of its results stands for the step: which one, execution does not ask.
+        # One result represents the step: execution does not depend on which one it is.
         if not any(replace(known, output="") == replace(one, output="") for known in found):
             found[one] = None
 
@@ -88,7 +93,7 @@ def _problem(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> str | 
 
 
 def _given(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> list[torch.Tensor]:
-    """What a step works on: the results of those before it, or a tensor of the checkpoint."""
+    """Return the inputs of a step: the results of earlier steps, or a tensor of the checkpoint."""
     if step.step == "source":
         return [read(str(step.attr("name")))]
     return [part.execute(read, dict(memo)) for part in step.inputs]
@@ -111,7 +116,7 @@ def _called(step: Recipe) -> str:
 def _explained(
     recipe: Recipe, found: torch.Tensor, memo: Mapping[Recipe, Results], read: Read
 ) -> tuple[Recipe | None, str]:
-    """The step that would give the bytes that were found if it were done in another way, and which way."""
+    """Return the step that, done in another way, explains the bytes that were found, and that way."""
     steps = _in_order(recipe)
     for step in reversed(steps):
         args = _given(step, memo, read)
@@ -126,12 +131,12 @@ def _explained(
             except IngotError:
                 continue
             if other.dtype is found.dtype and other.shape == found.shape and same_bits(other, found):
-                return step, f": what comes of {_called(step)} {how}"
+                return step, f": the result of {_called(step)} {how}"
     return (steps[-1] if len(steps) == 1 else None), ""
 
 
 def _otherwise(step: Recipe, args: list[torch.Tensor]) -> Iterator[tuple[str, Results]]:
-    """What comes of a step that is done wrongly, in ways that are easily taken."""
+    """Yield the results of a step that is done in plausible wrong ways."""
     attrs = dict(step.attrs)
     dim = attrs.get("dim")
 
@@ -139,7 +144,7 @@ def _otherwise(step: Recipe, args: list[torch.Tensor]) -> Iterator[tuple[str, Re
         try:
             yield how, STEPS[step.step](other, {**attrs, **changed})
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
-            return  # what cannot be done so was not done so
+            return  # a way that fails cannot have made the bytes
 
     if len(args) == 1:
         yield "left out", args[0]

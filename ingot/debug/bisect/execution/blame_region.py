@@ -1,9 +1,9 @@
-"""Which node inside a compiled region is computed wrongly, or whether the executable on disk alone is wrong.
+"""Find the node in a compiled region that is computed wrongly, or that only the executable on disk is wrong.
 
-The region is compiled twice more, side by side and past the cache: as it is, and with every value inside among its
-outputs. The first such value that is wrong names the node. When the fault does not show then, be it that the compiler
-fuses otherwise or that the executable was made of something else, what it gives is compared with bodies in which one
-call is done in another way; and the shortest prefix of the body that still shows the fault names the node.
+The region is compiled twice more, in parallel and without the cache: unchanged, and with every inner value as an
+output. The first wrong inner value names the node. The fault may not show then, because the compiler fuses differently
+or the executable was made from something else. In that case the results are compared with bodies in which one call is
+done in another way; finally the shortest prefix of the body that still shows the fault names the node.
 """
 
 import operator
@@ -34,9 +34,8 @@ _CACHE = "INGOT_CACHE"
 
 @dataclass(frozen=True)
 class RegionFault:
-    """What is wrong with a region. `node` of its body is the first one that is computed wrongly, None when nothing
-    tells. `stored`: the body compiled anew is right, and only the executable in the artifact is wrong. `text` says what
-    was found."""
+    """The fault of a region. `node` is the first node of its body that is computed wrongly, None if unknown. `stored`:
+    the body compiled anew is right, and only the artifact's executable is wrong. `text` describes what was found."""
 
     node: fx.Node | None
     text: str
@@ -50,7 +49,7 @@ def region_fault(
     backend: Backend,
     target: Target,
 ) -> RegionFault:
-    """Find what is wrong with a region that gave the wrong results `found` on `inputs`. Compiles it, which takes a
+    """Find the fault of a region that returned the wrong results `found` on `inputs`. Compiles it, which takes a
     while."""
     everything = [node for node in region.body.calls() if isinstance(node.meta["type"], TensorType)]
     judge = _Judge(region.body, inputs)
@@ -62,10 +61,10 @@ def region_fault(
     stored = judge.first_wrong(outputs, whole(*inputs)) is None
     text = "the same body compiled anew gives the right results" if stored else "compiled anew it is wrong too"
     if (like := explained(region.body, inputs, found, coarsest(region.body))) is not None:
-        return RegionFault(like[0], f"{text}; it gives what comes of '{like[0].name}' {like[1]}", stored=stored)
+        return RegionFault(like[0], f"{text}; its results are those of '{like[0].name}' {like[1]}", stored=stored)
     if stored:
         return RegionFault(None, text, stored=True)
-    # It shows only where the compiler may fuse. Of all prefixes the whole shows it, and the empty one does not.
+    # The fault shows only where the compiler may fuse. The whole body shows it, and the empty prefix does not.
     right, wrong_at = 0, len(everything)
     while wrong_at - right > 1:
         middle = (right + wrong_at) // 2
@@ -79,12 +78,12 @@ def region_fault(
             wrong_at = middle
     node = everything[wrong_at - 1]
     return RegionFault(
-        _call_of(node), f"compiled up to '{node.name}' the body gives wrong results, and without it right ones"
+        _call_of(node), f"compiled up to '{node.name}' the body returns wrong results, and without it right ones"
     )
 
 
 def _call_of(node: fx.Node) -> fx.Node:
-    """The call that makes a value, which may be one of several that it makes."""
+    """Return the call that makes a value, which may be one of several results."""
     while node.target is operator.getitem:
         made_by = node.args[0]
         assert isinstance(made_by, fx.Node)
@@ -93,7 +92,7 @@ def _call_of(node: fx.Node) -> fx.Node:
 
 
 def with_outputs(body: Program, outputs: Sequence[fx.Node], name: str) -> Program:
-    """The body with other values as its outputs, and no call that they do not need."""
+    """Return the body with other values as its outputs, without calls that they do not need."""
     copy = body.copy()
     copy.name = name
     by_name = {node.name: node for node in copy.graph.nodes}
@@ -105,7 +104,7 @@ def with_outputs(body: Program, outputs: Sequence[fx.Node], name: str) -> Progra
 
 
 def overflow_start(body: Program, inputs: Sequence[torch.Tensor]) -> tuple[fx.Node, float] | None:
-    """The first node whose values, computed in float64, do not fit its dtype, and the largest of them."""
+    """Return the first node with float64 values that do not fit its dtype, and the largest of them."""
     found: list[tuple[fx.Node, float]] = []
 
     def watch(node: fx.Node, result: object) -> None:
@@ -123,13 +122,13 @@ def overflow_start(body: Program, inputs: Sequence[torch.Tensor]) -> tuple[fx.No
 
 @dataclass(frozen=True)
 class _Judge:
-    """What each value of a body should be on these inputs."""
+    """Checks values of a body against what they should be on these inputs."""
 
     body: Program
     inputs: Sequence[torch.Tensor]
 
     def first_wrong(self, nodes: Sequence[fx.Node], found: Sequence[torch.Tensor]) -> tuple[fx.Node, Wrong] | None:
-        """The first of `nodes`, whose values are `found`, that is computed wrongly."""
+        """Return the first of `nodes`, with the values `found`, that is computed wrongly."""
         plain, exact = self._values(False), self._values(True)
         for node, value in zip(nodes, found, strict=True):
             if wrong := check_tensor(value, plain[node], exact[node], coarsest(self.body)):
@@ -144,7 +143,7 @@ class _Judge:
 
 
 def _compiled(bodies: Sequence[Program], backend: Backend, target: Target) -> list[Compiled]:
-    """The bodies compiled side by side and loaded. Nothing comes out of the cache, which may hold the fault."""
+    """Compile the bodies in parallel and load them, without the cache, which may contain the fault."""
     regions = [Region(f"{body.name}.{index}", body, backend.name) for index, body in enumerate(bodies)]
     with _empty_cache(), Emitter({backend.name: backend}, target, len(regions)) as emitter:
         emitted = emitter.emit(regions)
@@ -155,7 +154,7 @@ def _compiled(bodies: Sequence[Program], backend: Backend, target: Target) -> li
 
 @contextmanager
 def _empty_cache() -> Iterator[None]:
-    """An empty cache of executables, which worker processes see too."""
+    """Use an empty cache of executables, in worker processes too."""
     before = os.environ.get(_CACHE)
     with tempfile.TemporaryDirectory(prefix="ingot-bisect-") as folder:
         os.environ[_CACHE] = folder

@@ -1,4 +1,4 @@
-"""One call of a program as a program of its own: what it means can be computed, printed and run apart from the rest."""
+"""Extract one call of a program as a program of its own, to compute, print and run it alone."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from ingot.ir.types import StateType, TensorType, TupleType
 
 
 def instruction_nodes(program: Program) -> list[fx.Node]:
-    """The calls that a plan has an instruction for, in order: all but those that take a result out of a tuple."""
+    """Return the calls that have an instruction in a plan, in order: all but those that take a result of a tuple."""
     return [node for node in program.calls() if node.target is not operator.getitem]
 
 
 def value_names(program: Program) -> dict[fx.Node, str]:
-    """What a plan calls each value: a placeholder and an output by its own name, a state by the state's throughout."""
+    """Return the name of each value in a plan: placeholders and outputs have their own, states the state's name."""
     names: dict[fx.Node, str] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -32,7 +32,7 @@ def value_names(program: Program) -> dict[fx.Node, str]:
 
 
 def result_names(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[str, ...]:
-    """What a plan calls the results of a call, states last and by their names; "" for one that nobody takes."""
+    """Return the names of a call's results in a plan, states last; "" for a result that nothing reads."""
     value_type = node.meta["type"]
     if not isinstance(value_type, TupleType):
         return (names[node],)
@@ -44,8 +44,8 @@ def result_names(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[str, ...]
 
 
 def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> Program:
-    """The call `node` of `program` alone. What it reads are inputs, or states, by their names in the plan; so are its
-    results, and one that nobody takes is `unused` with its number."""
+    """Return a program with only the call `node`. Its inputs, states and results have their names in the plan; a result
+    that nothing reads is called `unused` with its number."""
     alone = Program(program.name, program.stage, {}, bucket=program.bucket)
     values: dict[fx.Node, fx.Node] = {}
     made: dict[str, fx.Node] = {}
@@ -75,7 +75,7 @@ def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> P
 
 
 def meaning(alone: Program, values: Mapping[str, Any], *, exact: bool) -> tuple[torch.Tensor, ...]:
-    """What the call should give, states last: by the op's reference, or a region's body by the interpreter.
+    """Return what the call should return, states last: by the op's reference, or by interpreting a region's body.
 
     `exact`: in float64.
     """
@@ -88,8 +88,8 @@ def wrong_results(
     results: Sequence[torch.Tensor],
     updated: Mapping[str, torch.Tensor],
 ) -> tuple[str, Wrong] | None:
-    """The first wrong one among the `results` of a call and the states that it `updated`, by name; None when all are
-    right. `inputs` are what the call was given, states from before it among them."""
+    """Return the first wrong one of a call's `results` and the states that it `updated`, by name; None if all are
+    right. `inputs` are the call's inputs, with the states from before it."""
     plain = meaning(alone, inputs, exact=False)
     count = len(results)
     fine = [_is_fine(value, wanted) for value, wanted in zip(results, plain, strict=False)]
@@ -98,7 +98,7 @@ def wrong_results(
         for (name, state), wanted in zip(updated.items(), plain[count:], strict=True)
     ]
     if all(fine):
-        return None  # float64, which costs as much again as all the rest, has nothing to add
+        return None  # the float64 run, which doubles the cost, is not needed
     exact = meaning(alone, inputs, exact=True)
     call = next(iter(alone.calls()))
     dtype = coarsest(alone.regions[call.target.name].body) if isinstance(call.target, RegionCall) else None
@@ -112,8 +112,8 @@ def wrong_results(
 
 
 def _is_fine(value: torch.Tensor, plain: torch.Tensor, before: torch.Tensor | None = None) -> bool:
-    """Whether a result is the reference's to the bit, and finite: else the numbers themselves may be too large. Of a
-    state, as it was `before`, what is new must be finite."""
+    """Return whether a result has the reference's bits and is finite; a result that is not finite may be an overflow.
+    For a state, `before` the call, only new values must be finite."""
     if value.shape != plain.shape or value.dtype is not plain.dtype or not same_bits(value, plain):
         return False
     if not plain.is_floating_point():
@@ -123,7 +123,7 @@ def _is_fine(value: torch.Tensor, plain: torch.Tensor, before: torch.Tensor | No
 
 
 def coarsest(body: Program) -> torch.dtype | None:
-    """The dtype of fewest bits that a body computes in."""
+    """Return the dtype of fewest bits that a body computes in."""
     types = [node.meta["type"] for node in body.graph.nodes if node.op != "output"]
     dtypes = {item.dtype for item in types if isinstance(item, TensorType)} & TOLERANCES.keys()
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)

@@ -1,5 +1,5 @@
-"""What each step of a recipe means, once more and apart from the code that executes it: index arithmetic in numpy for
-what only moves elements, float64 with a bound on the rounding for what computes."""
+"""Define the meaning of each recipe step independently of its code: index arithmetic in numpy for steps that move
+elements, float64 with a bound on the rounding for steps that compute."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,12 +14,12 @@ from ingot.ir.recipe import Results
 
 Attrs = Mapping[str, Any]
 Tensors = Sequence[torch.Tensor]
-# Half the distance between neighbours, relative: what one rounding to nearest may be off.
+# Half the relative distance between neighbours: the error bound of one rounding to nearest.
 _HALF = 0.5 * (1 + 1e-9)
 
 
 def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str | None:
-    """How the result of a step is not what the step means, in words; None when it is."""
+    """Return how a step's result differs from the step's meaning, in words; None if it does not."""
     results = result if isinstance(result, dict) else {"": result}
     if step in _MOVED:
         wanted = _MOVED[step]([_numbers(arg) for arg in args], attrs)
@@ -31,11 +31,11 @@ def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str
         return None
     if step in _COMPUTED:
         return _COMPUTED[step](args, attrs, results)
-    return f"nobody knows what the step '{step}' means"
+    return f"the step '{step}' has no known meaning"
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    """The bits of a tensor, row-major."""
+    """Return the bits of a tensor, row-major."""
     return raw_bits(tensor.contiguous()).numpy()
 
 
@@ -55,7 +55,7 @@ def _at(place: Any, found: torch.Tensor, expected: float, count: int) -> str:
     return f"{float(found[index]):.7g} at {list(index)}, expected {expected:.7g}; {count} of {found.numel()} wrong"
 
 
-# --- what only moves elements ----------------------------------------------------------------------------------------
+# --- steps that move elements ----------------------------------------------------------------------------------------
 
 
 def _taken(array: np.ndarray, dim: int, places: Sequence[int]) -> np.ndarray:
@@ -115,7 +115,7 @@ _MOVED: Mapping[str, Callable[[list[np.ndarray], Attrs], np.ndarray | dict[str, 
 }
 
 
-# --- what computes ---------------------------------------------------------------------------------------------------
+# --- steps that compute ----------------------------------------------------------------------------------------------
 
 
 def _double(tensor: torch.Tensor) -> np.ndarray:
@@ -124,7 +124,7 @@ def _double(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _beyond(found: torch.Tensor, wanted: np.ndarray, allowed: np.ndarray | float) -> str | None:
-    """Where `found` is off by more than `allowed`."""
+    """Return where `found` is off by more than `allowed`."""
     if tuple(found.shape) != wanted.shape:
         return f"its shape is {list(found.shape)}, expected {list(wanted.shape)}"
     with np.errstate(invalid="ignore"):
@@ -139,20 +139,20 @@ def _unit(dtype: torch.dtype) -> float:
 
 
 def _cast(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """To nearest: neither neighbour of the result is closer."""
+    """Check rounding to nearest: neither neighbour of the result is closer."""
     found = results[""]
     wanted = _double(args[0])
     if not found.is_floating_point():
         return _beyond(found, np.trunc(wanted), 0.0)
     info = torch.finfo(found.dtype)
-    # Neighbours lie eps apart, relative, and below the smallest normal number as far apart as there.
+    # Neighbours are a relative eps apart; below the smallest normal number they are as far apart as at that number.
     apart = info.eps * np.exp2(np.floor(np.log2(np.maximum(np.abs(wanted), info.tiny))))
     overflows = (np.abs(wanted) >= info.max + apart / 4) & ~np.isfinite(_double(found))
     return _beyond(found, np.where(overflows, _double(found), wanted), _HALF * apart)
 
 
 def _affine(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Computed in float32 at least, each operation rounded, and the result rounded to the tensor's dtype."""
+    """Check a scale and offset computed at least in float32, with a rounding per operation and one to the dtype."""
     found, scaled = results[""], _double(args[0]) * attrs["scale"]
     wanted = scaled + attrs["offset"]
     inner = _unit(torch.promote_types(args[0].dtype, torch.float32))
@@ -164,7 +164,7 @@ def _normalize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor])
     found, rows = results[""], _double(args[0])
     lengths = np.maximum(np.sqrt(np.einsum("...k,...k->...", rows, rows)), 1e-12)
     wanted = rows / lengths[..., None]
-    tiny = torch.finfo(found.dtype).tiny  # below it, neighbours are as far apart as there
+    tiny = torch.finfo(found.dtype).tiny  # below it, neighbours have a constant distance
     # Sums of float64 in any order, and one rounding at the end.
     return _beyond(found, wanted, (1e-12 + _unit(found.dtype)) * np.maximum(np.abs(wanted), tiny))
 
@@ -186,7 +186,7 @@ def _table(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> 
 
 
 def _codes(weight: torch.Tensor, format: Format) -> np.ndarray:
-    if format.packing not in ("plain", "low_first"):  # what lays it out is all that says how it lies
+    if format.packing not in ("plain", "low_first"):  # only the layout itself defines the element order
         return format.layout.unpack(weight).contiguous().numpy().astype(np.int64)
     stored = weight.contiguous().numpy().astype(np.int64)
     if format.packing == "plain":
@@ -197,7 +197,7 @@ def _codes(weight: torch.Tensor, format: Format) -> np.ndarray:
 
 
 def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> np.ndarray:
-    """A scale or zero point for each element of a weight of `shape`."""
+    """Return a scale or zero point for each element of a weight of `shape`."""
     (level,) = format.levels
     rows, columns = np.indices(shape)
     each: np.ndarray = _double(part)[rows // (level.rows or shape[0]), columns // (level.columns or shape[1])]
@@ -205,13 +205,13 @@ def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> 
 
 
 def _moved(found: torch.Tensor, wanted: torch.Tensor, format: Format) -> str | None:
-    """A lossless format has the numbers that it was given, in the place that its packing says."""
+    """Check that a lossless format stores the original numbers, at the places that its packing defines."""
     return _differs(format.layout.unpack(found).contiguous(), _numbers(wanted), wanted.dtype)
 
 
 def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Codes in their range, off by half a step at most, or by a whole one at an end of a range with a zero point; and
-    scales of the smallest size that the range allows."""
+    """Check that codes are in range and off by at most half a step, or by a whole one at an end of a range with a zero
+    point; and that scales are the smallest that the range allows."""
     format = find_format(attrs["format"])
     if results.keys() != set(format.parts):
         return f"it has the results {', '.join(results)}, expected {', '.join(format.parts)}"
@@ -230,7 +230,7 @@ def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) 
     at_end = level.zeros & ((codes == low) | (codes == high))
     standing = torch.from_numpy((codes - zero) * scale)
     steps = np.where(at_end, 1.0, 0.5) * scale
-    # Codes are computed in float32: by so much a tie may lie on the other side.
+    # Codes are computed in float32, so a tie may round to the other side by this much.
     if problem := _beyond(standing, wanted, steps * (1 + 1e-5) + 1e-6 * np.abs(wanted)):
         return f"more than half a step off: {problem}"
     return _wrong_scales(results["scales"], wanted, format, high - low if level.zeros else high)

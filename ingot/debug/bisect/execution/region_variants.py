@@ -1,7 +1,7 @@
-"""What an executable computes in place of its region, guessed: the body with one call done in another way.
+"""Guess what an executable computes instead of its region: the body with one call done in another way.
 
-Code that was compiled from something else cannot be opened; that its results are those of a body in which one call
-is left out, has its arguments swapped, or another constant, tells which call it was.
+Compiled code cannot be read. If its results are those of a body in which one call is left out, has its arguments
+swapped, or has another constant, that call is at fault.
 """
 
 import operator
@@ -17,15 +17,15 @@ from ingot.ir.interpret import interpret
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
 
-# Constants that are off are so by a factor of ten, a few, or a little; or they are left out.
+# Wrong constants are usually off by a factor of ten, a few, or a little; or they are left out.
 _FACTORS = (0.0, 1e-3, 0.01, 0.1, 1 / 3, 0.5, 0.9, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0, 100.0, 1e3, -1.0)
 
 
 def explained(
     body: Program, inputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor], dtype: torch.dtype | None
 ) -> tuple[fx.Node, str] | None:
-    """The call of `body` that, done in another way, gives the results `found` on `inputs`, and which way; None when
-    none of those that are tried does. `dtype` is the coarsest that the body computes in."""
+    """Return the call of `body` that, done in another way, returns the results `found` on `inputs`, and the way; None
+    if no tried way does. `dtype` is the coarsest that the body computes in."""
     given = dict(zip(body.input_types(), inputs, strict=True))
     for node in body.calls():
         for how, change in _ways(node):
@@ -34,7 +34,7 @@ def explained(
             try:
                 plain, exact = (list(interpret(variant, given, exact=wide).values()) for wide in (False, True))
             except (IngotError, RuntimeError, ValueError, IndexError, TypeError):
-                continue  # what cannot be computed was not
+                continue  # a variant that fails cannot have made the results
             results = zip(found, plain, exact, strict=True)
             if not any(check_tensor(value, p, e, dtype) for value, p, e in results):
                 return node, how
@@ -42,7 +42,7 @@ def explained(
 
 
 def _ways(node: fx.Node) -> Iterator[tuple[str, Callable[[fx.Node], None]]]:
-    """Other ways to do a call, in words, and what makes the call of a copy so."""
+    """Yield other ways to do a call: a description, and a function that changes a copy of the call."""
     tensors = [place for place, arg in enumerate(node.args) if isinstance(arg, fx.Node)]
     if node.target is operator.getitem:
         return
@@ -91,7 +91,7 @@ def _option(name: str, value: Any) -> Callable[[fx.Node], None]:
 
 
 def _replaced(place: int, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[fx.Node], None]:
-    """The argument `place` goes through `make` first."""
+    """Return a function that passes the argument `place` through `make` first."""
 
     def change(node: fx.Node) -> None:
         source = node.args[place]

@@ -1,4 +1,4 @@
-"""Running one instruction apart from its plan, against its reference: what a backend's reproducer does."""
+"""Run one instruction without its plan and compare it with its reference, for a backend's reproducer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,14 +19,14 @@ from ingot.runtime.loaders import find_op, load_executable, load_library
 
 
 def rerun(folder: Path) -> str | None:
-    """What is wrong with the results of the instruction in `folder`, which `write_reproducer` wrote; None when they are
-    right. Raises ArtifactError when the folder is not whole."""
+    """Return what is wrong with the results of the instruction in `folder`, which `write_reproducer` wrote; None if
+    they are right. Raises ArtifactError if the folder is incomplete."""
     try:
         alone = parse_program((folder / CALL).read_text(encoding="utf-8"))
         instruction = Instruction.model_validate_json((folder / INSTRUCTION).read_text(encoding="utf-8"))
         stored = load_file(folder / INPUTS)
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"the reproducer is not whole: {error}", where=str(folder)) from error
+        raise ArtifactError(f"the reproducer is incomplete: {error}", where=str(folder)) from error
     inputs = {name: _strided(tensor, alone.input_types().get(name)) for name, tensor in stored.items()}
     given = {name: copied(tensor) for name, tensor in inputs.items()}
     args = [given[arg.ref] if isinstance(arg, Ref) else _constant(arg) for arg in instruction.args]
@@ -40,7 +40,7 @@ def rerun(folder: Path) -> str | None:
 def _callable(instruction: Instruction, folder: Path) -> Callable[..., Any]:
     if not (folder / EXECUTABLE).exists():
         return find_op(instruction.target, instruction.backend)
-    context = on_one_device("cpu")  # of a GPU no instruction is compared yet
+    context = on_one_device("cpu")  # instructions on a GPU are not compared yet
     executable = Executable.model_validate_json((folder / EXECUTABLE).read_text(encoding="utf-8"))
     if instruction.target.startswith("exe."):
         return load_executable(executable, folder, context)
@@ -48,7 +48,7 @@ def _callable(instruction: Instruction, folder: Path) -> Callable[..., Any]:
 
 
 def _strided(tensor: torch.Tensor, value_type: Any) -> torch.Tensor:
-    """The tensor with the strides of its type; files hold it row-major."""
+    """Return the tensor with the strides of its type; files store it row-major."""
     if value_type is None or value_type.strides is None:
         return tensor
     return torch.empty_strided(tensor.shape, value_type.strides, dtype=tensor.dtype).copy_(tensor)

@@ -1,4 +1,4 @@
-"""Rotary frequencies once more, in float64 and one by one: what a table's rows are checked against."""
+"""Compute rotary frequencies independently, in float64 and one by one, to check a table's rows against."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,7 +10,7 @@ Attrs = Mapping[str, Any]
 
 
 def frequencies(attrs: Attrs) -> np.ndarray:
-    """The angle per position of each pair of elements, by the `rope_type` of a table's attributes."""
+    """Return the angle per position of each pair of elements, by the `rope_type` of a table's attributes."""
     pairs = int(attrs["rotary_dim"]) // 2
     return np.array([_FREQUENCY[str(attrs["rope_type"])](attrs, pair) for pair in range(pairs)])
 
@@ -21,7 +21,7 @@ def _plain(attrs: Attrs, pair: int) -> float:
 
 
 def _llama3(attrs: Attrs, pair: int) -> float:
-    """By how often the pair turns within the original context: rarely, divided; often, kept; a blend between."""
+    """Divide the frequency of pairs with few turns in the original context, keep those with many, blend between."""
     plain = _plain(attrs, pair)
     turns = float(attrs["original_max_position"]) * plain / (2 * math.pi)
     low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
@@ -30,7 +30,7 @@ def _llama3(attrs: Attrs, pair: int) -> float:
 
 
 def _dynamic(attrs: Attrs, pair: int) -> float:
-    """NTK: theta grows with what the context has more than the original one."""
+    """NTK: theta grows with the ratio of the context to the original one."""
     dim, factor, original = int(attrs["rotary_dim"]), float(attrs["factor"]), float(attrs["original_max_position"])
     more = max(float(attrs["positions"]), original) / original
     theta = float(attrs["theta"]) * (factor * more - factor + 1) ** (dim / (dim - 2))
@@ -38,7 +38,7 @@ def _dynamic(attrs: Attrs, pair: int) -> float:
 
 
 def _yarn(attrs: Attrs, pair: int) -> float:
-    """YaRN (arXiv 2309.00071): a ramp over the pairs, between those that turn `beta_fast` and `beta_slow` times."""
+    """YaRN (arXiv 2309.00071): a ramp over the pairs, between those with `beta_fast` and `beta_slow` turns."""
     dim, original = int(attrs["rotary_dim"]), float(attrs["original_max_position"])
     ends = [
         dim / 2 * math.log(original / (2 * math.pi * float(attrs[beta]))) / math.log(float(attrs["theta"]))

@@ -1,4 +1,4 @@
-"""Steps made from sample requests: prefill in chunks, decode, both in one batch, and all that a request may ask for."""
+"""Make steps from sample requests: chunked prefill, decode, mixed batches, and every sampling option."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,14 @@ from ingot.ir.numerics.harness import scheduled
 from ingot.ir.parse import parse_type
 
 Inputs = Mapping[str, torch.Tensor]
-# Requests served together: enough for batches that mix prefill and decode, few enough for a quick step.
+# Requests served together: enough for batches that mix prefill and decode, few enough for fast steps.
 _REQUESTS = 8
-# Tokens fed of a request by step: a prompt cut off the ends of its pages, then beside the decode of others; decode;
-# a longer piece of prompt at an odd place, and decode again. What is left is fed in long pieces, but for the last
-# tokens: each request has one more of them than the one before, so that batches of every size decode.
+# Tokens of a request by step (even, odd requests): prompt chunks that end inside pages, prefill next to decode, decode,
+# a longer chunk at an odd position, and decode again. The rest follows in long chunks, except the last tokens: each
+# request has one more of them than the previous one, so that decode batches of every size occur.
 _OPENING = ((19, 19), (1, 9), (1, 1), (1, 1), (31, 23), (1, 1))
 _LONG = 64
-# A request shorter than the opening is repeated up to its length, and the last tokens; of a long one the beginning
-# will do.
+# A request shorter than the opening and its last tokens is repeated to that length; a long one is truncated.
 _LENGTH = sum(odd for _, odd in _OPENING)
 _LONGEST = 512
 
@@ -28,11 +27,10 @@ _LONGEST = 512
 def recorded_steps(
     plan: Plan, requests: Sequence[Sequence[int]], *, max_seq_len: int, page_size: int, pages: int, seed: int = 0
 ) -> list[Inputs]:
-    """The inputs of the steps that serve `requests` from fresh states, within the limits of the plan, `max_seq_len`
-    tokens of each and a KV pool of `pages` of `page_size` tokens. At most eight requests are served.
-
-    A short request is repeated, so that every kind of step occurs. In every other step rows are sampled by chance, are
-    penalized, and have log-probabilities. Tokens and starts come from the device where they can.
+    """Return the inputs of the steps that serve `requests` from fresh states, within the limits of the plan, with up to
+    `max_seq_len` tokens each and a KV pool of `pages` pages of `page_size` tokens. At most eight requests are served.
+    A short request is repeated, so that every kind of step occurs. In every other step, rows sample randomly, have
+    penalties, and return log-probabilities. Tokens and starts come from the device if possible.
     """
     served = [request for request in requests if request][: min(_REQUESTS, plan.dims["B"][1], pages)]
     limit = min(max_seq_len, pages // max(1, len(served)) * page_size, _LONGEST)
@@ -57,8 +55,8 @@ def recorded_steps(
 
 
 def pages_needed(requests: Sequence[Sequence[int]], page_size: int) -> int:
-    """Pages that `recorded_steps` of the requests fill, and one that they leave alone. Every instruction's states are
-    copied and compared whole, so that a pool as large as in serving would cost minutes."""
+    """Return the pages that `recorded_steps` of the requests fill, plus one unused page. Every instruction's states are
+    copied and compared completely, so a pool as large as in serving would take minutes."""
     served = [request for request in requests if request][:_REQUESTS]
     lengths = [len(_repeated(one, _LONGEST, _LENGTH + 1 + at)) for at, one in enumerate(served)]
     return len(lengths) * -(-max(lengths, default=0) // page_size) + 1
@@ -69,7 +67,7 @@ def _repeated(request: Sequence[int], most: int, least: int) -> list[int]:
 
 
 def _counts(length: int, index: int, most: int) -> list[int]:
-    """How many tokens of a request each step feeds, all of them in the end."""
+    """Return how many tokens of a request each step processes; the sum is `length`."""
     counts: list[int] = []
     left = length
     while left:
@@ -81,7 +79,7 @@ def _counts(length: int, index: int, most: int) -> list[int]:
 
 
 def _asking(step: Inputs, ends: Sequence[int], everything: bool, generator: torch.Generator) -> Inputs:
-    """The step with tokens from the device, and, with `everything`, rows that ask for all there is."""
+    """Return the step with tokens from the device and, with `everything`, rows that use every option."""
     changed = {name: tensor.clone() for name, tensor in step.items()}
     if "token_seqs" not in changed or "q_lens" not in changed:
         return changed

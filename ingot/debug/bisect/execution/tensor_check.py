@@ -1,7 +1,7 @@
-"""Whether what a call gave is what it should give: to the bit where nothing is rounded, else by its error.
+"""Check whether a call's result is right: bit by bit if nothing is rounded, else by its error.
 
-The yardstick is the error that the op's own reference makes on the same inputs, against float64: a kernel may add in
-another order and round elsewhere, but it makes errors of that size.
+The measure is the error of the op's own reference on the same inputs, against float64. A kernel may add in another
+order and round elsewhere, but its errors must have that size.
 """
 
 import math
@@ -13,25 +13,25 @@ import torch
 from ingot.ir.numerics.contracts import ROUNDING_FACTOR
 from ingot.ir.numerics.tolerances import TOLERANCES
 
-# Its root mean square error may be this many times the reference's, by the dtype that is computed in. A wrong constant
-# moves all elements a little, in bfloat16 by less than any one of them may be off; their mean shows it. Measured on
-# healthy artifacts of every family that tests have: at most 1.8 in float32, whose sums run in another order, and 1.1 in
-# 16 bits, where the one rounding of the result outweighs the rest.
+# The maximum ratio of the root mean square error to the reference's, by the computing dtype. A wrong constant changes
+# all elements a little, in bfloat16 by less than the limit of one element; their mean shows it. Measured maxima on
+# healthy artifacts of all families in the tests: 1.8 in float32, where sums run in another order, and 1.1 in 16 bits,
+# where the one rounding of the result dominates.
 _TYPICAL: Mapping[torch.dtype, float] = {
     torch.float64: 8.0,
     torch.float32: 8.0,
     torch.float16: 1.6,
     torch.bfloat16: 1.6,
 }
-# One rounding to nearest is off by u / sqrt(3) at most, in the root mean square over a binade; u is half of eps. A
-# reference that happens to be better than that sets no standard.
+# One rounding to nearest has an error of at most u / sqrt(3) in the root mean square over a binade; u is half of eps. A
+# reference with a smaller error does not tighten the limit.
 _ONE_ROUNDING = 0.5 / math.sqrt(3)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong tensor: where it is worst, what was found there and expected, and in words what is wrong."""
+    """A wrong tensor: the worst index, the values found and expected there, and a description."""
 
     index: tuple[int, ...]
     found: float
@@ -44,22 +44,22 @@ class Wrong:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU with the tensor's strides."""
+    """Return a copy on the CPU with the tensor's strides."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one dtype hold the same bits; NaN equals itself, and -0 is not 0."""
+    """Return whether two tensors of one dtype have the same bits; NaN equals itself, and -0 is not 0."""
     return torch.equal(raw_bits(left), raw_bits(right))
 
 
 def first_changed(before: torch.Tensor, after: torch.Tensor) -> tuple[int, ...]:
-    """The first element whose bits differ."""
+    """Return the index of the first element whose bits differ."""
     return _index((raw_bits(before) != raw_bits(after)).nonzero()[0])
 
 
 def raw_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bits as whole numbers, on the CPU."""
+    """Return the tensor's bits as integers, on the CPU."""
     bits = tensor.cpu()
     return bits if bits.dtype is torch.bool else bits.view(_BITS[bits.element_size()])
 
@@ -71,11 +71,11 @@ def _index(place: torch.Tensor) -> tuple[int, ...]:
 def check_tensor(
     found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = None
 ) -> Wrong | None:
-    """What is wrong with `found`; None when it is right.
+    """Return what is wrong with `found`; None if it is right.
 
-    `plain` is what the reference gives, `exact` what it gives in float64. `dtype` is the coarsest that the call
-    computes in, by default that of the result. Where float64 is not finite either, the inputs are to blame, and any
-    such value will do.
+    `plain` is the reference's result, `exact` its result in float64. `dtype` is the coarsest that the call computes in,
+    by default the result's. If float64 is not finite either, the inputs are at fault, and any non-finite value is
+    accepted.
     """
     found = found.cpu()
     if found.shape != plain.shape or found.dtype is not plain.dtype:
@@ -95,7 +95,7 @@ def check_tensor(
     error, own = torch.where(usable, f - e, 0.0).abs(), torch.where(usable, p - e, 0.0).abs()
     tolerance = TOLERANCES.get(dtype, TOLERANCES[torch.bfloat16])
     size = torch.where(usable, e, 0.0).abs()
-    # The largest error: as a pass that rounds promises it.
+    # The largest error: the same limit as for a pass that rounds.
     allowed = ROUNDING_FACTOR * own.max() + tolerance.atol + tolerance.rtol * size
     if bool((error > allowed).any()):
         index = _worst(error / allowed)
@@ -109,9 +109,9 @@ def check_tensor(
 
 
 def typical_error(error: torch.Tensor, own: torch.Tensor, size: torch.Tensor, dtype: torch.dtype) -> float:
-    """The root mean square of `error` in multiples of the reference's `own`, which counts as one rounding at least.
+    """Return the root mean square of `error` in multiples of the reference's `own`, which is at least one rounding.
 
-    Of a few elements the mean says little: their error is taken for smaller.
+    The mean of a few elements is unreliable, so their ratio is reduced.
     """
     eps = torch.finfo(dtype if dtype in TOLERANCES else torch.bfloat16).eps
     standard = max(_rms(own), _ONE_ROUNDING * eps * _rms(size), 1e-300)
@@ -119,7 +119,7 @@ def typical_error(error: torch.Tensor, own: torch.Tensor, size: torch.Tensor, dt
 
 
 def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> Wrong | None:
-    """What is wrong with a state after a call that updates it: it changed where it should not, or to other values."""
+    """Return what is wrong with a state after an update: it changed where it must not, or to wrong values."""
     found = found.cpu()
     kept = raw_bits(plain) == raw_bits(before)
     moved = raw_bits(found) != raw_bits(before)
@@ -138,7 +138,7 @@ def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, 
 
 
 def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    """Where a value that was written again, and by chance is the old one in the reference, is off by a rounding."""
+    """Return where a rewritten value is within a rounding of the reference, which happens to equal the old value."""
     if not found.is_floating_point():
         return torch.zeros_like(found, dtype=torch.bool)
     tolerance = TOLERANCES.get(found.dtype, TOLERANCES[torch.bfloat16])
@@ -147,14 +147,14 @@ def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _not_finite(f: torch.Tensor, p: torch.Tensor, e: torch.Tensor, dtype: torch.dtype) -> Wrong | None:
-    """What is wrong with infinities and NaN, if anything."""
+    """Return what is wrong with infinities and NaN, if anything."""
     if bool((lost := ~f.isfinite() & e.isfinite()).any()):
         index = _index(lost.nonzero()[0])
         overflows = bool((~p.isfinite() & lost).any()) or bool((e.abs() > torch.finfo(dtype).max).any())
         return _wrong(f, e, index, f"{int(lost.sum())} of {f.numel()} are not finite", overflows=overflows)
     if bool((hidden := f.isfinite() & ~p.isfinite() & ~e.isfinite()).any()):
         index = _index(hidden.nonzero()[0])
-        return _wrong(f, e, index, f"{int(hidden.sum())} of {f.numel()} hide what is not finite")
+        return _wrong(f, e, index, f"{int(hidden.sum())} of {f.numel()} are finite and must not be")
     infinite = f.isinf() & e.isinf()
     if bool((turned := infinite & (f != e)).any()):
         return _wrong(f, e, _index(turned.nonzero()[0]), "an infinity of the other sign")

@@ -1,1 +1,1 @@
-"""The programs of a compile against what the traced one means: passes, rewrites, the definition."""
+"""Compare the programs of a compile with the meaning of the traced one: passes, rewrites, the definition."""

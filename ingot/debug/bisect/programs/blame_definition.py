@@ -1,4 +1,4 @@
-"""Where the definition of a model and an oracle part: the traced program is compared with somebody else's account."""
+"""Find where a model's definition and an oracle differ: compare the traced program with the oracle's tensors."""
 
 import torch
 from torch import fx
@@ -14,13 +14,13 @@ from ingot.ir.numerics.recording import layer_of
 from ingot.ir.program import VIEWS, Program, target_name
 from ingot.ir.text import print_program
 
-# How far logits may lie from an oracle's, of the largest one: oracles compute in float32, in part at least, whose
-# tolerance for one op is as much.
+# The tolerance between logits and an oracle's, relative to the largest one. Oracles compute at least partly in float32,
+# whose tolerance for one op is as large.
 _NEAR = 1e-4
 
 
 def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
-    """The call of the traced program that the oracle does not make; None when both give the same logits."""
+    """Return the call of the traced program that the oracle does not make; None if both return the same logits."""
     program = _traced(case)
     folder, context = case.request.checkpoint.folder, case.request.limits.max_seq_len
     requests = recorded_requests(case.artifact, case)
@@ -31,7 +31,7 @@ def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
     ours = seen.outputs["logits"].split([len(request) for request in requests])
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         if problem := _apart(mine, other):
-            found = f"logits of request {index} {problem}, by {oracle.name}; all passes mean the same"
+            found = f"logits of request {index} {problem}, by {oracle.name}; all passes keep the meaning"
             if oracle.watched is None:
                 return Verdict(Kind.DEFINITION, blamed=case.request.spec.architecture, tensor="logits", found=found)
             return _located(case, program, oracle.watched(folder, requests[index], context), requests[index], found)
@@ -39,7 +39,7 @@ def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
 
 
 def _traced(case: Case) -> Program:
-    """The definition as it was traced, in float32, in which constants are not rounded to the model's dtype."""
+    """Return the definition traced in float32, so that constants are not rounded to the model's dtype."""
     stored = next(chain for chain in case.chains if chain.entry == "main").links[0].program
     same = print_program(stored) == print_program(case.model.entries["main"])
     if not same or case.request.spec.dtype is torch.float32:
@@ -64,7 +64,7 @@ def _apart(found: torch.Tensor, expected: torch.Tensor) -> str | None:
 
 
 def _located(case: Case, program: Program, theirs: list[Digest], request: list[int], found: str) -> Verdict:
-    """The first call whose result the oracle has not, and behind which it has nothing that depends on it."""
+    """Return the first call with a result that the oracle lacks, as it lacks all results that depend on it."""
     calls = [node for node in program.calls() if is_by_token(node) and node.meta["type"].dtype.is_floating_point]
     case.runs += 1
     (step,) = whole([Sequence(tuple(request), len(request))], (1, 1))
@@ -87,7 +87,7 @@ def _located(case: Case, program: Program, theirs: list[Digest], request: list[i
                 tensor=node.name,
                 layer=layer_of(node),
                 origin=str(node.meta.get("origin", "")),
-                found=f"{found}; its module {module} makes nothing like it of what both have",
+                found=f"{found}; its module {module} makes no such value from the values that both have",
             )
     return Verdict(Kind.DEFINITION, blamed=case.request.spec.architecture, tensor="logits", found=found)
 
@@ -97,7 +97,7 @@ def _match(digest: Digest, theirs: list[Digest]) -> Digest | None:
 
 
 def _behind(node: fx.Node, calls: list[fx.Node]) -> set[fx.Node]:
-    """All that is computed from a value."""
+    """Return the calls that depend on a value."""
     found, waiting, known = set(), list(node.users), set(calls)
     while waiting:
         one = waiting.pop()
@@ -108,7 +108,7 @@ def _behind(node: fx.Node, calls: list[fx.Node]) -> set[fx.Node]:
 
 
 def _module(node: fx.Node, program: Program, matches: dict[fx.Node, Digest | None]) -> str:
-    """The oracle's module that stands where a call does: by the weight that it reads, else by what it works on."""
+    """Return the oracle's module that matches a call: by the weight that it reads, else by the call's inputs."""
     for source in node.all_input_nodes:
         if source.op == "placeholder" and str(source.target) in program.params:
             for name in sorted(program.params[str(source.target)].recipe.sources()):

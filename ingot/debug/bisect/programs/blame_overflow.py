@@ -1,4 +1,4 @@
-"""Where the model itself leaves the range of its dtype: no rewrite is to blame for that."""
+"""Find where the model itself leaves the range of its dtype, which no rewrite causes."""
 
 from ingot.debug.bisect.case import Case
 from ingot.debug.bisect.programs.schedule import Request, whole
@@ -7,7 +7,7 @@ from ingot.ir.numerics.divergence import first_nonfinite
 
 
 def blame_overflow(case: Case) -> Verdict | None:
-    """The first tensor of a traced program that its dtype cannot hold and float64 can; None when all are finite."""
+    """Return the first traced tensor that overflows its dtype and is finite in float64; None if all are finite."""
     for chain in {chain.entry: chain for chain in case.chains}.values():
         program = chain.links[0].program
         requests = [Request(tuple(prompt), len(prompt)) for prompt in case.prompts()]

@@ -1,4 +1,4 @@
-"""The first pass whose program does not keep what the program before it means, promises or is typed as."""
+"""Find the first pass with a program that breaks the meaning, the contract or the types of the program before it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,15 +19,15 @@ from ingot.ir.outputs import may_stand_for
 from ingot.ir.program import Program, Stage
 from ingot.ir.verify import verify
 
-# Outputs that a near tie may turn over without anybody's fault: what is sampled, and what is said of it.
+# Outputs that a near tie may change without a fault: sampled tokens, and values that depend on them.
 _SAMPLED = frozenset({"tokens", "logprob_ids", "logprobs", "ranks", "last_token"})
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """The pass that does harm: the link that it made, and how its program breaks what it owes.
+    """The faulty pass: the link that it made, and how its program breaks the contract.
 
-    `what` is "meaning", "quantization", "numerics" or "structure"; `place` that of the link in the chain.
+    `what` is "meaning", "quantization", "numerics" or "structure"; `place` is the link's index in the chain.
     """
 
     chain: Chain
@@ -42,7 +42,7 @@ class Culprit:
 
 @dataclass
 class Judge:
-    """Judges the programs of one case by prompts drawn by one seed; each program is run once."""
+    """Judges the programs of one case on prompts drawn by one seed; each program runs once."""
 
     case: Case
     seed: int = 0
@@ -51,7 +51,7 @@ class Judge:
     _measured: dict[tuple[str, str], dict[str, Measured]] = field(default_factory=dict)
 
     def expectation(self, chain: Chain, place: int) -> Expectation:
-        """What holds for the programs after the link at `place`, which sets the meaning."""
+        """Return the expectation for programs after the link at `place`, which defines the meaning."""
         link = chain.links[place]
         key = chain.entry, id(link)
         if key not in self._expected:
@@ -72,7 +72,7 @@ class Judge:
         return self._expected[key]
 
     def meaning(self, expected: Expectation, link: Link, *, at_once: bool = False) -> str | None:
-        """How the program of `link` means something else; None when it does not."""
+        """Return how the meaning of the program of `link` differs; None if it does not."""
         key = id(expected), link.computation, at_once
         if key not in self._means:
             self._means[key] = self.meaning_of(expected, link.program, at_once=at_once)
@@ -86,14 +86,13 @@ class Judge:
         return f"in float64 {found.output or 'the program'}, step {found.step}: {found.text}"
 
     def quantization(self, link: Link, program: Program) -> str | None:
-        """How what the lossy pass of `link` made is worse than its formats."""
+        """Return how the result of the lossy pass of `link` is worse than its formats allow."""
         self.case.runs += 2
         requests = [Request(tuple(prompt), len(prompt)) for prompt in self.case.prompts(self.seed)]
         return broken_quantization(self.case.params, link.before, program, whole(requests, (1, 1)))
 
     def measured(self, expected: Expectation, program: Program, key: str = "") -> dict[str, Measured]:
-        """The outputs of all steps as the program computes them in its own dtypes, and as it should in float64, by
-        name."""
+        """Return the outputs of all steps by name, as the program computes them in its own dtypes, and in float64."""
         if not key or (known := self._measured.get((str(id(expected)), key))) is None:
             known = self._run(expected, program)
             if key:
@@ -104,7 +103,7 @@ class Judge:
         self.case.runs += 1
         steps, params = expected.steps(program, forced=True), self.case.params(program)
         found = [one.outputs for one in observe(program, params, steps, expected.pages, exact=False)]
-        # Whose numerics are judged means what is expected, which has been computed already.
+        # Numerics are judged only for programs with the expected meaning, whose float64 values are known already.
         exact = [expected.told(program, number, step) for number, step in enumerate(steps)]
         if any(name not in one for one in exact for name in program.outputs):
             self.case.runs += 1
@@ -113,7 +112,7 @@ class Judge:
         result = {}
         for name in program.outputs:
             values = [torch.cat([one[name] for one in side]) for side in (found, exact)]
-            if values[0].is_floating_point():  # a bucket class may give the same numbers in a narrower dtype
+            if values[0].is_floating_point():  # a bucket class may return the same numbers in a narrower dtype
                 values[0] = wide(values[0])
             if values[0].shape[0] == order.shape[0] and name not in program.states:
                 values = [value[order] for value in values]
@@ -121,7 +120,7 @@ class Judge:
         return result
 
     def numerics(self, expected: Expectation, before: Link, after: Link) -> str | None:
-        """How the pass between two links broke its contract in the model's own dtype; None when it kept it."""
+        """Return how the pass between two links broke its contract in the model's own dtype; None if it did not."""
         if before.computation == after.computation or after.one is None:
             return None
         old = self.measured(expected, before.program, before.computation)
@@ -129,7 +128,7 @@ class Judge:
         return self.broken(after.one.numerics, old, new)
 
     def broken(self, numerics: Numerics, old: Mapping[str, Measured], new: Mapping[str, Measured]) -> str | None:
-        """How outputs break a contract, in words. One that has no value for every row of the other is not judged."""
+        """Return how outputs break a contract, in words. Outputs without a value for every row are not judged."""
         dtype = self.case.request.spec.dtype
         for name in [name for name in new if name in old]:
             if numerics is Numerics.ROUNDING and name in _SAMPLED:
@@ -140,7 +139,7 @@ class Judge:
 
 
 def blame_pass(case: Case, judge: Judge) -> Culprit | None:
-    """The first pass that does harm, on any way through the pipeline; None when all keep what they owe."""
+    """Return the first faulty pass, on any path through the pipeline; None if all keep their contracts."""
     for chain in case.chains:
         found = _structure(chain) or _meaning(chain, judge) or _numerics(chain, judge)
         if found is not None:
@@ -149,7 +148,7 @@ def blame_pass(case: Case, judge: Judge) -> Culprit | None:
 
 
 def breaks_rules(link: Link, program: Program) -> str | None:
-    """How a program that `link`'s pass made breaks the rules of its stage, or changed the types of outputs."""
+    """Return how a program made by `link`'s pass breaks the rules of its stage, or changes the types of outputs."""
     try:
         verify(program, under=min(link.under, Stage.LOWERED), after=link.name)
     except VerifyError as error:
@@ -171,7 +170,7 @@ def _structure(chain: Chain) -> Culprit | None:
 
 
 def base_of(chain: Chain, place: int) -> int:
-    """Where the meaning of the program at `place` is set: by the last lossy pass up to there, or the trace."""
+    """Return the place that defines the meaning of a program: the last lossy pass up to it, or the trace."""
     lossy = [
         index
         for index, link in enumerate(chain.links[: place + 1])
@@ -181,20 +180,20 @@ def base_of(chain: Chain, place: int) -> int:
 
 
 def segments(chain: Chain) -> list[tuple[int, int]]:
-    """The stretches of a chain within which the meaning stays: first and last place of each."""
+    """Return the ranges of a chain with a constant meaning: first and last place of each."""
     places = range(len(chain.links))
     bases = sorted({base_of(chain, place) for place in places})
     return list(zip(bases, [*(base - 1 for base in bases[1:]), len(chain.links) - 1], strict=True))
 
 
 def _meaning(chain: Chain, judge: Judge) -> Culprit | None:
-    """By halves: once the meaning is lost, no pass brings it back."""
+    """Find the culprit by bisection: once the meaning is lost, no pass restores it."""
     for base, last in segments(chain):
         link = chain.links[base]
         if link.one is not None and (problem := judge.quantization(link, link.program)):
             return Culprit(chain, base, "quantization", problem)
         expected = judge.expectation(chain, base)
-        # What the plan was made of comes from elsewhere in the artifact than the programs before it.
+        # The final program comes from another file of the artifact than the programs before it.
         ends = [end for end in (last - 1, last) if end > base and judge.meaning(expected, chain.links[end])]
         if not ends:
             continue
@@ -210,8 +209,8 @@ def _meaning(chain: Chain, judge: Judge) -> Culprit | None:
 
 
 def _numerics(chain: Chain, judge: Judge) -> Culprit | None:
-    """In order: how far a program may lie from float64 depends on the one before it. Passes that leave the computation
-    as it was cost nothing."""
+    """Find the culprit in order: the allowed error of a program depends on the one before it. Passes that leave the
+    computation unchanged cost nothing."""
     for base, last in segments(chain):
         expected = judge.expectation(chain, base)
         for place in range(base + 1, last + 1):
@@ -222,7 +221,7 @@ def _numerics(chain: Chain, judge: Judge) -> Culprit | None:
 
 
 def _page_size(chain: Chain) -> int:
-    """Tokens in a page of the caches, as the pass that makes them was told."""
+    """Return the tokens of a cache page, from the option of the pass that makes the caches."""
     for link in chain.links:
         size = getattr(link.one, "page_size", None)
         if isinstance(size, int):

@@ -1,4 +1,4 @@
-"""Whether the params that a pass made are what their recipes mean: before a pass is accused of what a step does."""
+"""Check that the recipes of a pass's new params execute correctly, before the pass itself is accused."""
 
 import re
 from dataclasses import replace
@@ -12,7 +12,7 @@ from ingot.ir.recipe import Recipe, Results
 
 
 def wrong_step(case: Case, before: Program, after: Program) -> Verdict | None:
-    """The first step of a recipe that `before` lacks and that does not do what it means; None when all do."""
+    """Return the first faulty recipe step that `before` lacks; None if all are right."""
     known = {spec.recipe for spec in before.params.values()}
     for name, spec in after.params.items():
         if spec.recipe in known:
@@ -20,7 +20,7 @@ def wrong_step(case: Case, before: Program, after: Program) -> Verdict | None:
         recipe = spec.recipe.for_rank(ranks(after.mesh)[-1]) if after.mesh else spec.recipe
         memo: dict[Recipe, Results] = {}
         recipe.execute(case.read, memo)
-        for step, result in memo.items():  # each behind those that it takes
+        for step, result in memo.items():  # each after the steps that it depends on
             args = [part.execute(case.read, memo) for part in step.inputs]
             if step.step == "source":
                 args = [case.read(str(step.attr("name")))]
@@ -33,6 +33,6 @@ def wrong_step(case: Case, before: Program, after: Program) -> Verdict | None:
                     node=name,
                     tensor=name,
                     layer=int(layer[1]) if layer else None,
-                    found=f"{str(replace(step, inputs=()))[:200]} gives {problem}",
+                    found=f"{str(replace(step, inputs=()))[:200]} returns {problem}",
                 )
     return None

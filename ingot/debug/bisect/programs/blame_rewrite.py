@@ -1,4 +1,4 @@
-"""The single rewrite of a pass that does harm, found by fuel, and the node in it."""
+"""Find the single faulty rewrite of a pass by limiting its fuel (number of rewrites), and the faulty node in it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +20,16 @@ from ingot.ir.numerics.contracts import Measured, breach
 from ingot.ir.program import Program
 from ingot.ir.text import print_call, value_name
 
-# What comes of programs that nobody meant to be: half a pass, or a harmful one.
+# Errors of programs that are half rewritten, or rewritten wrongly.
 _UNFIT = (IngotError, ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Blame:
-    """A rewrite that does harm: `before` is the program without it, `after` the one with it, by which `site` is found.
+    """A faulty rewrite: `before` is the program without it, `after` the one with it, in which `site` was found.
 
-    Without a `rewrite` the pass does harm outside of its rewrites. `changed`: the pass as it is now does not make the
-    artifact's program. `fuel` is the number of rewrites up to the harmful one, or None where the pass was not run
-    in parts.
+    Without a `rewrite`, the pass is faulty outside its rewrites. `changed`: the current pass does not make the
+    artifact's program. `fuel` is the number of rewrites up to the faulty one, or None if the pass was not run in parts.
     """
 
     before: Program
@@ -42,7 +41,7 @@ class Blame:
 
 
 def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blame:
-    """Runs the pass with less and less fuel where its parts can be run, else goes by the first wrong value."""
+    """Run the pass with less and less fuel if its parts can run; otherwise use the first wrong value."""
     link = culprit.link
     try:
         again, rewrites = link.again()
@@ -54,7 +53,7 @@ def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blam
             if found := _by_fuel(judge, culprit, expected, len(rewrites)):
                 return found
         except _UNFIT:
-            pass  # half of the pass makes no program that runs
+            pass  # a partial run of the pass makes no program that runs
     site = _site(judge, culprit, expected, link.before, link.program)
     if changed:
         site = _changed_node(again, link.program, site)
@@ -65,7 +64,7 @@ def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blam
 
 
 def _by_fuel(judge: Judge, culprit: Culprit, expected: Expectation, count: int) -> Blame | None:
-    """The least fuel with which the pass does harm; None where that cannot be told."""
+    """Find the least fuel with which the pass does harm; None if that cannot be determined."""
     harms = harm(judge, culprit, expected)
     link = culprit.link
     if not harms(link.program):
@@ -86,7 +85,7 @@ def _by_fuel(judge: Judge, culprit: Culprit, expected: Expectation, count: int) 
 
 
 def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Program], bool]:
-    """Whether a program that the culprit made, whole or in part, does the harm that the pass is accused of."""
+    """Return a function that says whether a program made by the culprit shows the fault it is accused of."""
     link = culprit.link
     if culprit.what == "quantization":
         return lambda program: judge.quantization(link, program) is not None
@@ -101,7 +100,7 @@ def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Pro
 
 
 def _takes_parts(link: Link) -> bool:
-    """Whether the pass gives programs caches: with a part of its rewrites some attention sees no step but its own."""
+    """Return whether the pass adds caches: with part of its rewrites, some attention sees only its own step."""
     return bool(link.program.states) and any(True for _ in link.before.calls(ops.attention.overload))
 
 
@@ -112,7 +111,7 @@ def _site(judge: Judge, culprit: Culprit, expected: Expectation, before: Program
     try:
         return look(judge, culprit, expected, before, after)
     except _UNFIT:
-        return None  # the pass and the rewrite are known all the same
+        return None  # the pass and the rewrite are known even so
 
 
 def _site_of_quantization(
@@ -134,8 +133,8 @@ def _site_of_quantization(
 def _site_of_values(
     judge: Judge, culprit: Culprit, expected: Expectation, before: Program, after: Program
 ) -> Site | None:
-    """The node to blame in `after`, by the steps up to the first whose outputs are wrong: what a later step computes
-    may be wrong for what an earlier one left. Tokens are given first: what is sampled wrongly is fed wrongly."""
+    """Return the faulty node in `after`, from the steps up to the first with wrong outputs: a later step may be wrong
+    because of an earlier one. Forced tokens are tried first, since a wrongly sampled token is a wrong input later."""
     at_once = is_cached(after) and any(True for _ in after.calls(ops.attention.overload))
     for forced in (True, False):
         count = None
@@ -156,7 +155,7 @@ def _site_of_values(
 
 @dataclass(frozen=True)
 class _Watch:
-    """Runs a program for the first `count` steps that a cached program takes, and watches nodes."""
+    """Runs a program for the first `count` steps of a cached program, and watches nodes."""
 
     judge: Judge
     expected: Expectation
@@ -191,7 +190,7 @@ def _differs(judge: Judge, culprit: Culprit) -> Callable[[Measured, Measured], s
 
 
 def _texts(program: Program) -> dict[str, str]:
-    """A program's calls, placeholders, results and regions as text, by name."""
+    """Return a program's calls, placeholders, results and regions as text, by name."""
     found = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -206,7 +205,7 @@ def _texts(program: Program) -> dict[str, str]:
 
 
 def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | None:
-    """The first node that the pass as it is now makes otherwise: it says more than the first wrong value."""
+    """Return the first node that the current pass makes differently, which says more than the first wrong value."""
     now = _texts(again)
     for node in stored.graph.nodes:
         if node.op == "output":
@@ -228,13 +227,13 @@ def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | 
 
 
 def _unused(again: Program, stored: Program, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
-    """The first rewrite of which something is gone that is there when the pass runs now: nobody reads its result."""
+    """Return the first rewrite with a result that the stored program lacks and a new run has: nothing reads it."""
     gone = _texts(again).keys() - _texts(stored).keys()
     return next((rewrite for rewrite in rewrites if gone & {f"%{name}" for name in rewrite.made}), None)
 
 
 def _rewrite_at(site: Site | None, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
-    """The rewrite that made what is wrong, or that happened there."""
+    """Return the rewrite that made the faulty node, or that happened there."""
     if site is None:
         return None
     for name in (site.node.partition("/")[0], site.tensor, site.instead_of):

@@ -1,4 +1,4 @@
-"""The programs of a compile, one after the other, and the passes between them."""
+"""The programs of a compile, in order, and the passes between them."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +20,12 @@ from ingot.passes.pipeline import Phase
 from ingot.passes.rewrite import Rewriter
 from ingot.runtime.artifact import Artifact
 
-NO_BOUND = 1 << 30  # more rewrites than any program has places
+NO_BOUND = 1 << 30  # more rewrites than any program allows
 
 
 @dataclass(eq=False)
 class Link:
-    """A program of a compile: what `one` made of the program of `previous`; the traced program has neither."""
+    """A program of a compile: the result of the pass `one` on the program of `previous`; the traced one has neither."""
 
     entry: str
     make: Callable[[], Program] = field(repr=False)
@@ -46,20 +46,20 @@ class Link:
 
     @cached_property
     def computation(self) -> str:
-        """The text of what is computed: without who computes it, where that comes from, and the stage."""
+        """Return the text of the computation, without backends, origins and the stage."""
         body = print_program(self.program).partition("\n")[2]
         return re.sub(r"( @\w+)?(  # .*)?$", "", body, flags=re.MULTILINE)
 
     @property
     def before(self) -> Program:
-        """What the pass was given."""
+        """Return a copy of the pass's input program."""
         assert self.previous is not None
         program = self.previous.program.copy()
         program.bucket = self.bucket
         return program
 
     def again(self, fuel: int = NO_BOUND) -> tuple[Program, tuple[Rewrite, ...]]:
-        """What the pass as it is now makes of the program before it, with at most `fuel` rewrites."""
+        """Run the current pass on the program before it, with at most `fuel` rewrites; return program and rewrites."""
         assert self.one is not None and self.context is not None
         return rewritten(self.one, self.before, self.context, self.under, reached=self.ends_phase, fuel=fuel)
 
@@ -67,9 +67,9 @@ class Link:
 def rewritten(
     one: Pass, program: Program, context: PassContext, under: Stage, *, reached: bool = False, fuel: int = NO_BOUND
 ) -> tuple[Program, tuple[Rewrite, ...]]:
-    """What a pass makes of a program with at most `fuel` rewrites.
+    """Run a pass on a program with at most `fuel` rewrites; return the program and the rewrites.
 
-    A program half rewritten may break the rules of both stages, which the interpreter does not mind.
+    A half-rewritten program may break the rules of both stages, which the interpreter accepts.
     """
     try:
         result, record = run_pass(one, program, context, under=under, reached=reached, fuel=fuel)
@@ -85,7 +85,7 @@ def rewritten(
 
 @dataclass(frozen=True)
 class Chain:
-    """The way of one entry to one bucket class, from the traced program on."""
+    """The path of one entry to one bucket class, from the traced program on."""
 
     entry: str
     bucket: BucketClass
@@ -93,9 +93,9 @@ class Chain:
 
 
 def chains(artifact: Artifact, request: Request, model: Model, final: Sequence[Program]) -> list[Chain]:
-    """Every way through the pipeline, up to the `final` programs, of which the artifact's plan was made. The programs
-    between are those of the artifact's trace, read when they are asked for; where it has none, the pipeline runs again.
-    Raises ArtifactError where the trace is of other passes."""
+    """Return every path through the pipeline, up to the `final` programs, from which the artifact's plan was made. The
+    programs in between come from the artifact's trace, read on demand; without a trace, the pipeline runs again.
+    Raises ArtifactError if the trace has other passes."""
     texts = texts_of(artifact)
     ends = {(program.name, program.bucket.name if program.bucket else ""): program for program in final}
     found = []
@@ -129,8 +129,8 @@ Texts = Mapping[tuple[str, str | None, int], str]
 
 
 def texts_of(artifact: Artifact) -> Texts:
-    """The programs of the trace by entry, bucket class and place on the way, behind the name of the pass that made
-    them; at place 0 the traced ones. Empty where the trace holds none."""
+    """Return the programs of the trace by entry, bucket class and place on the path, each after the name of its pass;
+    the traced ones are at place 0. Empty if the trace has no programs."""
     texts: dict[tuple[str, str | None, int], str] = {}
     shared: dict[str, int] = {}
     place: dict[tuple[str, str | None], int] = {}
@@ -180,7 +180,7 @@ def _link(
 def context_of(
     request: Request, pipeline: Sequence[Phase], entry: Program, bucket: BucketClass | None = None
 ) -> PassContext:
-    """What the passes of a compile were told of an entry, with nothing that compiles."""
+    """Return the context of the passes of an entry, without anything that compiles."""
     backends = request.backends
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
         backends = tuple(item for item in backends if not isinstance(item, RegionCompiler))
@@ -202,7 +202,7 @@ def context_of(
 
 
 def emit_nothing(regions: Sequence[Region]) -> Mapping[str, Executable]:
-    """Executables with the right signatures and no files: regions are only interpreted here."""
+    """Return executables with the right signatures and no files: here, regions are only interpreted."""
     found = {}
     for region in regions:
         inputs, outputs = signature_of(region)

@@ -1,4 +1,4 @@
-"""When two values of float64 interpretations are the same, and how they differ, in words."""
+"""Compare two values of float64 interpretations, and describe how they differ."""
 
 import torch
 
@@ -7,11 +7,10 @@ from ingot.ir.numerics.tolerances import TOLERANCES
 
 
 def differs(found: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """How two tensors differ beyond rounding in float64, in words; None when they do not.
+    """Return how two tensors differ beyond rounding in float64, in words; None if they do not.
 
-    Numbers other than floating-point ones must be the same. NaN is the same as NaN, which is how a state shows that
-    nothing was written there, and an infinity the same as itself. What is lost by cancellation is measured at the
-    largest finite number of `expected`.
+    Tensors other than floating-point ones must be equal. NaN equals NaN, which marks unwritten elements of a state, and
+    an infinity equals itself. Cancellation is measured relative to the largest finite number of `expected`.
     """
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, expected {list(expected.shape)}"

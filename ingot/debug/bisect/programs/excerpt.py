@@ -1,4 +1,4 @@
-"""A part of a program as a program of its own."""
+"""Extract a part of a program as a program of its own."""
 
 from collections.abc import Collection
 
@@ -9,7 +9,7 @@ from ingot.ir.types import StateType, TensorType
 
 
 def around(program: Program, names: Collection[str], hops: int) -> set[fx.Node]:
-    """The calls of these names, and all that are at most `hops` uses away from them."""
+    """Return the calls of these names, and all calls at most `hops` uses away from them."""
     chosen = {node for node in program.calls() if node.name in names}
     for _ in range(hops):
         near = {other for node in chosen for other in (*node.all_input_nodes, *node.users)}
@@ -18,10 +18,9 @@ def around(program: Program, names: Collection[str], hops: int) -> set[fx.Node]:
 
 
 def excerpt(program: Program, chosen: set[fx.Node], *, with_inputs: bool) -> Program:
-    """`chosen` calls with what they read: params and states stay such, the other values become inputs of the names of
-    their nodes. What is read from outside becomes an output.
-
-    Tuples and versions of states cannot be given, so the calls that make them come along. `with_inputs` keeps all
+    """Return a program of the `chosen` calls and their operands. Params and states stay; other values become inputs
+    with the names of their nodes. Values that are read from outside become outputs.
+    Tuples and versions of states cannot be inputs, so the calls that make them are included. `with_inputs` keeps all
     inputs and states of the program, read or not.
     """
     chosen = _closed(chosen)
@@ -74,7 +73,7 @@ def _closed(chosen: set[fx.Node]) -> set[fx.Node]:
 
 
 def _states(program: Program, values: dict[fx.Node, fx.Node]) -> dict[str, fx.Node]:
-    """The last version of each state that the part has."""
+    """Return the last version of each state in the part."""
     last: dict[str, fx.Node] = {}
     for node in program.graph.nodes:
         if node in values and isinstance(node.meta.get("type"), StateType):

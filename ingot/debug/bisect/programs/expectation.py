@@ -1,4 +1,4 @@
-"""What every program of an entry must give for the same steps, from the pure program that sets the meaning."""
+"""The outputs that every program of an entry must return for the same steps, from the program that sets the meaning."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ from ingot.ir.features import turn_of
 from ingot.ir.mesh import Rank, ranks
 from ingot.ir.program import Program, StateSpec, named_arguments
 
-# Tokens that are generated after each prompt: the second is fed from what the first left on the device.
+# Tokens generated after each prompt: the second step reads the token that the first left on the device.
 GENERATED = 2
-# Beside outputs it is known what the only call of this op must give, by its printed name.
+# Besides outputs, the result of the only call of this op is known, by its printed name.
 OP_NAMES = ("ingot.select_rows",)
 
 _KeysAndValues = tuple[torch.Tensor, torch.Tensor | None]
@@ -38,8 +38,8 @@ _KeysAndValues = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where a program first gives what it must not: the step, the output, and both values in words. `node` is a call
-    that fails, in place of an output."""
+    """The first wrong output of a program: the step, the output, and both values in words. `node` is a call that fails,
+    instead of an output."""
 
     step: int
     output: str
@@ -49,10 +49,10 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The steps, and by step what is known of their outputs in float64.
+    """The steps, and the known float64 outputs of each.
 
-    Outputs of which nothing is known (states of other kinds than caches and rows) are not among them. Those of caches
-    have the page numbers of the group that keeps every token.
+    Unknown outputs (states other than caches and rows) are absent. Outputs of caches have the page numbers of the group
+    that keeps every token.
     """
 
     program: Program
@@ -68,8 +68,8 @@ class Expectation:
         return self.pages, self.page_size
 
     def steps(self, program: Program, *, forced: bool = False, at_once: bool = False) -> list[Step]:
-        """The steps for a program: a pure one takes everything in one, and so does every program `at_once`. Generated
-        tokens come from the device where the program keeps them there, unless they are `forced`."""
+        """Return the steps for a program. A pure program, or any program with `at_once`, takes everything in one step.
+        Generated tokens come from the device if the program keeps them there, unless they are `forced`."""
         if at_once or not is_cached(program):
             return whole(self.requests, self.pool)
         by_device = not forced and "last_token" in program.states
@@ -78,7 +78,7 @@ class Expectation:
     def difference(
         self, program: Program, params: Sequence[Tensors], *, forced: bool = False, at_once: bool = False
     ) -> FirstDifference | None:
-        """How a program's meaning differs from what it must be: all outputs, step by step, in float64."""
+        """Return how a program's float64 outputs differ from the expected ones, step by step; None if they do not."""
         steps = self.steps(program, forced=forced, at_once=at_once)
         number = 0
         try:
@@ -92,14 +92,14 @@ class Expectation:
         return None
 
     def told(self, program: Program, number: int, step: Step, *, at_once: bool = False) -> dict[str, torch.Tensor]:
-        """What is known of the outputs of a program's step `number`, as `observe` gives them in float64."""
+        """Return the known outputs of a program's step `number`, as `observe` returns them in float64."""
         known = {"logits": self.logits[step.places]} if self.logits is not None else {}
         if is_cached(program) and not at_once:
             known |= renumbered(self._of_ranks(self.outputs[number], program), program, self.pages)
         return known
 
     def _of_ranks(self, outputs: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-        """Outputs as `observe` gives them of `program`: of a state on a mesh what each rank holds, stacked."""
+        """Return outputs as `observe` returns them for `program`: on a mesh, states are stacked by rank."""
         if not program.mesh or self.program.mesh:
             return dict(outputs)
         stacked = {
@@ -110,8 +110,8 @@ class Expectation:
         return {**outputs, **stacked}
 
     def known(self, program: Program, steps: int | None, *, at_once: bool = False) -> dict[str, torch.Tensor]:
-        """What is known of outputs that pure programs lack, after the first `steps` steps: of states the last version,
-        of the rest all rows in the requests' order. `at_once` leaves the same in caches."""
+        """Return the known outputs that pure programs lack, after the first `steps` steps: the last version of states,
+        and all rows of the others in the requests' order. `at_once` leaves the same content in caches."""
         if not is_cached(program):
             return {}
         told = self.outputs if at_once else self.outputs[:steps]
@@ -133,10 +133,10 @@ def expect(
     rows: int,
     seed: int = 0,
 ) -> Expectation:
-    """What the pure `program` makes of the prompts, and of the tokens that are sampled after them.
+    """Return the results of the pure `program` on the prompts, and on the tokens that are sampled after them.
 
-    `rows` is the number of device rows: as many sequences run at once at most. Tokens are sampled here, from the
-    program's logits and by the ops' references, so that nothing is taken from a program that is to be judged.
+    `rows` is the number of device rows, and thus the maximum of concurrent sequences. Tokens are sampled here, from the
+    program's logits with the ops' references, so that nothing comes from a program under judgement.
     """
     requests = [
         Request(tuple(prompt), len(prompt), SAMPLERS[index % len(SAMPLERS)], rows - 1 - index)
@@ -164,18 +164,18 @@ def expect(
 def renumbered(
     outputs: Mapping[str, torch.Tensor], program: Program, pages: int, *, back: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Outputs whose caches have the page numbers of their groups in `program`, from those with the numbers of the group
-    that keeps every token; `back`: the other way."""
+    """Return outputs with their caches in the page numbers of their groups in `program`, from those of the group that
+    keeps every token; `back` converts the other way."""
     changed = dict(outputs)
     for name, spec in program.states.items():
         if name in outputs and "pages" in spec.type.shape and (turn := turn_of(CacheGroup.named(spec.group), pages)):
-            axis = spec.type.shape.index("pages") - len(spec.type.shape)  # of a mesh, ranks stand in front
+            axis = spec.type.shape.index("pages") - len(spec.type.shape)  # on a mesh, the first axis is the ranks
             changed[name] = outputs[name].roll(-turn if back else turn, axis)
     return changed
 
 
 def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
-    """What `rank` holds of a state. Heads that do not divide among the ranks are repeated until they do."""
+    """Return `rank`'s part of a state. Heads that do not divide among the ranks are repeated until they do."""
     for one in spec.placement:
         on, held = rank.on(one.axis), spec.type.shape[one.dim]
         if one.kind == "shard" and on is not None and isinstance(held, int):
@@ -186,7 +186,7 @@ def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
 
 
 def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
-    """What holds after a lossy pass over a cached program: what that program itself gives for the steps of before."""
+    """Return the expectation after a lossy pass over a cached program: the program's own outputs for the same steps."""
     steps = before.steps(program)
     seen = observe(program, params, steps, before.pages, exact=True)
     outputs = tuple(renumbered(one.outputs, program, before.pages, back=True) for one in seen)
@@ -194,7 +194,7 @@ def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) ->
 
 
 def _sampled(request: Request, logits: torch.Tensor) -> int:
-    """The token after a request's last one, from its row of logits."""
+    """Return the token after a request's last one, from its row of logits."""
     alone = [replace(request, row=0)]
     step = whole(alone, (1, PAGE_SIZE))[0]
     counts = torch.full((1, logits.shape[-1]), -1, dtype=torch.int32)
@@ -225,8 +225,8 @@ def _outputs(
     pool: tuple[int, int],
     rows: int,
 ) -> list[dict[str, torch.Tensor]]:
-    """By step what a cached program gives beside logits. `keys` are k and v of all tokens by the name of a cache, which
-    may hold no v."""
+    """Return, by step, the outputs of a cached program other than logits. `keys` are k and v of all tokens by the name
+    of a cache; a cache may have no v."""
     pages, page_size = pool
     shapes = {name: CacheForm.of(k, v).shape(page_size, k.shape[1])[1:] for name, (k, v) in keys.items()}
     caches = {name: torch.full((pages, *shape), float("nan"), dtype=torch.float64) for name, shape in shapes.items()}
@@ -268,7 +268,7 @@ def _outputs(
 
 
 def _cached(program: Program) -> dict[str, tuple[fx.Node, fx.Node | None]]:
-    """The k and v that go into the cache of each layer, by the name of its state; no v where keys hold the values."""
+    """Return the k and v that each layer's cache stores, by the name of its state; no v if keys contain the values."""
     return {
         f"kv.{bound['layer']}": (bound["k"], bound["v"]) for bound in map(_bound, program.calls(ops.attention.overload))
     }

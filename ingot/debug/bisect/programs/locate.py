@@ -1,4 +1,4 @@
-"""The node that is to blame among what a rewrite made: its inputs are what they should be, and its result is not."""
+"""Find the faulty node among those that a rewrite made: its inputs are right, and its result is wrong."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +15,15 @@ from ingot.ir.program import Program, RegionCall, target_name, tensor_type
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import TensorType
 
-# How two values differ that should be the same; None when they do not.
+# Return how two values differ that should be equal; None if they do not.
 Differs = Callable[[Measured, Measured], str | None]
 _SLICE = torch.ops.aten.slice.Tensor
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where a fault shows first. `node` is to blame, `tensor` is the first wrong value, `instead_of` what it should be
-    in the program before; names as in the text, without the percent sign."""
+    """The first place of a fault. `node` is faulty, `tensor` is the first wrong value, `instead_of` is its counterpart
+    in the program before; names are as in the text, without the percent sign."""
 
     node: str
     op: str
@@ -37,7 +37,7 @@ class Site:
 class ObservedProgram:
     """A program with the values of its nodes over some steps, in its own dtypes and in float64.
 
-    `rows` are the tokens of which values are wanted, where the steps have more.
+    `rows` are the tokens with wanted values, if the steps have more.
     """
 
     program: Program
@@ -55,14 +55,14 @@ class ObservedProgram:
         names: set[str],
         rows: torch.Tensor | None = None,
     ) -> "ObservedProgram":
-        """Watches the nodes of `names`."""
+        """Run a program and watch the nodes of `names`."""
         found, exact = (
             list(observe(program, params, steps, pages, exact=exact, watch=names)) for exact in (False, True)
         )
         return ObservedProgram(program, params, found, exact, rows)
 
     def value(self, node: fx.Node) -> Measured | None:
-        """The value of a node, in the order of the requests; on a mesh that of all ranks together."""
+        """Return the value of a node in the order of the requests; on a mesh, the value of all ranks combined."""
         found, exact = (self._assembled(node, side) for side in (self.found, self.exact))
         return None if found is None or exact is None else Measured(found, exact)
 
@@ -90,11 +90,11 @@ def locate(
     differs: Differs,
     known: Mapping[str, torch.Tensor],
 ) -> Site | None:
-    """Where `after` first computes another value than `before`; None where no value that both have differs.
+    """Return where `after` first computes another value than `before`; None if no common value differs.
 
-    Values are paired by what the pass left alone: a node that is in both under one name, the two arguments at one place
-    of such a node, and the outputs of one name. `known` holds what outputs must be that only `after` has, by name, and
-    what calls must give that there is one of, by op. `run` runs a program and watches nodes.
+    Values are paired through what the pass left unchanged: a node of the same name in both, the two arguments at the
+    same place of such a node, and outputs of the same name. `known` has the expected values of outputs that only
+    `after` has, by name, and of ops with a single call, by op. `run` runs a program and watches nodes.
     """
     made = _made(before, after)
     gone = _made(after, before)
@@ -110,7 +110,7 @@ def locate(
 
 
 def _is_near(pair: "Pair", made: set[fx.Node]) -> bool:
-    """Whether a pair stands where the pass was at work: there a fault shows first."""
+    """Return whether a pair is next to the pass's changes, where a fault shows first."""
     old, new, user = pair
     if user is not None or new.op == "placeholder" or print_call(old) != print_call(new):
         return True
@@ -130,14 +130,14 @@ Pair = tuple[fx.Node, fx.Node, fx.Node | None]
 
 
 def _pairs(before: Program, after: Program) -> list[Pair]:
-    """(old, new, the node of `after` that uses it in the old one's place) for values that should be the same."""
+    """Return (old, new, the node of `after` that uses it in the old one's place) for values that should be equal."""
     old, new = _nodes(before), _nodes(after)
     pairs: list[Pair] = []
     for name, node in new.items():
         same = old.get(name)
         if same is None or same.op != node.op:
             continue
-        is_given = node.op == "placeholder" and node.meta["kind"] == "input"  # by whoever calls, step by step
+        is_given = node.op == "placeholder" and node.meta["kind"] == "input"  # by the caller, in each step
         if not is_given and _comparable(same, before) and _comparable(node, after):
             pairs.append((same, node, None))
         if node.target != same.target:
@@ -165,16 +165,16 @@ def _arguments(node: fx.Node) -> list[object]:
 
 
 def _comparable(node: fx.Node, program: Program) -> bool:
-    """A tensor whose value is that of one step or of all tokens: not a state, and not a row of each sequence."""
+    """Return whether a node is a tensor with values per step or per token: no state, and no row per sequence."""
     value_type = node.meta["type"]
     if not isinstance(value_type, TensorType) or value_type.shape[:1] in (("B",), ("R",), ("S",)):
         return False
-    # The host gives -1 for a token that the device knows, so what is fed is not what is given.
+    # The host passes -1 for a token that the device knows, so the input differs from the token.
     return not (node.op == "placeholder" and node.meta["kind"] == "input" and "last_token" in program.states)
 
 
 def _known(after: Program, made: set[fx.Node], known: Mapping[str, torch.Tensor]) -> list[tuple[str, fx.Node]]:
-    """The nodes of `after` whose values are known by name, outputs and calls that the pass made."""
+    """Return the nodes of `after` with known values: outputs, and calls that the pass made."""
     found = [(name, node) for name, node in after.output_nodes().items() if name in known]
     for name in known:
         calls = [node for node in made if node.op == "call_function" and target_name(node.target) == name]
@@ -219,7 +219,7 @@ class _Search:
             self.good.add(new)
             self.expected.setdefault(new, old)
         elif user is not None and new not in self.made:
-            self.misread.setdefault(user, pair)  # a value is right by itself, and the wrong one for whoever reads it
+            self.misread.setdefault(user, pair)  # the value itself is right, but this reader should read another
         elif new not in self.problems:
             self.problems[new] = problem
             self.expected[new] = old
@@ -232,7 +232,7 @@ class _Search:
         node = candidates[0]
         if node in self.misread and (node not in self.problems or self._cause(node) is node):
             old, new, _ = self.misread[node]
-            text = f"it reads {value_name(new)}, and what stands for {value_name(old)} is something else"
+            text = f"it reads {value_name(new)}, which is not the replacement of {value_name(old)}"
             return self._site(node, new, old, text)
         return self._site(self._cause(node), node, self.expected.get(node), self.problems[node])
 
@@ -250,9 +250,9 @@ class _Search:
         )
 
     def _cause(self, node: fx.Node, wanted: Measured | None = None) -> fx.Node:
-        """Up from a wrong value through values that nothing is known of, to the first call that gets what it should.
+        """Go up from a wrong value through unknown values, to the first call with right inputs.
 
-        Of casts and the like it is known that their source should be what was `wanted` of them.
+        The source of a cast or similar op should have the value that was `wanted` from the op.
         """
         if wanted is None and node in self.expected:
             wanted = self.old.value(self.expected[node])
@@ -273,7 +273,7 @@ class _Search:
         return self._cause(source, wanted)
 
     def _unknown(self, node: fx.Node, wanted: Measured | None) -> list[fx.Node]:
-        """Sources that the pass made and that are not known to be right."""
+        """Return the sources that the pass made and that are not known to be right."""
         sources = [one for one in node.all_input_nodes if one in self.made and one not in self.good]
         return [one for one in sources if not self._is(one, wanted)]
 
@@ -284,7 +284,7 @@ class _Search:
         return self.differs(wanted, value) is None
 
     def _elsewhere(self, node: fx.Node, source: fx.Node) -> bool:
-        """Whether the value wanted of an item is another item."""
+        """Return whether the value wanted of an item is in another item."""
         wanted = self.old.value(self.expected[node]) if node in self.expected else None
         others = [user for user in source.users if user.target is operator.getitem and user is not node]
         values = [self.new.value(other) for other in others]
@@ -294,7 +294,7 @@ class _Search:
         )
 
     def _inside(self, node: fx.Node, source: fx.Node) -> bool:
-        """Whether the value wanted of a slice stands in what it is a slice of."""
+        """Return whether the value wanted of a slice is elsewhere in the slice's source."""
         return self._offset(node, source) is not None
 
     def _offset(self, node: fx.Node, source: fx.Node) -> int | None:
@@ -311,8 +311,8 @@ class _Search:
         return None
 
     def _misplaced(self, node: fx.Node, source: fx.Node) -> fx.Node:
-        """A slice whose part of a value stands elsewhere: the slice is wrong; or, where all slices lie side by side in
-        their order, the param, if that was put together in another order than its parts were read in."""
+        """Return the faulty node if a slice's part is elsewhere in its source: the slice; or, if all slices are
+        adjacent and in order, the param, if its parts were joined in another order than they are read."""
         slices = sorted((user for user in source.users if user.target is _SLICE), key=self.order.__getitem__)
         begin = 0
         for one in slices:
@@ -324,8 +324,8 @@ class _Search:
         return params[0] if params and len(swapped) > 1 and self._param_differs(params[0]) else node
 
     def _param_differs(self, param: fx.Node) -> bool:
-        """Whether a made param lacks rows of the params that are gone for it, or has them in another order."""
-        # Of rank 0 on a mesh, where each rank holds its part of everything.
+        """Return whether a new param lacks rows of the params that it replaces, or has them in another order."""
+        # Use rank 0: on a mesh, each rank holds its part of every param.
         whole, kept = self.new.params[0][str(param.target)], _nodes(self.after).keys()
         gone = [node for name, node in _nodes(self.before).items() if node.op == "placeholder" and name not in kept]
         place = {node: index for index, node in enumerate(self.before.graph.nodes)}
@@ -338,14 +338,14 @@ class _Search:
         return not begins or None in begins or begins != sorted(begins)  # type: ignore[type-var]
 
     def _inner(self, call: fx.Node) -> fx.Node | None:
-        """The call inside a region that is to blame: the first whose value is not that of its namesake before. None
-        where the region's call gave it something else than it should read."""
+        """Return the faulty call inside a region: the first with another value than the call of its name before. None
+        if the region's call passed a wrong argument."""
         callers = [node for node in self.after.calls() if node.target == call.target]
         if self.after.mesh or callers[0] is not call:
-            return None  # the body has the names of what its first call stands for
+            return None  # the body has the names of its first call's nodes
         assert isinstance(call.target, RegionCall)
         body = self.after.regions[call.target.name].body
-        # All of them, twice where one is given twice.
+        # All arguments; a repeated one appears twice.
         values = [self.new.value(node) for node in call.args if isinstance(node, fx.Node)]
         sources = [value for value in values if value is not None]
         if len(sources) < len(values):
@@ -371,8 +371,8 @@ class _Search:
         return None
 
     def _fits_nobody(self, source: fx.Node, value: torch.Tensor, old: Mapping[str, fx.Node]) -> bool:
-        """Whether no reader of a body's input gets by it what its namesake before the pass reads in that place. A
-        reader that is wrong itself reads what is right for another."""
+        """Return whether an input of a body matches none of its readers: no reader receives the value that the call of
+        its name reads there before the pass. A faulty reader alone does not count."""
         fits = []
         for user in source.users:
             was = _arguments(old[user.name]) if user.name in old else []
@@ -386,7 +386,7 @@ class _Search:
 
 
 def _row_of(whole: torch.Tensor, part: torch.Tensor) -> int | None:
-    """The row of `whole` at which `part` stands in it."""
+    """Return the row of `whole` at which it contains `part`."""
     if part.shape[1:] != whole.shape[1:]:
         return None
     begins = range(whole.shape[0] - part.shape[0] + 1)

@@ -1,4 +1,4 @@
-"""Running a program of any stage over the steps of a schedule, and seeing its outputs and values."""
+"""Run a program of any stage over the steps of a schedule, and observe its outputs and values."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Observed:
-    """One step of a program: its outputs by name, and the values of the nodes that were watched, by node name.
+    """One step of a program: its outputs by name, and the values of the watched nodes, by node name.
 
-    On a mesh, what the ranks hold apart is stacked in front: states, and values.
+    On a mesh, states and values have the ranks stacked along a new first axis.
     """
 
     step: Step
@@ -36,14 +36,14 @@ def observe(
     exact: bool,
     watch: Collection[str] = (),
 ) -> Iterator[Observed]:
-    """Run the steps one after the other, from fresh states. `params` are those of each rank.
+    """Run the steps in order, from fresh states. `params` are those of each rank.
 
     `watch` names nodes of the program itself, not of its regions.
     """
     states = [fresh_states(program, pages) for _ in params]
     for step in steps:
         inputs = step.of(program.input_types())
-        if not exact:  # what is given more exactly than the program takes it
+        if not exact:  # inputs may be more precise than the program's dtypes
             types = program.input_types()
             inputs = {name: value.to(types[name].dtype) for name, value in inputs.items()}
         seen: dict[str, list[torch.Tensor]] = {}
@@ -70,8 +70,8 @@ def observe(
 
 
 def by_token(program: Program, observed: Sequence[Observed], name: str) -> list[torch.Tensor]:
-    """The values of a node by rank. What has a row for each token is put into the order of the requests, so that it
-    does not depend on the steps; of anything else the last step's value is taken."""
+    """Return the values of a node by rank. Values with a row per token are put into the order of the requests, so that
+    they do not depend on the steps; for other values, the last step's is returned."""
     node = next(node for node in program.graph.nodes if node.name == name)
     steps = [one for one in observed if name in one.values]
     if not is_by_token(node):
@@ -85,6 +85,6 @@ def by_token(program: Program, observed: Sequence[Observed], name: str) -> list[
 
 
 def is_by_token(node: fx.Node) -> bool:
-    """Whether a value has a row for each token of a step, given that each token gets a row of logits."""
+    """Return whether a value has a row for each token of a step, if each token has a row of logits."""
     value_type = node.meta["type"]
     return isinstance(value_type, TensorType) and value_type.shape[:1] in (("T",), ("L",))

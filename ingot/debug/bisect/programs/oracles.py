@@ -1,4 +1,4 @@
-"""What a model means by somebody else's account: transformers, or a script."""
+"""Independent sources of a model's meaning: transformers, or a script."""
 
 import importlib.util
 import runpy
@@ -18,7 +18,7 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Digest:
-    """A tensor in numbers that neither its shape nor the order of its dims changes, and the module that made it."""
+    """Numbers of a tensor that do not depend on its shape or the order of its dims, and the module that made it."""
 
     count: int
     total: float
@@ -32,8 +32,8 @@ class Digest:
         return Digest(wide.numel(), float(wide.sum()), float(wide.abs().sum()), float(wide.square().sum()), module)
 
     def is_near(self, other: "Digest") -> bool:
-        """Equal but for rounding in float32, in which transformers computes norms and softmax whatever the model's
-        dtype: 100 times its unit roundoff of 6e-8, and some for sums."""
+        """Return whether two digests are equal up to rounding in float32, in which transformers computes norms and
+        softmax for every dtype: 100 times its unit roundoff of 6e-8, and more for sums."""
         near = 1e-5
         return (
             self.count == other.count
@@ -45,9 +45,9 @@ class Digest:
 
 @dataclass
 class Oracle:
-    """Gives logits [n, vocab] of each request of n tokens; `watched` runs one request and gives every tensor on the
-    way, where the oracle can tell. Both are told the checkpoint's folder, and the tokens of the context that was
-    compiled for: some rotary embeddings depend on that."""
+    """An oracle. `logits` returns logits [n, vocab] for each request of n tokens. `watched` runs one request and
+    returns every intermediate tensor, if the oracle supports it. Both receive the checkpoint's folder, and the tokens
+    of the compiled context, on which some rotary embeddings depend."""
 
     name: str
     logits: Callable[[Path, Sequence[Sequence[int]], int], Logits]
@@ -55,7 +55,7 @@ class Oracle:
 
 
 def open_oracle(oracle: str | Path) -> Oracle:
-    """The oracle of that name. Raises OptionError for a script that is none, and where transformers is missing."""
+    """Return the oracle of that name. Raises OptionError for a wrong script, or if transformers is missing."""
     if str(oracle) == TRANSFORMERS:
         if importlib.util.find_spec("transformers") is None:
             raise OptionError(
@@ -72,7 +72,7 @@ def open_oracle(oracle: str | Path) -> Oracle:
     def logits(folder: Path, requests: Sequence[Sequence[int]], context: int) -> Logits:
         found = function([list(request) for request in requests])
         if len(found) != len(requests):
-            raise OptionError(f"oracle(requests) gave {len(found)} results", expected=str(len(requests)))
+            raise OptionError(f"oracle(requests) returned {len(found)} results", expected=str(len(requests)))
         return [torch.as_tensor(one) for one in found]
 
     return Oracle(str(path), logits)
@@ -94,8 +94,8 @@ def _model(folder: Path, context: int) -> Any:
 
 
 def _rotate_as_in(rotary: torch.nn.Module, context: int) -> None:
-    """Have a rotary embedding see a position at the end of `context` behind those that it is asked for: longrope and
-    dynamic scaling go by the last position of each call, and a compiled model, as vLLM, by its whole context."""
+    """Append a position at the end of `context` to those of a rotary embedding's call. In transformers, longrope and
+    dynamic scaling depend on the last position of each call; in a compiled model, as in vLLM, on the whole context."""
 
     def extended(positions: Any) -> Any:
         return torch.cat([positions, torch.full_like(positions[..., :1], context - 1)], dim=-1)
@@ -129,7 +129,7 @@ def _transformers_logits(folder: Path, requests: Sequence[Sequence[int]], contex
 def _transformers_watched(folder: Path, request: Sequence[int], context: int) -> list[Digest]:
     model, stack = _model(folder, context), [""]
 
-    def leave(*_: Any) -> None:  # a hook's result would be the module's
+    def leave(*_: Any) -> None:  # returning a value would replace the module's result
         stack.pop()
 
     for name, module in model.named_modules():
@@ -143,7 +143,7 @@ def _transformers_watched(folder: Path, request: Sequence[int], context: int) ->
 
 @dataclass
 class _Recorder(TorchDispatchMode):
-    """Sees the result of every op, and which module runs."""
+    """Record the result of every op, and the module that runs."""
 
     stack: list[str]
     seen: list[Digest] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The params of programs from the tensors of a checkpoint, each recipe executed once."""
+"""Make the params of programs from a checkpoint's tensors; execute each recipe once."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ingot.ir.recipe import Recipe
 
 @dataclass
 class Params:
-    """Gives the params of any program, by rank. `read` gives a tensor of the checkpoint by name."""
+    """Returns the params of any program, by rank. `read` returns a tensor of the checkpoint by name."""
 
     read: Callable[[str], torch.Tensor]
     _made: dict[tuple[Recipe, Rank | None], torch.Tensor] = field(default_factory=dict)

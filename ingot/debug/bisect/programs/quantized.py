@@ -1,4 +1,4 @@
-"""What a lossy pass owes all the same: weights within half a step of their format, and nothing lost but that."""
+"""Check the contract of a lossy pass: weights within half a step of their format, and no other loss."""
 
 from collections.abc import Sequence
 
@@ -12,20 +12,20 @@ from ingot.ir.program import Program
 
 
 def wrong_weight(params: Params, before: Program, after: Program) -> tuple[str, str] | None:
-    """The first quantized weight that is farther from its original than its format allows, and how; None for none."""
+    """Return the first quantized weight outside its format's error, and how; None if there is none."""
     found = weight_breaches(before, after, params(before), params(after))
     return (found[0].param, found[0].breach.text) if found else None
 
 
 def rounded(params: Params, before: Program, after: Program) -> tuple[Program, list[Tensors]]:
-    """`before` over the weights as `after` stores them: in float64 both mean the same."""
+    """Return `before` with the weights as `after` stores them: in float64 both have the same meaning."""
     program, values = with_rounded_weights(before, after, params(before), params(after))
     return program, list(values)
 
 
 def broken_quantization(params: Params, before: Program, after: Program, steps: Sequence[Step]) -> str | None:
-    """How a lossy pass lost more than its formats do, in words; None when it did not. Of a pass that quantizes no
-    linear, or of a program that has caches already, nothing can be asked. `steps` is one, of all tokens."""
+    """Return how a lossy pass lost more than its formats do, in words; None if it did not. A pass that quantizes no
+    linear, or a program that already has caches, is not checked. `steps` is one step with all tokens."""
     if is_cached(before) or not any(True for _ in after.calls(ops.quant_linear.overload)):
         return None
     if wrong := wrong_weight(params, before, after):

@@ -1,4 +1,4 @@
-"""Running a reproducer of a pass: a folder with a program, what it is given, and the pass that does harm to it."""
+"""Run a reproducer of a pass: a folder with a program, its inputs, and the faulty pass."""
 
 import importlib
 import json
@@ -36,22 +36,22 @@ BEFORE, AFTER, TENSORS, PASS = "before.ir", "after.ir", "tensors.safetensors", "
 
 @dataclass(frozen=True)
 class Replay:
-    """What the program gives `before` and `after` the pass, in words, and what is wrong with that; "" for nothing."""
+    """The program's results `before` and `after` the pass, in words, and the problem; "" if there is none."""
 
     before: str
     after: str
     problem: str
 
     def __str__(self) -> str:
-        verdict = f"the fault is there: {self.problem}" if self.problem else "the fault is gone"
+        verdict = f"the fault is present: {self.problem}" if self.problem else "the fault is gone"
         return f"before: {self.before}\nafter:  {self.after}\n{verdict}"
 
 
 def replay(folder: Path) -> Replay:
-    """Run the pass of a reproducer as it is now, and compare the program before it with the one that it makes.
+    """Run the current version of a reproducer's pass, and compare the programs before and after it.
 
-    Where the folder has after.ir, that was made by a pass that has changed since, and is compared in its place.
-    Raises ArtifactError where the folder is not whole, or the pass is not there to be run.
+    If the folder has after.ir, it was made by a pass that has changed since, and is compared instead.
+    Raises ArtifactError if the folder is incomplete, or the pass cannot be run.
     """
     load_user_ops()
     try:
@@ -59,7 +59,7 @@ def replay(folder: Path) -> Replay:
         tensors = load_file(folder / TENSORS)
         program = parse_program((folder / BEFORE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ArtifactError(f"the reproducer is not whole: {error}", where=str(folder)) from error
+        raise ArtifactError(f"the reproducer is incomplete: {error}", where=str(folder)) from error
     if (folder / AFTER).exists():
         result = parse_program((folder / AFTER).read_text(encoding="utf-8"))
     else:
@@ -72,11 +72,11 @@ def replay(folder: Path) -> Replay:
 
 
 def _pass(about: Mapping[str, Any], folder: Path) -> Pass:
-    """The pass as it is now. Whatever another package raises when it is imported, it is not the fault in question."""
+    """Return the current pass. An error while importing its package is not the fault in question."""
     place, package = f"{about['module']}.{about['class']}", str(about["module"]).partition(".")[0]
     if find_spec(package) is None:
         raise ArtifactError(
-            f"the pass {place} is not there: the package '{package}' is not installed",
+            f"the pass {place} is missing: the package '{package}' is not installed",
             where=str(folder),
             hint="install the package that brings it",
         )
@@ -89,7 +89,7 @@ def _pass(about: Mapping[str, Any], folder: Path) -> Pass:
             hint="run `ingot bisect` again, with the pass as it is now",
         ) from error
     if not isinstance(made, Pass):
-        raise ArtifactError(f"{place} is no pass any more", where=str(folder), hint="run `ingot bisect` again")
+        raise ArtifactError(f"{place} is no longer a pass", where=str(folder), hint="run `ingot bisect` again")
     return made
 
 
@@ -155,7 +155,7 @@ def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], bef
 
 
 def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
-    """Outputs over all steps, rows of tokens in the requests' order; of states the last version."""
+    """Return the outputs over all steps, rows of tokens in the requests' order; the last version of states."""
     order = torch.cat([one.step.places for one in observed]).argsort()
     joined = {}
     for name, last in observed[-1].outputs.items():
@@ -167,7 +167,7 @@ def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
 
 
 def _steps(tensors: Mapping[str, torch.Tensor], kind: str, pool: tuple[int, int]) -> list[Step]:
-    """The steps of a kind. Values that the rest of the model makes are stored once, and taken apart by places."""
+    """Return the steps of a kind. Values that the rest of the model makes are stored once, and split by places."""
     values = {name.removeprefix("value."): value for name, value in tensors.items() if name.startswith("value.")}
     found: list[Step] = []
     while f"{kind}{len(found)}.places" in tensors:

@@ -1,4 +1,4 @@
-"""A folder that shows by itself what a pass does wrong: the smallest program around the rewrite for which it does."""
+"""Write a folder that reproduces the fault of a pass: the smallest program around the rewrite that shows it."""
 
 import json
 import shutil
@@ -23,15 +23,15 @@ from ingot.ir.text import print_program, value_name
 from ingot.ir.types import DTYPE_NAMES
 
 SCRIPT = "reproducer.py"
-# How far around the rewrite a program may reach before all of it is taken.
+# Distances around the rewrite that are tried before the whole program.
 _HOPS = (0, 1, 2, 4)
-# Weights beyond this are not copied: their place is taken by random ones of the same shapes.
+# Larger weights are not copied; random ones of the same shapes replace them.
 _MOST_BYTES = 256 << 20
-_TEXT = '''"""What the pass {name} does wrong.
+_TEXT = '''"""The fault of the pass {name}.
 
-Exits with 1 while the fault is there, with 0 when it is gone, and with 2 when that cannot be told. It needs
-Ingot{package}, and neither artifact nor checkpoint: {before} is the program before the pass, for a test of it
-too, and {tensors} what the program is given.
+Exits with 1 while the fault is present, with 0 when it is gone, and with 2 when the run cannot decide. It needs
+Ingot{package}, but neither artifact nor checkpoint. {before} is the program before the pass, which can also be used in
+a test; {tensors} holds the program's inputs.
 """
 
 import sys
@@ -41,18 +41,18 @@ from ingot.reproduce import reproduce
 
 sys.exit(reproduce(Path(__file__).parent))
 '''
-# In place of the first line, where the pass as it is now makes another program.
-_CHANGED = f'''"""What the pass {{name}} did wrong when the artifact was compiled; it has changed since.
+# Replaces the first line if the current pass makes another program.
+_CHANGED = f'''"""The fault of the pass {{name}} when the artifact was compiled; the pass has changed since.
 
-The pass is not run: {BEFORE} is compared with {AFTER}, which it made then, so mending the pass changes nothing
-here. To see what it does now, compile the model again.
+The pass is not run: {BEFORE} is compared with {AFTER}, which the pass made then, so fixing the pass has no effect
+here. To test the current pass, compile the model again.
 '''
 
 
 def write_reproducer(
     case: Case, culprit: Culprit, blame: Blame, expected: Expectation, folder: Path
 ) -> tuple[Path, Path]:
-    """Write the reproducer into `folder`, which is made; its script, and the program before the pass."""
+    """Write the reproducer into `folder`, which is made. Return its script, and the program before the pass."""
     folder.mkdir(parents=True)
     try:
         for program in _candidates(culprit, blame):
@@ -70,11 +70,11 @@ def _shows(folder: Path) -> bool:
     try:
         return bool(replay(folder).problem)
     except (IngotError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
-        return False  # a part of the model that the pass cannot take
+        return False  # a part of the model that the pass rejects
 
 
 def _candidates(culprit: Culprit, blame: Blame) -> Iterator[Program]:
-    """Programs that may show the fault, small ones first, the whole one at last."""
+    """Yield programs that may show the fault, from small ones to the whole one."""
     before = culprit.link.before
     left = {value_name(node)[1:] for node in blame.after.graph.nodes if node.op != "output"}
     names = {node.name for node in blame.before.calls() if node.name not in left}
@@ -150,7 +150,7 @@ def _write(
 
 
 def _known(expected: Expectation, before: Program, after: Program, *, at_once: bool) -> dict[str, torch.Tensor]:
-    """What is known of the outputs that only the program behind the pass has."""
+    """Return the known values of outputs that only the program after the pass has."""
     known = expected.known(after, None, at_once=at_once)
     return {f"known.{name}": value for name, value in known.items() if name not in before.outputs}
 
@@ -164,7 +164,7 @@ def _of_steps(kind: str, steps: list[Step]) -> dict[str, torch.Tensor]:
 
 
 def _values(case: Case, culprit: Culprit, expected: Expectation, program: Program) -> dict[str, torch.Tensor]:
-    """What the model computes, in float64, for the inputs that an excerpt has in place of the calls that make them."""
+    """Return the float64 values for the inputs of an excerpt that replace the calls that make them."""
     before = culprit.link.before
     calls = {node.name for node in before.calls()}
     wanted = {name for name in program.input_types() if name in calls}
@@ -177,7 +177,7 @@ def _values(case: Case, culprit: Culprit, expected: Expectation, program: Progra
 
 
 def _sources(case: Case, program: Program) -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors that the program's params are made of."""
+    """Return the checkpoint's tensors that the program's params are made from."""
     names = sorted({name for spec in program.params.values() for name in spec.recipe.sources()})
     tensors = {f"checkpoint.{name}": case.read(name) for name in names}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,5 +1,5 @@
-"""Steps that show faults: prompts in chunks, prefill beside decoding, samplers of every kind, pages and rows out of
-order."""
+"""Make steps that expose faults: chunked prompts, prefill mixed with decode, samplers of every kind, pages and rows out
+of order."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from ingot.ir.features.paging import PAGING
 from ingot.ir.program import Program
 from ingot.ir.types import TensorType
 
-# Tokens of a sequence in a step: cuts pages of any power of two, and prompts, at odd places.
+# Tokens of a sequence in a step: splits pages of any power of two, and prompts, at odd places.
 CHUNK = 11
 PAGE_SIZE = 16
-# What only sequences that have pages can be given.
+# Inputs that only sequences with pages have.
 _OF_PAGES = frozenset(one.name for one in PAGING.inputs)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks of its sampler; by the names of what the host keeps by row (`ingot.ir.features`)."""
+    """The sampler options of a request, by the names of the host's values per row (`ingot.ir.features`)."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -39,13 +39,13 @@ class Asked:
 
     @property
     def counts(self) -> bool:
-        """Whether its tokens are counted, for penalties."""
+        """Return whether its tokens are counted, for penalties."""
         return (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
 
 
 GREEDY = Asked()
-# Requests take these by turns: each sampler input is there, no two of a row are alike, and a greedy row is among them.
-# The penalties of a row cancel out for a token that it generated once: one in place of the other changes what follows.
+# Requests use these in turn: every sampler input occurs, no two inputs of a row are equal, and one row is greedy. The
+# penalties of a row cancel for a token that it generated once, so that swapping two of them changes later tokens.
 SAMPLERS = (
     Asked(num_logprobs=4),
     Asked(0.8, 9, 0.95, 0.02, 12345, 1.7, 2.0, -2.0, num_logprobs=2, targets=7),
@@ -56,7 +56,7 @@ SAMPLERS = (
 
 @dataclass(frozen=True)
 class Request:
-    """A sequence to be served: of its `tokens` the first `prompt` are its prompt. Page numbers in the order of use."""
+    """A sequence to serve; the first `prompt` of its `tokens` are the prompt. Page numbers are in the order of use."""
 
     tokens: tuple[int, ...]
     prompt: int
@@ -67,23 +67,23 @@ class Request:
 
 @dataclass(frozen=True)
 class Step:
-    """One step: every input that a program may have, by name, and `places`: where each of its tokens stands when all
-    tokens of all requests are laid end to end. `pool` is (pages, tokens of a page). `inputs` name pages of the group of
-    caches that keeps every token; other groups have other pages (`turn_of`)."""
+    """One step: every input that a program may have, by name. `places` are the indices of its tokens among all tokens
+    of all requests, laid end to end. `pool` is (pages, tokens of a page). `inputs` name pages of the cache group that
+    keeps every token; other groups have other pages (`turn_of`)."""
 
     inputs: Mapping[str, torch.Tensor]
     places: torch.Tensor
     pool: tuple[int, int]
 
     def of(self, inputs: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
-        """The values of these inputs. Raises ArtifactError for one that no feature declares."""
+        """Return the values of these inputs. Raises ArtifactError for one that no feature declares."""
         return {name: self._value(name) for name in inputs}
 
     def _value(self, name: str) -> torch.Tensor:
         group = group_of_input(name) or FULL
         turned = {group.page_table: FULL.page_table, group.slots: FULL.slots}
         if turned.get(name, name) not in self.inputs:
-            raise ArtifactError(f"nothing is known of the input '{name}'", expected=", ".join(sorted(self.inputs)))
+            raise ArtifactError(f"the input '{name}' is unknown", expected=", ".join(sorted(self.inputs)))
         if name not in turned:
             return self.inputs[name]
         value = self.inputs[turned[name]]
@@ -94,14 +94,14 @@ class Step:
 
 
 def is_cached(program: Program) -> bool:
-    """Whether a program keeps what it has seen, so that a sequence may be fed in pieces."""
+    """Return whether a program keeps earlier tokens, so that a sequence may be processed in chunks."""
     return any(True for _ in program.placeholders("state"))
 
 
 def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tuple[list[Request], int]:
-    """The requests with pages of their own, in an order drawn by `seed`; and how many pages there are."""
+    """Return the requests with their own pages, in an order drawn by `seed`, and the number of pages."""
     widths = [-(-len(request.tokens) // page_size) for request in requests]
-    order = list(range(sum(widths) + 3))  # a few that nobody uses
+    order = list(range(sum(widths) + 3))  # a few unused ones
     random.Random(seed).shuffle(order)
     given = []
     for request, width in zip(requests, widths, strict=True):
@@ -111,14 +111,14 @@ def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tu
 
 
 def whole(requests: Sequence[Request], pool: tuple[int, int]) -> list[Step]:
-    """All tokens of all requests in one step."""
+    """Return one step with all tokens of all requests."""
     return [_step(requests, [len(request.tokens) for request in requests], [0] * len(requests), pool, False)]
 
 
 def in_chunks(requests: Sequence[Request], pool: tuple[int, int], *, by_device: bool, chunk: int = CHUNK) -> list[Step]:
-    """Prompts in chunks, then token by token, every request at its own pace.
+    """Return steps with prompts in chunks, then single tokens, each request at its own pace.
 
-    `by_device`: a generated token is taken from its row on the device, in place of being given.
+    `by_device`: a generated token is read from its row on the device instead of being an input.
     """
     steps, done = [], [0] * len(requests)
     while any(place < len(request.tokens) for place, request in zip(done, requests, strict=True)):
@@ -134,7 +134,7 @@ def in_chunks(requests: Sequence[Request], pool: tuple[int, int], *, by_device: 
 def _step(
     requests: Sequence[Request], counts: Sequence[int], done: Sequence[int], pool: tuple[int, int], by_device: bool
 ) -> Step:
-    """Feed `counts[i]` tokens of request i, which has been fed `done[i]`; every token gets a row of logits."""
+    """Return a step with `counts[i]` tokens of request i after its first `done[i]`; each token has a row of logits."""
     batch = [index for index, count in enumerate(counts) if count]
     begins = [sum(len(request.tokens) for request in requests[:index]) for index in range(len(requests))]
     places = [begins[index] + done[index] + i for index in batch for i in range(counts[index])]
@@ -156,11 +156,11 @@ def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequenc
             for place in range(done, done + count)
         ],
         place=done,
-        # The first step says where a sequence begins; later ones rely on the device's own position.
+        # The first step sets the start of a sequence; later ones use the device's own position.
         start=0 if done == 0 else -1,
         pages=request.pages,
         rows=count,
-        samples=done + count >= request.prompt,  # in the middle of a prompt nothing is sampled
+        samples=done + count >= request.prompt,  # nothing is sampled within a prompt
         asked=given,
         rated=(asked.targets, asked.num_logprobs) if asked.targets >= 0 else None,
     )
