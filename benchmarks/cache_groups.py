@@ -1,18 +1,16 @@
-"""What the caches of an artifact hold of sequences, against caches that keep every token.
+"""Measure what an artifact's caches hold of sequences, compared with caches that keep every token.
 
     python benchmarks/cache_groups.py ARTIFACT [--long 32768] [--short 8192] [--output 64] [--folder FOLDER]
 
-A prompt of --long tokens is served alone, and what its sequence holds is read before every step. Of groups with a
-window it gets no more pages than a step needs that feeds it as much as a step can; where there are more, a piece takes
-more, so that the prefix cache finds more places of it. Then a second turn continues it: the prompt, its answer and some
-tokens more. How many sequences of --short tokens fit follows from the pools. A model whose caches all keep every token
-gives 1 for each ratio.
-
-    peak      of the caches of the long sequence, while its prompt is fed: bytes, scratch pages with them, over those of
-              every token
-    between   the same while it decodes
-    found     tokens that the second turn finds in the prefix cache, over those that whole pages hold
-    fitting   sequences of the short length at once, over those that the same memory has room for
+A prompt of --long tokens is served alone, and the memory of its sequence is read before every step. In groups with a
+window the sequence gets only the pages that one step with the maximum of tokens needs. With more pages, a chunk would
+take more, so that the prefix cache has more places to resume from. Then a second turn continues it: the prompt, its
+answer and some more tokens. The number of sequences of --short tokens that fit follows from the pools. For a model that
+keeps every token in all caches, each ratio is 1.
+    peak      cache bytes of the long sequence during prefill, including scratch pages, over those of every token
+    between   the same during decode
+    found     tokens of the second turn found in the prefix cache, over those in whole pages
+    fitting   concurrent sequences of the short length, over those that fit if every token is kept
 """
 
 import argparse
@@ -25,16 +23,16 @@ from ingot import LLM, SamplingParams
 from ingot.ir.cache.memory import MemoryNeed
 from ingot.runtime.engine import EngineRequest
 
-_NEW = 17  # tokens of a second turn: they fill no whole number of pages
+_NEW = 17  # tokens of a second turn: no whole number of pages
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--long", type=int, default=32768, help="tokens of the prompt that is served")
-    parser.add_argument("--short", type=int, default=8192, help="tokens of the sequences that are counted")
-    parser.add_argument("--output", type=int, default=64, help="tokens to make after the prompt")
-    parser.add_argument("--folder", type=Path, help="for the result, in place of benchmarks/results")
+    parser.add_argument("--long", type=int, default=32768, help="tokens of the prompt")
+    parser.add_argument("--short", type=int, default=8192, help="tokens of the counted sequences")
+    parser.add_argument("--output", type=int, default=64, help="output tokens after the prompt")
+    parser.add_argument("--folder", type=Path, help="folder for the result, instead of benchmarks/results")
     options = parser.parse_args()
     figures = measure(LLM(options.artifact), options.long, options.short, options.output)
     print_figures(figures)

@@ -1,8 +1,8 @@
-"""From the start of a process to the first token of an artifact.
+"""Measure the time from the start of a process to the first token of an artifact.
 
     python benchmarks/cold_start.py ARTIFACT [--tries 3] [--json FILE]
 
-A new process imports Ingot, loads the artifact and makes one token behind a prompt of 128 tokens, as `ingot bench
+A new process imports Ingot, loads the artifact and generates one token after a prompt of 128 tokens, as `ingot bench
 startup` measures it. The best of some tries counts, and all are kept.
 """
 
@@ -30,18 +30,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--tries", type=int, default=3)
-    parser.add_argument("--timeout", type=float, default=120.0, help="of a try, in seconds")
+    parser.add_argument("--timeout", type=float, default=120.0, help="timeout of a try, in seconds")
     add_json_option(parser)
     options = parser.parse_args()
     try:
         tries = [start(options.artifact, tokens=PROMPT_TOKENS, timeout=options.timeout) for _ in range(options.tries)]
     except ChildError as error:
-        sys.exit(f"{options.artifact} gave no token: {error}")
+        sys.exit(f"{options.artifact} generated no token: {error}")
     report(options.json, {"artifact": options.artifact.name, "tries": options.tries}, first_token_figures(tries))
 
 
 def first_token_figures(tries: Sequence[Start]) -> dict[str, Figure]:
-    """The time to the first token, and what it was made of in the best try."""
+    """Return the time to the first token, and its parts in the best try."""
     best = min(tries, key=lambda one: one.first_token)
     totals = tuple(one.first_token for one in tries)
     found = {

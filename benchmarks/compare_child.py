@@ -1,10 +1,10 @@
-"""One start of an artifact, then decoding and serving, in a process of its own that compare_commits.py starts.
+"""Start an artifact once, then decode and serve, in a process that compare_commits.py starts.
 
     PYTHONPATH=CHECKOUT python benchmarks/compare_child.py ARTIFACT --checkout CHECKOUT --json FILE
 
-Of Ingot it uses what every commit has: `LLM`, its `generate`, `idle` and `timings`. Times are in seconds. A decode step
-is measured by decode_method.py, once in a process unless --tries says otherwise. Of a long prompt the least of three
-tries counts. Graphs are captured before, as they are while an engine waits for requests.
+It uses only what every commit of Ingot has: `LLM`, and its `generate`, `idle` and `timings`. Times are in seconds.
+decode_method.py measures a decode step, once per process unless --tries says otherwise. For a long prompt the minimum
+of three tries counts. Graphs are captured before, as they are while an engine waits for requests.
 """
 
 import time
@@ -34,11 +34,11 @@ from decode_method import (  # noqa: E402
 )
 
 _PROMPT_TRIES = 3
-_WARM_UP = (64, 8)  # requests, and tokens of each, in front of those that are measured
+_WARM_UP = (64, 8)  # requests, and output tokens of each, before the measured ones
 
 
 class Engine:
-    """Greedy, past the end tokens, without making text."""
+    """Generates greedily, past the end tokens, without detokenizing."""
 
     def __init__(self, artifact: Path) -> None:
         self.llm = LLM(artifact)
@@ -57,19 +57,19 @@ class Engine:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--checkout", type=Path, required=True, help="where Ingot is to be imported from")
-    parser.add_argument("--vocab", type=int, required=True, help="prompts are made of ids below it")
-    parser.add_argument("--batch", default="", help="sequences at once, separated by commas")
+    parser.add_argument("--checkout", type=Path, required=True, help="the checkout that Ingot must be imported from")
+    parser.add_argument("--vocab", type=int, required=True, help="prompts contain ids below it")
+    parser.add_argument("--batch", default="", help="batch sizes, separated by commas")
     add_length_options(parser)
     parser.add_argument("--prompt", type=int, default=0, help="tokens of the long prompt; 0: none")
-    parser.add_argument("--requests", type=int, default=0, help="given at once; 0: none")
-    parser.add_argument("--input", type=int, default=512, help="tokens of each")
-    parser.add_argument("--output", type=int, default=256, help="tokens to make behind each")
+    parser.add_argument("--requests", type=int, default=0, help="requests submitted at once; 0: none")
+    parser.add_argument("--input", type=int, default=512, help="prompt tokens of each request")
+    parser.add_argument("--output", type=int, default=256, help="output tokens of each request")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     imported = Path(str(ingot.__file__)).resolve().parents[1]
     if imported != options.checkout.resolve():
-        sys.exit(f"Ingot was imported from {imported}, and not from {options.checkout}")
+        sys.exit(f"Ingot was imported from {imported}, not from {options.checkout}")
     engine = Engine(options.artifact)
     loaded = time.time()
     engine.generate([[1] * PROMPT_TOKENS], 1)

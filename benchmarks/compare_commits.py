@@ -1,21 +1,19 @@
-"""Two commits of Ingot on one machine, in turns: compiling, starting, decoding, serving, and the host's time of a step.
+"""Compare two commits of Ingot on one machine, in turns: compile, start, decode, serving, and host time of a step.
 
     python benchmarks/compare_commits.py OLD NEW --out FILE.json (--shape 1b | --checkpoint FOLDER)
         [--only compile,start,decode,serve,host] [--rounds 5] [--seconds 560]
 
 OLD and NEW are checkouts; `git archive COMMIT ingot ir passes frontend backends runtime models benchmarks` makes a
-small one. Each compiles the same checkpoint with its own code and caches of its own, into --work:
-
-compile  `compile-model` with empty caches, then with what that left in them: compile_time.py of the checkout
-start    from the start of a process to its first token behind a prompt of 128: compare_child.py
+small one. Each compiles the same checkpoint into --work, with its own code and caches:
+compile  `compile-model` with empty caches, then with the filled ones: compile_time.py of the checkout
+start    from the start of a process to its first token after a prompt of 128: compare_child.py
 decode   steps of some batches, in that process, as in decode.py: decode_method.py
 serve    a long prompt, and many requests at once, in that process
-host     what the host takes for a step, which needs no GPU: engine_host.py of the checkout
-
-A round measures both sides, each in a new process; the order turns with every round. Told are the medians of all
-samples and their ratio, and a bar holds where the new commit is no worse than its limit and the spread of the samples
-allow (compared.py). FILE is written after every sample. A later call with the same --work, sources and sizes adds to
-it. The call ends with 1 when a bar is missed, and when a sample failed or had no time left.
+host     host time of a step, which needs no GPU: engine_host.py of the checkout
+A round measures both sides, each in a new process; the order alternates. The output has the medians of all samples and
+their ratio. A bar holds if the new commit is no worse than its limit plus the spread of the samples (compared.py). FILE
+is written after every sample. A later call with the same --work, sources and sizes adds to it. The exit code is 1 if a
+bar is missed, or if a sample failed or had no time left.
 """
 
 import argparse
@@ -39,7 +37,7 @@ from compared import SIDES, Comparison, read_comparison, table
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("compile", "start", "decode", "serve", "host")
-# Options of the processes that are measured, by part.
+# Options of the measured processes, by part.
 SIZES = {
     "decode": ("batch", "long", "short"),
     "serve": ("prompt", "requests", "input", "output"),
@@ -48,16 +46,16 @@ SIZES = {
 _SLACK = 1.2  # a sample may take this much longer than the longest of its kind so far
 _ERROR = ("Error", "error:")
 Figures = Mapping[str, float]
-Sample = Callable[["Side", float], Figures]  # what a side gives in so many seconds at most
+Sample = Callable[["Side", float], Figures]  # returns a side's figures within so many seconds
 
 
 class SampleError(Exception):
-    """A process gave no sample; the message says why, in a line."""
+    """A process returned no sample; the message says why, in one line."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A checkout, and the folder of its artifact and caches."""
+    """A checkout, and the folder with its artifact and caches."""
 
     name: str
     checkout: Path
@@ -70,14 +68,14 @@ class Side:
     @property
     def env(self) -> dict[str, str]:
         path = os.pathsep.join(filter(None, [str(self.checkout), os.environ.get("PYTHONPATH")]))
-        # A checkout's own scripts name its commit, and it may be without git. CUDA loads the code of all kernels at the
-        # start, as in ingot/bench/startup.py.
+        # A checkout's own scripts record its commit, and it may have no git. CUDA loads the code of all kernels
+        # eagerly, as in ingot/bench/startup.py.
         return {"PYTHONPATH": path, "INGOT_REVISION": self.name, "CUDA_MODULE_LOADING": "EAGER"}
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Takes samples of both sides in turns until `deadline`, a reading of time.monotonic()."""
+    """Take samples of both sides in turns until `deadline`, a reading of time.monotonic()."""
 
     comparison: Comparison
     sides: Sequence[Side]
@@ -143,25 +141,25 @@ def parse_options() -> argparse.Namespace:
     for name in SIDES:
         parser.add_argument(name, type=Path, help=f"a checkout of the {name} commit")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--shape", help="of random_checkpoint.py, made unless --work holds it already")
-    what.add_argument("--checkpoint", type=Path, help="in place of a shape")
-    parser.add_argument("--out", type=Path, required=True, help="where the samples and verdicts go, FILE.json")
+    what.add_argument("--shape", help="a shape of random_checkpoint.py, made unless --work has it")
+    what.add_argument("--checkpoint", type=Path, help="a checkpoint instead of a shape")
+    parser.add_argument("--out", type=Path, required=True, help="the file for samples and verdicts, FILE.json")
     parser.add_argument("--work", type=Path, default=Path("/tmp/ingot-compare"), help="folder of artifacts and caches")
     parser.add_argument("--only", type=part_names, default=PARTS, help="parts, separated by commas")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--first", type=int, default=1, help="compiles with empty caches, of each side")
-    parser.add_argument("--second", type=int, default=1, help="compiles with filled ones, of each side")
-    parser.add_argument("--seconds", type=float, default=560.0, help="for everything together")
-    parser.add_argument("--options", default="--max-seq-len 4096", help="of compile-model, in one string")
-    parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
+    parser.add_argument("--first", type=int, default=1, help="compiles with empty caches, per side")
+    parser.add_argument("--second", type=int, default=1, help="compiles with filled caches, per side")
+    parser.add_argument("--seconds", type=float, default=560.0, help="seconds for all parts together")
+    parser.add_argument("--options", default="--max-seq-len 4096", help="options of compile-model, as one string")
+    parser.add_argument("--batch", default="1,32", help="batch sizes, separated by commas")
     parser.add_argument("--long", type=int, help="see Lengths in decode_method.py")
-    parser.add_argument("--short", type=int, help="likewise")
+    parser.add_argument("--short", type=int, help="see Lengths in decode_method.py")
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of the long prompt")
-    parser.add_argument("--requests", type=int, default=512, help="given at once")
-    parser.add_argument("--input", type=int, default=512, help="tokens of each")
-    parser.add_argument("--output", type=int, default=256, help="tokens to make behind each")
+    parser.add_argument("--requests", type=int, default=512, help="requests submitted at once")
+    parser.add_argument("--input", type=int, default=512, help="prompt tokens of each request")
+    parser.add_argument("--output", type=int, default=256, help="output tokens of each request")
     parser.add_argument("--running", type=int, default=256, help="sequences of a step whose host time is measured")
-    parser.add_argument("--cases", default="alone,streamed,sampled", help="of engine_host.py")
+    parser.add_argument("--cases", default="alone,streamed,sampled", help="cases of engine_host.py")
     return parser.parse_args()
 
 
@@ -173,16 +171,16 @@ def part_names(text: str) -> tuple[str, ...]:
 
 
 def check_sides(sides: Sequence[Side], parts: Sequence[str]) -> None:
-    """Ends the benchmark where a checkout is none, or what is to be measured was not compiled."""
+    """Exit if a checkout has no Ingot, or if the artifact to measure was not compiled."""
     for side in sides:
         if not (side.checkout / "ingot" / "__init__.py").is_file():
-            sys.exit(f"{side.checkout} holds no checkout of Ingot: there is no ingot/__init__.py")
+            sys.exit(f"{side.checkout} is not a checkout of Ingot: it has no ingot/__init__.py")
         if "compile" not in parts and set(parts) != {"host"} and not side.artifact.is_dir():
             sys.exit(f"{side.artifact} is missing: name `compile` in --only first")
 
 
 def sources_digest(checkout: Path) -> str:
-    """Of all that `import ingot` can run. The rooms are links in ingot/ to folders beside it."""
+    """Return the digest of all files that `import ingot` can run. ingot/ links to the rooms' folders next to it."""
     digest = hashlib.sha256()
     ingot = checkout / "ingot"
     folders = [path.resolve() for path in sorted(ingot.iterdir()) if path.is_dir()]
@@ -193,7 +191,7 @@ def sources_digest(checkout: Path) -> str:
 
 
 def machine() -> str:
-    """The GPU, or the processor where there is none."""
+    """Return the GPU, or the processor if there is none."""
     if shutil.which("nvidia-smi") is not None:
         command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -216,7 +214,7 @@ def round_arguments(options: argparse.Namespace, vocab: int) -> list[str | int]:
 
 
 def round_sample(arguments: Sequence[str | int], side: Side, seconds: float) -> Figures:
-    """Of one process: its start, and what it measured after that."""
+    """Return the sample of one process: its start, and its later measurements."""
     started = time.time()
     script = [HERE / "compare_child.py", side.artifact, "--checkout", side.checkout, *arguments]
     answer = measured(side, script, seconds)
@@ -239,7 +237,7 @@ def host_sample(running: int, cases: str, side: Side, seconds: float) -> Figures
 
 
 def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> Any:
-    """What a script of this side writes to the FILE of its last option, `--json FILE`."""
+    """Run a script of this side and return the JSON that it writes to its last option, `--json FILE`."""
     side.work.mkdir(parents=True, exist_ok=True)
     answer = side.work / "answer.json"
     answer.unlink(missing_ok=True)
@@ -247,14 +245,14 @@ def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> 
     try:
         return json.loads(answer.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SampleError(f"it ended well and left no answer: {error}") from None
+        raise SampleError(f"it succeeded but wrote no answer: {error}") from None
 
 
 def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds: float, folder: Path) -> None:
-    """Run a Python script to its end in `folder`: in a checkout, `python -m ingot` would be that one's.
+    """Run a Python script to its end in `folder`: in a checkout, `python -m ingot` would import that checkout.
 
-    Raises SampleError when it fails or takes longer; what it started is then gone. ingot.bench.children does this too,
-    but this process is to import nothing of either checkout.
+    Raises SampleError if it fails or takes longer; its children have ended by then. ingot.bench.children does the same,
+    but this process must not import either checkout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     running = subprocess.Popen(
@@ -270,7 +268,7 @@ def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds:
     try:
         printed, _ = running.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        raise SampleError(f"{Path(str(script[0])).name} was ended after {seconds:.0f} s") from None
+        raise SampleError(f"{Path(str(script[0])).name} was stopped after {seconds:.0f} s") from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(running.pid, signal.SIGKILL)
@@ -279,7 +277,7 @@ def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds:
         lines = [line for line in printed.splitlines() if line.strip()]
         print(*lines[-20:], sep="\n", file=sys.stderr)
         told = [line for line in lines if any(word in line for word in _ERROR)] or lines
-        reason = told[-1] if told else "it said nothing"
+        reason = told[-1] if told else "it printed nothing"
         raise SampleError(f"{Path(str(script[0])).name} ended with status {running.returncode}: {reason}")
 
 

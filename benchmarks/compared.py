@@ -1,4 +1,4 @@
-"""What compare_commits.py measured of two commits: every sample, medians, spreads, and which bar holds."""
+"""The measurements of two commits by compare_commits.py: samples, medians, spreads, and which bars hold."""
 
 import json
 import statistics
@@ -14,8 +14,8 @@ SIDES = ("old", "new")
 
 @dataclass(frozen=True)
 class Bar:
-    """What a figure is, and how many times as bad the new commit may be before its spread counts; None: it is told, and
-    holds whatever it is."""
+    """A figure's description, and the limit of the ratio new / old (worse is larger) before spread. None: no limit, the
+    figure is only reported."""
 
     what: str
     limit: float | None = 1.02
@@ -26,7 +26,7 @@ class Bar:
         return self.unit == "tokens/s"
 
 
-# The figures in the order in which they are shown; those of other batches, prompts and cases are made by `bar_of`.
+# The figures in display order; `bar_of` makes those of other batches, prompts and cases.
 BARS: Mapping[str, Bar] = {
     "compile": Bar("compile-model with empty caches", limit=1.1),
     "compile_cached": Bar("compile-model with its caches filled"),
@@ -55,8 +55,8 @@ def bar_of(name: str) -> Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Medians of both sides, and how many times as bad the new one is. A side's spread is the distance of its quartiles
-    over its median, and `spread` is the larger of both. `holds` is None where there is no limit."""
+    """Medians of both sides, and the ratio by which the new one is worse. A side's spread is the distance of its
+    quartiles over its median; `spread` is the larger one. `holds` is None if there is no limit."""
 
     old: float
     new: float
@@ -83,8 +83,8 @@ def _spread(samples: Sequence[float]) -> float:
 
 @dataclass
 class Comparison:
-    """`samples` are those of each side by figure, `failed` says what gave none. `about` is what was compared: samples
-    of anything else are not added to."""
+    """`samples` are by figure and side; `failed` lists failures. `about` identifies what was compared: only samples of
+    the same are added."""
 
     about: Mapping[str, Any]
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -95,19 +95,19 @@ class Comparison:
             self.samples.setdefault(name, {one: [] for one in SIDES})[side].append(value)
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Of the figures that both sides have."""
+        """Return the verdicts of the figures that both sides have."""
         names = [*(name for name in BARS if name in self.samples), *sorted(self.samples.keys() - BARS.keys())]
         pairs = {name: [self.samples[name][side] for side in SIDES] for name in names}
         return {name: verdict(bar_of(name), *pair) for name, pair in pairs.items() if all(pair)}
 
     def missed(self) -> list[str]:
-        """Bars that do not hold, or that no sample of a side is there for."""
+        """Return the bars that do not hold, or that lack samples of a side."""
         found = self.verdicts()
         lacking = [name for name in self.samples if name not in found and bar_of(name).limit is not None]
         return [*(name for name, one in found.items() if one.holds is False), *lacking]
 
     def write(self, path: Path) -> None:
-        """Whole, or not at all: the call may be cut off."""
+        """Write the file atomically, since the call may be interrupted."""
         verdicts = {name: asdict(one) for name, one in self.verdicts().items()}
         text = json.dumps({**asdict(self), "verdicts": verdicts, "missed": self.missed()}, indent=1, sort_keys=True)
         beside = path.with_suffix(".part")
@@ -116,7 +116,7 @@ class Comparison:
 
 
 def read_comparison(path: Path, about: Mapping[str, Any]) -> Comparison:
-    """What an earlier call left there, where it compared the same; else nothing yet."""
+    """Return the comparison of an earlier call at `path` if it compared the same; otherwise a new one."""
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["about"] == about:

@@ -1,12 +1,12 @@
-"""Seconds of `compile-model`, by what its caches hold and by depth.
+"""Measure the seconds of `compile-model`, by the state of its caches and by depth.
 
     python benchmarks/compile_time.py CHECKPOINT --work FOLDER [--measure full,cached,few] [--layers 4] [--json FILE]
 
-full     the checkpoint, with empty caches, into FOLDER/model.ingot, which stays
-cached   the same again, with what `full` left in the caches: as with new weights of a known shape
+full     the checkpoint, with empty caches, into FOLDER/model.ingot, which is kept
+cached   the same again, with the caches that `full` filled: as with new weights of a known shape
 few      a checkpoint of the same shape with random weights and few layers, with empty caches
-
-Each is a process of its own, from its start to its end. `--options="--max-seq-len 4096"` are given to compile-model.
+Each is a process of its own, from its start to its end. `--options="--max-seq-len 4096"` passes options to
+compile-model.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from results import Figure, add_json_option, report
 from ingot.bench.children import ChildError, run_command
 
 WAYS = ("full", "cached", "few")
-# Ingot's, and those of the compilers that it calls.
+# The caches of Ingot, and of the compilers that it calls.
 CACHES = ("INGOT_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -31,10 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="a folder for caches and artifacts")
-    parser.add_argument("--measure", default=",".join(WAYS), help="separated by commas")
-    parser.add_argument("--layers", type=int, default=4, help="of `few`")
-    parser.add_argument("--timeout", type=float, default=600.0, help="of a compile, in seconds")
-    parser.add_argument("--options", default="", help="of compile-model, in one string")
+    parser.add_argument("--measure", default=",".join(WAYS), help="ways to measure, separated by commas")
+    parser.add_argument("--layers", type=int, default=4, help="layers of `few`")
+    parser.add_argument("--timeout", type=float, default=600.0, help="timeout of a compile, in seconds")
+    parser.add_argument("--options", default="", help="options of compile-model, as one string")
     add_json_option(parser)
     options = parser.parse_args()
     asked = options.measure.split(",")
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:
-    """How much longer all layers take than few, where both were measured."""
+    """Return how much longer all layers take than few, if both were measured."""
     if "compile" not in found or "compile_few" not in found:
         return {}
     ratio = found["compile"].value / found["compile_few"].value
@@ -63,7 +63,7 @@ def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:
 
 
 def measure(way: str, options: argparse.Namespace) -> dict[str, Figure]:
-    """The figures of one compile. Raises ChildError."""
+    """Return the figures of one compile. Raises ChildError."""
     work: Path = options.work
     work.mkdir(parents=True, exist_ok=True)
     extra, timeout = shlex.split(options.options), options.timeout

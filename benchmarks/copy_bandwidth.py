@@ -1,21 +1,21 @@
-"""The bandwidth of a plain copy, in bytes read and written a second: what a memory bus gives to a simple program."""
+"""Measure the bandwidth of a plain copy, in bytes read and written per second: the memory bandwidth in practice."""
 
 import time
 
 import torch
 
-# Far above the last cache: 50 MB on an H100 or H200, tens to hundreds on CPUs, of which a copy's two buffers are four
-# times as much.
+# Far above the last-level cache: 50 MB on an H100 or H200, tens to hundreds of MB on CPUs. A copy's two buffers are at
+# least four times as large.
 _BYTES = {"cuda": 1 << 30, "cpu": 1 << 28}
 _TRIES = {"cuda": 20, "cpu": 5}
 
 
 def copy_bandwidth(device: str) -> float:
-    """Measures the best of some copies on "cuda" or "cpu", and gives the memory back."""
+    """Return the best of some copies on "cuda" or "cpu", and free the memory."""
     source = torch.ones(_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     timed = _cuda_seconds if device == "cuda" else _cpu_seconds
-    timed(source, target)  # the first one touches the pages and wakes the clocks
+    timed(source, target)  # the first copy touches the pages and raises the clocks
     least = min(timed(source, target) for _ in range(_TRIES[device]))
     bandwidth = 2 * source.nbytes / least
     del source, target

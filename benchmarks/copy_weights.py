@@ -1,13 +1,12 @@
-"""How fast an artifact's weights reach the device, by threads, against what bounds it on the host.
+"""Measure how fast an artifact's weights reach the device, by threads, and compare with the limits of the host.
 
     python benchmarks/copy_weights.py ARTIFACT [--device cuda] [--threads 4,8,16] [--repeats 3] [--json FILE]
 
-The page cache holds the files, and the device has been used before. For each number of threads:
-
+The page cache holds the files, and the device has been initialized. For each number of threads:
 copy     `WeightCopy`, which a start on a GPU waits for: reading, SHA-256 and copying, each byte once
 nohash   the same without SHA-256
-hash     reading and SHA-256 alone, into memory that is used again
-read     reading alone, in the blocks of `WeightCopy`
+hash     only reading and SHA-256, into reused memory
+read     only reading, in the blocks of `WeightCopy`
 """
 
 import argparse
@@ -31,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", default="4,8,16", help="numbers of threads, by commas")
+    parser.add_argument("--threads", default="4,8,16", help="numbers of threads, separated by commas")
     parser.add_argument("--repeats", type=int, default=3)
     add_json_option(parser)
     options = parser.parse_args()
@@ -47,7 +46,7 @@ def main() -> None:
 
 
 def measure(artifact: Artifact, device: torch.device, threads: int, repeats: int) -> dict[str, Figure]:
-    """Bytes a second in each way on `threads` threads, the best of some repeats."""
+    """Return bytes per second in each way on `threads` threads, the best of some repeats."""
     context = on_one_device(device.type)
     files = [artifact.file(relpath) for relpath in artifact.weight_files()]
     size = sum(file.stat().st_size for file in files)

@@ -1,10 +1,10 @@
-"""Decoding from an artifact: the time of a step, and the bandwidth that it comes to.
+"""Measure decode of an artifact: the time of a step, and the resulting bandwidth.
 
     python benchmarks/decode.py ARTIFACT [--batch 1,32] [--shape phi-2] [--json FILE]
 
-Measured is the whole engine, sampling and scheduling included, through `ingot.LLM`, by decode_method.py. The bytes of a
-step are reckoned by traffic.py at the mean context of the steps that are measured, and set against a plain copy in the
-same process.
+It measures the whole engine, with sampling and scheduling, through `ingot.LLM`, by decode_method.py. traffic.py
+computes the bytes of a step at the mean context of the measured steps; they are compared with a plain copy in the same
+process.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from units import quantity
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
-    parser.add_argument("--shape", choices=(*SHAPES, *FAMILIES), help="what the artifact is of, for the result")
+    parser.add_argument("--batch", default="1,32", help="batch sizes, separated by commas")
+    parser.add_argument("--shape", choices=(*SHAPES, *FAMILIES), help="the artifact's shape, for the result")
     add_length_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
@@ -35,7 +35,7 @@ def main() -> None:
     measured = {int(batch): replace(lengths_of(int(batch)), **changes) for batch in options.batch.split(",")}
     limits = limits_of(options.artifact)
     check_limits(limits, measured)
-    copy = copy_bandwidth(device_of(options.artifact))  # first, while there is memory
+    copy = copy_bandwidth(device_of(options.artifact))  # first, while memory is free
     figures = {"copy": Figure(value=copy, unit="B/s", what="a plain copy, read and written, the best")}
     generate = ingot_generate(options.artifact)
     for batch, lengths in measured.items():
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def check_limits(limits: Mapping[str, int], measured: Mapping[int, Lengths]) -> None:
-    """Ends the benchmark when the artifact was compiled for less than what is measured."""
+    """Exit if the artifact was compiled for less than the benchmark measures."""
     most, longest = limits["max_batch"], limits["max_seq_len"]
     for batch, lengths in measured.items():
         if lengths.short >= lengths.long:

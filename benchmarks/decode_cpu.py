@@ -1,11 +1,11 @@
-"""Decoding on a CPU against `transformers.generate`, for a checkpoint and a few batch sizes.
+"""Compare decode on a CPU with `transformers.generate`, for a checkpoint and a few batch sizes.
 
     python benchmarks/decode_cpu.py [--checkpoint models/pico] [--batches 1,16] [--tokens 128] [--threads 2]
 
-Both sides decode greedily, from the same prompts, in the checkpoint's dtype, with the same number of threads, in one
-process and in turns, so that both see the same machine. The peer runs with its cache on, and once more with a static
-cache; nothing of it is compiled, which is what its defaults do on a CPU. A round measures `tokens` + 1 tokens and one
-token; a decode step is the difference over `tokens`. Only minima count: other work on a machine only ever adds.
+Both sides decode greedily from the same prompts, in the checkpoint's dtype, with the same number of threads, in one
+process and in turns, so that both see the same machine state. The peer runs with its default cache, and again with a
+static cache; nothing of it is compiled, as by its defaults on a CPU. A round measures `tokens` + 1 tokens and one
+token; a decode step is the difference over `tokens`. Only minima count: other work on a machine only adds.
 """
 
 import argparse
@@ -28,9 +28,9 @@ Generate = Callable[[int], object]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--checkpoint", default=str(Path(__file__).parents[1] / "models" / "pico"))
-    parser.add_argument("--batches", default="1,16", help="sequences at once, separated by commas")
-    parser.add_argument("--tokens", type=int, default=128, help="decoded in a round")
-    parser.add_argument("--threads", type=int, default=2, help="of both sides")
+    parser.add_argument("--batches", default="1,16", help="batch sizes, separated by commas")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens decoded in a round")
+    parser.add_argument("--threads", type=int, default=2, help="threads of both sides")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -39,7 +39,7 @@ def main() -> None:
         compile_model(options.checkpoint, Path(folder) / "model.ingot")
         llm = LLM(Path(folder) / "model.ingot")
         peer = AutoModelForCausalLM.from_pretrained(options.checkpoint, dtype="auto").eval()
-        peer.generation_config.eos_token_id = None  # it goes on to the last token, as Ingot does with ignore_eos
+        peer.generation_config.eos_token_id = None  # continue to the last token, as Ingot does with ignore_eos
         for batch in map(int, options.batches.split(",")):
             figures |= measure(llm, peer, batch, options.tokens, options.rounds)
     print_figures(figures)
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure(llm: LLM, peer: torch.nn.Module, batch: int, tokens: int, rounds: int) -> dict[str, Figure]:
-    """Seconds of a decode step on each side, and how many times faster than the faster peer Ingot is."""
+    """Return the seconds of a decode step on each side, and Ingot's speedup over the faster peer."""
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(10, peer.config.vocab_size, (batch, _PROMPT_TOKENS), generator=generator)
     ways: dict[str, Generate] = {
@@ -57,7 +57,7 @@ def measure(llm: LLM, peer: torch.nn.Module, batch: int, tokens: int, rounds: in
         "transformers_static": _transformers(peer, prompts, cache_implementation="static"),
     }
     least = {(name, count): math.inf for name in ways for count in (1, tokens + 1)}
-    for _ in range(rounds + 1):  # the first round warms up, and loses
+    for _ in range(rounds + 1):  # the first round is a warm-up, and its times never win
         for name, way in ways.items():
             for count in (1, tokens + 1):
                 begin = time.perf_counter()

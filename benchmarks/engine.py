@@ -1,4 +1,4 @@
-"""Ingot as what decode_method.py measures."""
+"""Ingot as an engine for decode_method.py."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,18 +9,18 @@ from ingot import LLM, SamplingParams, open_artifact
 
 
 def limits_of(artifact: Path) -> Mapping[str, int]:
-    """The sizes that an artifact was compiled for, and its vocabulary's."""
+    """Return the sizes that an artifact was compiled for, and its vocabulary size."""
     model = open_artifact(artifact, verify=False).manifest.model
     return {name: int(str(model[name])) for name in ("vocab_size", "max_batch", "max_seq_len", "max_tokens")}
 
 
 def device_of(artifact: Path) -> str:
-    """ "cpu" or "cuda": what an artifact was compiled for."""
+    """Return the device that an artifact was compiled for: "cpu" or "cuda"."""
     return str(open_artifact(artifact, verify=False).manifest.target["device"])
 
 
 def ingot_generate(artifact: Path) -> Generate:
-    """The whole engine, scheduling and sampling included: greedy, past the end tokens, without making text."""
+    """Return the whole engine, with scheduling and sampling: greedy, past the end tokens, without detokenizing."""
     llm = LLM(artifact)
 
     def generate(prompts: Prompts, count: int) -> object:

@@ -1,4 +1,4 @@
-"""The figures of what was measured of an engine, for every engine the same."""
+"""Make the figures of an engine's measurements, in the same way for every engine."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from serve_method import Served
 from ingot.bench.drive import Run
 from ingot.bench.metrics import serve_metrics, throughput_metrics
 
-# Of requests that were driven one by one: the field of `serve_metrics`, and what it says.
+# For requests that arrive over time: the field of `serve_metrics`, and its description.
 _WAITS = {
     "ttft": ("mean_ttft_ms", "until the first token, on average"),
     "ttft_p99": ("p99_ttft_ms", "until the first token, the 99th percentile"),
     "tpot": ("mean_tpot_ms", "a token behind the first, on average"),
     "tpot_p99": ("p99_tpot_ms", "a token behind the first, the 99th percentile"),
 }
-# What a request has to keep to be a good one, in milliseconds: MLPerf Inference v5.0, Llama-2-70B, interactive.
+# Limits of a good request, in milliseconds: MLPerf Inference v5.0, Llama-2-70B, interactive.
 _GOOD = {"ttft": 450.0, "tpot": 40.0}
 
 
@@ -43,7 +43,7 @@ def serve_figures(served: Served) -> dict[str, Figure]:
         found["throughput"] = _throughput(served.requests, what)
     if load.spread:
         found["spread_throughput"] = _throughput(served.spread, f"{load.spread} requests of spread lengths at once")
-    for rate, run in zip(load.rate, served.arrivals, strict=False):  # none of them without arrivals
+    for rate, run in zip(load.rate, served.arrivals, strict=False):  # no runs without arrivals
         arriving = f"{load.arrivals} requests like ShareGPT's, {rate:g} of them a second"
         found |= _waits(f"arrivals_{rate:g}", run, arriving)
         found[f"arrivals_{rate:g}_goodput"] = _goodput(run, arriving)
@@ -61,14 +61,14 @@ def _waits(part: str, run: Run, asked: str) -> Iterator[tuple[str, Figure]]:
 
 
 def _goodput(run: Run, asked: str) -> Figure:
-    """Good requests that ended in a second."""
+    """Return the rate of good requests."""
     good = " and ".join(f"{most:g} ms of {metric}" for metric, most in _GOOD.items())
     value = serve_metrics(run, goodput=_GOOD)["request_goodput"]
     return Figure(value=value, unit="requests/s", what=f"{asked}: ended within {good}")
 
 
 def _throughput(run: Run, what: str) -> Figure:
-    """Tokens made in a second."""
+    """Return the rate of generated tokens."""
     return Figure(value=throughput_metrics(run)["output_tokens_per_second"], unit="tokens/s", what=what)
 
 

@@ -1,18 +1,17 @@
-"""What an engine's host side takes for a step, by an executor that answers at once.
+"""Measure an engine's host time per step, with an executor that answers at once.
 
     python benchmarks/engine_host.py [--running 256] [--prompt 512] [--output 256] [--only NAME,…] [--json FILE]
 
-All requests are added at once and run side by side, one token each a step, until all have ended; what a step takes is
-`Engine.step`: scheduling, launching, taking the tokens, outputs. Counted is the processor's time of the engine's
-thread, which other work on the machine leaves alone, as the mean over the steps of one token each, the least of some
-tries. Each case asks for something else, and reads of the outputs what a caller of its kind reads:
-
+All requests are added at once and run together, one token each per step, until all have ended. A step's time is that of
+`Engine.step`: scheduling, launching, taking the tokens, outputs. It is the CPU time of the engine's thread, which other
+work on the machine does not affect: the mean over the steps of one token each, the minimum of some tries. Each case
+uses other options, and reads from the outputs what its kind of caller reads:
     alone      token ids at the end
     streamed   token ids, at every token
-    sampled    token ids at the end, drawn in a different way by each sequence: with a temperature, penalties, ends
+    sampled    token ids at the end, sampled with other options for each sequence: temperature, penalties, stops
     text       text at the end
-    streamed_text, stops   text at every token; the latter with stop strings that do not come
-    logprobs   at every token the log-probabilities of that one and of the five most likely ones
+    streamed_text, stops   text at every token; the latter with stop strings that do not occur
+    logprobs   at every token its log-probability and those of the five most likely tokens
 """
 
 import argparse
@@ -61,7 +60,7 @@ _WORDS = [
 
 @dataclass(frozen=True)
 class Load:
-    """Sequences that run side by side, and the tokens of their prompts and outputs."""
+    """Sequences that run together, and the tokens of their prompts and outputs."""
 
     running: int
     prompt: int
@@ -70,7 +69,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked for, of the sequence of a number; and what a caller reads of its outputs."""
+    """The sampling options by sequence number, and what a caller reads of the outputs."""
 
     params: Callable[[int], Mapping[str, object]]
     read: Callable[[RequestOutput], object]
@@ -115,12 +114,12 @@ CASES: Mapping[str, Case] = {
 
 
 class FreeExecutor:
-    """Gives tokens that were drawn beforehand, the moment that it is asked."""
+    """Returns tokens that were drawn beforehand, at once."""
 
     def __init__(self, tokens: Sequence[Sequence[int]]) -> None:
         self._tokens = tokens
         self.launches = 0
-        self.decodes = False  # the step launched last feeds one token of each sequence
+        self.decodes = False  # the last launched step has one token of each sequence
 
     def launch(self, inputs: StepInputs) -> "FreeHandle":
         self.launches += 1
@@ -150,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("running", 256), ("prompt", 512), ("output", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--only", default=",".join(CASES), help="cases, with commas between them")
+    parser.add_argument("--only", default=",".join(CASES), help="cases, separated by commas")
     add_json_option(parser)
     options = parser.parse_args()
     load = Load(options.running, options.prompt, options.output)
@@ -175,7 +174,7 @@ def case_figures(name: str, case: Case, load: Load, tokenizer: Tokenizer) -> dic
 
 
 def _served(case: Case, load: Load, tokenizer: Tokenizer) -> tuple[float, float, float]:
-    """Seconds of a decode step, of adding a request, and of a step that feeds prompts."""
+    """Return the seconds of a decode step, of adding a request, and of a step with prompts."""
     draw = random.Random(0)
     vocab = tokenizer.vocab_size
     usual = [token for token in range(1, vocab) if REPLACEMENT not in tokenizer.decode([token], False)]
@@ -203,7 +202,7 @@ def _served(case: Case, load: Load, tokenizer: Tokenizer) -> tuple[float, float,
             case.read(output)
             ended += output.finished
         seconds = time.thread_time() - begin
-        if executor.launches > launches and decoded == executor.decodes:  # not where one kind follows the other
+        if executor.launches > launches and decoded == executor.decodes:  # skip steps at the change of kind
             (decodes if decoded else prompts).append(seconds)
     assert ended == load.running
     return sum(decodes) / len(decodes), added / load.running, sum(prompts) / max(1, len(prompts))
@@ -219,7 +218,7 @@ def _engine(executor: FreeExecutor, load: Load, tokenizer: Tokenizer) -> Engine:
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """A byte-level BPE as most models have one, of words with their spaces."""
+    """Return a byte-level BPE tokenizer like most models', for words with their spaces."""
     draw = random.Random(0)
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,13 +1,13 @@
-"""The constants of predicted times (`ingot/ir/machine/gpu_times.py`), fitted to measured steps.
+"""Fit the constants of predicted times (`ingot/ir/machine/gpu_times.py`) to measured steps.
 
     ingot explain ARTIFACT --step T=32,context=512 --measure --json > 32.json
     python benchmarks/fit_times.py 1.json 32.json 512.json … [--leave-out] [--check OTHER.json …]
 
-Each constant of a kernel that is not zero is moved up and down, by less and less, as long as the calls that the kernel
-is of come nearer to their measured times: the mean square of log(predicted / measured), each call weighing as the
-root of its share of the step. Where they say little, it stays near what it was. Printed are the table, and errors
-before and after; those of the files to --check too, which nothing is fitted to. With --leave-out each step is predicted
-by constants that were fitted to the others.
+Each nonzero constant of a kernel is moved up and down by decreasing factors, as long as the predictions of the kernel's
+calls improve: the mean square of log(predicted / measured), with each call weighted by the root of its share of the
+step. With little data, a constant stays near its old value. The output is the table, and the errors before and after,
+also for the files of --check, which are not fitted. With --leave-out, each step is predicted by constants fitted to the
+other steps.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from ingot.debug.step_time.work import KINDS, Work
 from ingot.ir.errors import OptionError
 from ingot.ir.machine.gpu_times import H200_TIMES, GpuTimes, KernelTime
 
-_FIRST, _LAST = 0.3, 0.01  # of what a constant is moved by
+_FIRST, _LAST = 0.3, 0.01  # range of the factor that moves a constant
 _SWEEPS = 30
-# A constant that is twice what it was counts as much as calls that are off by some 3 %.
+# Doubling a constant costs as much as calls that are off by some 3 %.
 _STAYING = 0.002
-# Shares of what a device has. What was just written is read from its caches, faster than its memory is.
+# Maximum shares of the device's peak. Data that was just written comes from caches, which are faster than its memory.
 _MOST = {"bandwidth": 1.25, "rate": 1.0}
 _DIGITS = 2
 _WORK = TypeAdapter(Work)
@@ -44,7 +44,7 @@ _STEP = TypeAdapter(StepTime)
 
 @dataclass(frozen=True)
 class Step:
-    """A measured step: its calls, and the seconds of each in a row of equal ones."""
+    """A measured step: its calls, and the seconds of each in a sequence of equal calls."""
 
     name: str
     works: tuple[Work, ...]
@@ -86,17 +86,17 @@ def main() -> None:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """The measured steps of a file. Raises OptionError where it has none, or of another GPU."""
+    """Return the measured steps of a file. Raises OptionError if it has none, or if they are of another GPU."""
     try:
         buckets = json.loads(path.read_text(encoding="utf-8"))["buckets"]
         found = [_step(path.stem, bucket) for bucket in buckets if bucket["time"]["measured"] is not None]
     except (OSError, ValueError, TypeError, KeyError, ValidationError) as error:
-        raise OptionError(f"{path}: {error!s:.200}", expected="what ingot explain --measure --json prints") from None
+        raise OptionError(f"{path}: {error!s:.200}", expected="output of ingot explain --measure --json") from None
     for step in found:
         if step.time.device != H200_TIMES.gpu.product:
             raise OptionError(f"{path} is of {step.time.device}", expected=f"steps of {H200_TIMES.gpu.product}")
     if not found:
-        raise OptionError(f"{path} has no measured step", expected="what ingot explain --measure --json prints")
+        raise OptionError(f"{path} has no measured step", expected="output of ingot explain --measure --json")
     return found
 
 
@@ -112,7 +112,7 @@ def _step(name: str, bucket: Mapping[str, Any]) -> Step:
 
 
 def samples(steps: Iterable[Step]) -> list[Sample]:
-    """Equal calls of a step are one, with the median of their seconds."""
+    """Return the samples. Equal calls of a step are one sample, with the median of their seconds."""
     found = []
     for step in steps:
         whole = sum(step.seconds)
@@ -127,7 +127,7 @@ def samples(steps: Iterable[Step]) -> list[Sample]:
 
 
 def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
-    """The constants that predict these steps best, begun at `times`."""
+    """Return the constants that predict these steps best, starting from `times`."""
     taken = samples(steps)
     times = replace(times, between=_rounded(max(0.0, _between(steps, times.between))))
     move, begun = _FIRST, times.kernels
@@ -144,8 +144,8 @@ def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
 
 
 def _between(steps: Sequence[Step], begun: float) -> float:
-    """What passes between two captured steps. A profiler's steps do not wait for a host that has other things to do, so
-    they come first."""
+    """Return the time between two captured steps. Steps in a profiler's trace do not wait for a busy host, so they take
+    precedence."""
     gaps = [kind for step in steps if step.time.captured for kind in step.time.kinds if kind.kind == GAPS]
     traced = [one.traced for one in gaps if one.traced is not None]
     measured = [one.measured for one in gaps if one.measured is not None]
@@ -157,7 +157,7 @@ def _has(work: Work, kernel: str) -> bool:
 
 
 def _nearer(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample], move: float) -> GpuTimes:
-    """With those constants of a kernel moved that come nearer so to what was measured."""
+    """Return the times after moving those constants of a kernel that improve its predictions."""
     least = _loss(times, name, begun, taken)
     for constant in fields(KernelTime):
         for factor in (1 + move, 1 / (1 + move)):
@@ -172,7 +172,7 @@ def _nearer(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sampl
 
 
 def _loss(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample]) -> float:
-    """How far the calls of a kernel are off, and its constants from those that it began with."""
+    """Return how far the calls of a kernel are off, and its constants from their start values."""
     if not taken:
         return 0.0
     device, kernel = _device(times), times.kernels[name]
@@ -196,7 +196,7 @@ def _rounded(value: float) -> float:
 
 
 def source_of(times: GpuTimes) -> str:
-    """The kernels as they stand in the source."""
+    """Return the kernels as Python source."""
     lines = [f'"{name}": {_constants(kernel)},' for name, kernel in times.kernels.items()]
     return "\n".join([*lines, f"between={_us(times.between)},"])
 
@@ -215,7 +215,7 @@ def _us(seconds: float) -> str:
 
 
 def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step], GpuTimes], name: str) -> None:
-    """How far predictions are off before and after: of each step, and of its calls by kind."""
+    """Print the prediction errors before and after: of each step, and of its calls by kind."""
     offs = [_offs(step, step.predicted(before), step.predicted(after(step))) for step in steps]
     kinds = [kind for kind in ("step", *KINDS) if any(kind in one for one in offs)]
     rows = [
@@ -230,7 +230,7 @@ def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step]
 
 
 def _offs(step: Step, *predicted: StepTime) -> dict[str, list[float]]:
-    """By how much predictions of a step are too high, as parts of what was measured; and those of each kind."""
+    """Return the relative errors of predictions of a step against its measurement, in total and by kind."""
     measured = {"step": step.time.measured, **{kind.kind: kind.measured for kind in step.time.kinds}}
     values = [{"step": one.predicted, **{kind.kind: kind.predicted for kind in one.kinds}} for one in predicted]
     return {kind: [one[kind] / taken - 1 for one in values] for kind, taken in measured.items() if taken}

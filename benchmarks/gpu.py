@@ -1,24 +1,22 @@
-"""All that is measured of one shape on this machine's GPU, in one call and one result: FOLDER/gpu_SHAPE.json.
+"""Measure everything for one shape on this machine's GPU, in one call and one result: FOLDER/gpu_SHAPE.json.
 
     python benchmarks/gpu.py --shape 1b --out FOLDER [--skip serve,… | --only checkpoint,…] [--peer vllm|sglang]
         [--site FOLDER] [--name NAME] [--revision COMMIT]
 
-checkpoint     random weights of the shape, unless --work holds them already
+checkpoint     random weights of the shape, unless --work has them already
 compile        compile-model with empty caches                                    compile_time.py
 decode         steps of some batches                                              decode.py
 cold_start     start of a process to its first token                              cold_start.py
-serve          a long prompt, many requests, arrivals, common beginnings          serve.py
-peer           another engine's starts and steps, and what serve measures         peer.py
-compile_again  compile-model with its caches filled, and of few layers            compile_time.py
-
+serve          a long prompt, many requests, arrivals, shared prefixes             serve.py
+peer           another engine's starts and steps, and the loads of serve           peer.py
+compile_again  compile-model with filled caches, and of few layers                 compile_time.py
 With `--options "--max-seq-len 40960" --load "--prompt 4000,32000"` a prompt of 32000 tokens is measured too. Up to 256
 requests run at a time, the default of `compile-model`, or as many as `--max-batch` in `--options` says.
-
-A part that fails is written down as missing, with its reason, and the next one begins. The result is written after each
-part, so that what was measured stays when the call is cut off; a later call with the same --work adds to it, as long as
-the commit is the same one and so are the packages. So does a call for another peer or another version of it, `--only
-checkpoint,peer --peer sglang --site FOLDER`. What serve measures is measured of a peer too, unless `--skip` names
-serve; so are its starts where cold_start is measured.
+A failed part is recorded as missing with its reason, and the next one begins. The result is written after each part, so
+that an interrupted call keeps its measurements. A later call with the same --work adds to it, if commit and packages
+are the same. So does a call for another peer or another version of it: `--only checkpoint,peer --peer sglang --site
+FOLDER`. A peer is measured with the loads of serve, unless `--skip` names serve, and its starts if cold_start is
+measured.
 """
 
 import argparse
@@ -45,7 +43,7 @@ PARTS = ("checkpoint", "compile", "decode", "cold_start", "serve", "peer", "comp
 
 @dataclass
 class Found:
-    """What the parts measured so far."""
+    """The measurements of the parts so far."""
 
     figures: dict[str, Figure] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -56,27 +54,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/ingot-gpu"), help="folder of checkpoint and artifact")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/ingot-gpu"), help="folder for checkpoint and artifact")
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--skip", type=part_names, default=(), help="parts to leave out, separated by commas")
     chosen.add_argument("--only", type=part_names, default=PARTS, help="parts to measure, separated by commas")
-    parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
-    parser.add_argument("--options", default="--max-seq-len 4096", help="of compile-model, in one string")
-    parser.add_argument("--load", default="", help="options of serve.py, which the peer gets too, in one string")
+    parser.add_argument("--batch", default="1,32", help="batch sizes, separated by commas")
+    parser.add_argument("--options", default="--max-seq-len 4096", help="options of compile-model, as one string")
+    parser.add_argument("--load", default="", help="options of serve.py, also for the peer, as one string")
     parser.add_argument("--peer", choices=PEERS, default="vllm")
     parser.add_argument("--site", type=Path, help="a folder to import the peer from")
     parser.add_argument(
-        "--name", help="of the result, where gpu_SHAPE is that of another sitting; as in gpu_8b_long_prompt"
+        "--name", help="name of the result, if gpu_SHAPE is taken by another run; as in gpu_8b_long_prompt"
     )
     parser.add_argument("--seconds", type=float, default=560.0, help="for all parts together")
-    parser.add_argument("--revision", help="the commit, where this is no git checkout")
+    parser.add_argument("--revision", help="the commit, if this is no git checkout")
     options = parser.parse_args()
     parts = asked_parts(options)
     if not parts:
         sys.exit("no part is left to measure")
     if options.revision:
         os.environ[REVISION] = options.revision
-    os.environ[REVISION] = revision()  # said now, or the call would be for nothing; the parts say the same
+    os.environ[REVISION] = revision()  # fail now if it is unknown; the parts record the same commit
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     check_commands()
     deadline = time.monotonic() + options.seconds
@@ -95,7 +93,7 @@ def main() -> None:
 
 
 def part_names(text: str) -> tuple[str, ...]:
-    """Those of a list that is separated by commas."""
+    """Return the parts of a list that is separated by commas."""
     names = tuple(filter(None, text.split(",")))
     if unknown := [name for name in names if name not in PARTS]:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
@@ -107,7 +105,7 @@ def asked_parts(options: argparse.Namespace) -> list[str]:
 
 
 def work_folder(options: argparse.Namespace) -> Path:
-    """Where checkpoint, artifact, caches and the result so far of a shape are."""
+    """Return the folder of a shape's checkpoint, artifact, caches and result so far."""
     folder: Path = options.work / options.shape
     return folder
 
@@ -117,7 +115,7 @@ def name_of(options: argparse.Namespace) -> str:
 
 
 def earlier(options: argparse.Namespace) -> Found:
-    """What earlier calls found at the same commit, with the same packages."""
+    """Return the measurements of earlier calls at the same commit, with the same packages."""
     path = work_folder(options) / f"{name_of(options)}.json"
     if not path.exists() or (result := read_result(path)).revision != os.environ[REVISION]:
         return Found()
@@ -127,7 +125,7 @@ def earlier(options: argparse.Namespace) -> Found:
 
 
 def check_commands() -> None:
-    """Ends the benchmark where Ingot's commands do not start, for want of a package say: nothing could be compiled."""
+    """Exit if Ingot's commands do not start, for example because a package is missing: nothing could be compiled."""
     try:
         run_command([sys.executable, "-m", "ingot", "compile", "--help"], timeout=60)
     except ChildError as error:
@@ -135,7 +133,7 @@ def check_commands() -> None:
 
 
 def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path]]]:
-    """The command of each part, in order."""
+    """Yield the command of each part, in order."""
     work = work_folder(options)
     checkpoint, artifact = work / "checkpoint", work / "model.ingot"
     compiling = [HERE / "compile_time.py", checkpoint, "--work", work, f"--options={options.options}", "--measure"]
@@ -154,7 +152,7 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
 
 
 def run(part: str, command: list[str | Path], found: Found, seconds: float) -> None:
-    """Run a part in `seconds`, and add what it found, or why it found nothing."""
+    """Run a part within `seconds`, and record its measurements, or why it has none."""
     found.missing.pop(part, None)
     try:
         if seconds <= 0:
@@ -173,7 +171,7 @@ def run(part: str, command: list[str | Path], found: Found, seconds: float) -> N
 
 
 def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
-    """The result of the parts so far."""
+    """Write the result of the parts so far."""
     return write_result(
         name_of(options),
         {"shape": options.shape, "batch": options.batch, "compile": options.options, "load": options.load},

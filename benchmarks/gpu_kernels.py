@@ -1,15 +1,14 @@
-"""What the kernels of one shape take on this machine's GPU, in one call and one result: FOLDER/kernels_SHAPE.json.
+"""Measure the kernels of one shape on this machine's GPU, in one call and one result: FOLDER/kernels_SHAPE.json.
 
     python benchmarks/gpu_kernels.py --shape 8b --out FOLDER [--skip step] [--seconds 30]
 
-linear      products, beside cuBLAS                                         kernels/linear.py
+linear      matmuls, and cuBLAS's                                           kernels/linear.py
 step        the small kernels of a step                                     kernels/step.py
-attention   of decode steps, beside FlashInfer's where it is installed      kernels/attention.py
-prefill     attention of prompts, beside FlashInfer's                       kernels/prefill.py
-
-What nvcc compiles for the last part takes a minute, and is compiled beside the first ones. Each part measures for
---seconds at most; what it had no time for, what came out wrong, and parts that fail are written down as missing. The
-result is written after each part.
+attention   decode attention, and FlashInfer's if it is installed           kernels/attention.py
+prefill     prefill attention, and FlashInfer's                             kernels/prefill.py
+For the last part nvcc compiles for a minute, in parallel with the first parts. Each part measures for at most
+--seconds. Calls without time left, wrong results and failed parts are recorded as missing. The result is written after
+each part.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from ingot.bench.children import ChildError, Ended, run_command
 
 KERNELS = Path(__file__).parent / "kernels"
 PARTS = ("linear", "step", "attention", "prefill")
-_BESIDE = 240.0  # seconds that a part may take for starting and compiling
+_BESIDE = 240.0  # seconds for starting and compiling a part
 
 
 def main() -> None:
@@ -35,12 +34,12 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     parser.add_argument("--skip", default="", help="parts to leave out, separated by commas")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of measuring, for each part")
+    parser.add_argument("--seconds", type=float, default=30.0, help="measuring time of each part")
     options = parser.parse_args()
     skipped = set(filter(None, options.skip.split(",")))
     if (unknown := skipped - set(PARTS)) or skipped == set(PARTS):
         sys.exit(f"--skip {options.skip}: choose from {', '.join(PARTS)}" + (", not all of them" * (not unknown)))
-    revision()  # or the call would be for nothing
+    revision()  # fail now if it is unknown
     found = Found()
     with TemporaryDirectory(prefix="ingot-kernels-") as work, ThreadPoolExecutor(1) as beside:
         building = beside.submit(build, options.shape, work) if "prefill" not in skipped else None
@@ -53,13 +52,13 @@ def main() -> None:
 
 
 def build(shape: str, work: str) -> Ended:
-    """Compile what prefill.py measures. Raises ChildError."""
+    """Compile the kernels for prefill.py. Raises ChildError."""
     script: list[str | Path] = [sys.executable, KERNELS / "prefill.py", "--shape", shape, "--work", work, "--build"]
     return run_command(script, timeout=_BESIDE)
 
 
 def measure(part: str, options: argparse.Namespace, work: str, building: "Future[Ended] | None", found: Found) -> None:
-    """Run a part, and add what it found, or why it found nothing."""
+    """Run a part, and record its measurements, or why it has none."""
     command = [KERNELS / f"{part}.py", "--shape", options.shape, "--seconds", str(options.seconds)]
     if part == "prefill" and building is not None:
         command += ["--work", work]
@@ -72,7 +71,7 @@ def measure(part: str, options: argparse.Namespace, work: str, building: "Future
 
 
 def write(options: argparse.Namespace, found: Found) -> Path:
-    """The result of the parts so far."""
+    """Write the result of the parts so far."""
     options.out.mkdir(parents=True, exist_ok=True)
     return write_result(
         "kernels_" + re.sub(r"\W", "_", options.shape),

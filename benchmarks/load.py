@@ -1,17 +1,15 @@
-"""Loading an artifact against reading its weights.
+"""Compare loading an artifact with reading its weights.
 
     python benchmarks/load.py [--gigabytes 1.0] [--threads 2] [--repeats 7]
 
-It makes a checkpoint of that size with random weights, compiles it with the reference backend (executables are opened
-in the same way for every backend, and take milliseconds), and measures in pairs, page cache warm:
-
+It makes a checkpoint of that size with random weights and compiles it with the reference backend (executables open in
+the same way for every backend, and take milliseconds). It measures in turns, with a warm page cache:
 read         read() of all weight files into one reused buffer of 1 MiB, one thread
-read_whole   the same into one reused buffer as large as the largest file, which no cache of the processor holds
-read_bytes   Path.read_bytes() of every file: into new memory, as a loader that keeps the weights there would
-hash         reading and SHA-256 of every chunk with `threads` threads: what checking all digests takes at least
+read_whole   the same into one reused buffer as large as the largest file, which exceeds all CPU caches
+read_bytes   Path.read_bytes() of every file into new memory, as a loader that keeps the weights there would
+hash         reading and SHA-256 of every chunk with `threads` threads: the minimum for checking all digests
 load         `load_artifact` in a process that has imported it: digests checked, weights mapped, states made
-
-Only minima count: other work on the machine adds to a time and never takes from it.
+Only minima count: other work on the machine only adds to a time.
 """
 
 import argparse
@@ -33,8 +31,8 @@ _BLOCK_BYTES = 1 << 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--gigabytes", type=float, default=1.0, help="of weights, in units of 10^9 bytes")
-    parser.add_argument("--threads", type=int, default=2, help="that check digests")
+    parser.add_argument("--gigabytes", type=float, default=1.0, help="size of the weights, in units of 10^9 bytes")
+    parser.add_argument("--threads", type=int, default=2, help="threads that check digests")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ingot-load-") as folder:
@@ -45,7 +43,7 @@ def main() -> None:
 
 
 def measure(artifact: Path, threads: int, repeats: int) -> dict[str, Figure]:
-    """The figures of one artifact; each round measures every way once, so that all of them see the same machine."""
+    """Return the figures of one artifact; each round measures every way once, so that all see the same machine."""
     files = sorted((artifact / "weights").glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     block, whole = bytearray(_BLOCK_BYTES), bytearray(max(file.stat().st_size for file in files))
@@ -84,7 +82,7 @@ def _read(files: list[Path], buffer: bytearray) -> None:
 
 
 def _artifact(folder: Path, size: int) -> Path:
-    """An artifact whose weights take about `size` bytes in bfloat16, in as many layers as that takes."""
+    """Return an artifact with weights of about `size` bytes in bfloat16, with as many layers as that needs."""
     config = config_of("1b", vocab_size=32000)
     embedding = config["vocab_size"] * config["hidden_size"]
     layers = max(1, round((size / 2 - embedding) / sum(map(math.prod, layer_shapes(config).values()))))

@@ -1,17 +1,16 @@
-"""What the largest step of a model takes, against what its plan says.
+"""Measure the memory of a model's largest step, and compare it with the plan.
 
     python benchmarks/memory.py [--layers 16] [--backend inductor] [--max-tokens 2048]
                                 [--max-seq-len 2048] [--max-batch 64]
 
-It makes a checkpoint of the shape of Llama 3.2 1B with random weights, compiles it, and in a new process loads the
-artifact and launches the largest step that the scheduler could make: a sequence feeds all tokens but those of the other
-sequences, which feed one each, and ends at its full length; each has a row of logits, none is greedy.
-
-activations  bytes that the step takes from torch's CPU allocator at its peak, as torch's profiler reports them call by
-             call: values, temporaries, and the scratch that oneDNN asks torch for. Exact, on a busy machine too
-resident     growth of the anonymous memory of the process (RssAnon in /proc/self/status, sampled every millisecond)
-             from before the launch to its peak, with the KV pages written before. malloc keeps some of what is freed,
-             so this is up to an eighth above or below what is allocated. Weights are mapped from files and not in it
+It makes a checkpoint of the shape of Llama 3.2 1B with random weights and compiles it. A new process loads the artifact
+and launches the largest step that the scheduler could make. One sequence has all tokens except one for each other
+sequence, and ends at its full length; each has a row of logits, and none is greedy.
+activations  peak bytes of the step from torch's CPU allocator, as torch's profiler reports them call by call: values,
+             temporaries, and oneDNN's scratch, which torch allocates. Exact, even on a busy machine
+resident     growth of the process's anonymous memory (RssAnon in /proc/self/status, sampled every millisecond) from
+             before the launch to its peak, with the KV pages already written. malloc keeps some freed memory, so this
+             is up to an eighth above or below the allocations. Weights are mapped from files and not included
 """
 
 import argparse
@@ -36,7 +35,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=2048)
     parser.add_argument("--max-seq-len", type=int, default=2048)
     parser.add_argument("--max-batch", type=int, default=64)
-    parser.add_argument("--results", type=Path, help="folder for the result, in place of benchmarks/results")
+    parser.add_argument("--results", type=Path, help="folder for the result, instead of benchmarks/results")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -85,9 +84,9 @@ def _measure(artifact: Path) -> dict[str, int]:
     loaded = load_artifact(artifact, num_pages=pages)
     assert pages_of(loaded.limits) == pages
     for state in loaded.executor.states.values():
-        state.zero_()  # writes, so that the pages are there
+        state.zero_()  # write, so that the pages have memory
     inputs = largest_step(loaded)
-    loaded.executor.launch(largest_step(loaded, loaded.limits.max_batch))  # what is allocated once and for all
+    loaded.executor.launch(largest_step(loaded, loaded.limits.max_batch))  # allocates one-time buffers
     resident = _growth(lambda: loaded.executor.launch(inputs))
     return {
         "weights": loaded.plan.memory.weights,
@@ -98,7 +97,7 @@ def _measure(artifact: Path) -> dict[str, int]:
 
 
 def _growth(call: Callable[[], object]) -> int:
-    """Bytes by which the process's anonymous memory grows at most while `call` runs."""
+    """Return the peak growth of the process's anonymous memory in bytes while `call` runs."""
     from ingot.bench.holdings import anonymous_memory
 
     before = peak = anonymous_memory()

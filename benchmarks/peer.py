@@ -1,15 +1,15 @@
-"""Another engine on the same checkpoint, in the same way: its first start, its next one, decoding and serving.
+"""Measure another engine on the same checkpoint in the same way: first start, later starts, decode and serving.
 
     python benchmarks/peer.py CHECKPOINT --peer vllm|sglang [--site FOLDER] [--batch 1,32] [--load-format dummy]
         [--prompt 4000 …] [--one-start] [--json FILE]
 
-The first start finds empty caches (the peer compiles then), the next ones what it left; each is a process of its own
-and ends with the first token behind a prompt of 128 tokens. With `--one-start` there is the first one alone. After the
-last one decoding is measured by decode_method.py, serving by serve_method.py, whose options are those of serve.py. The
-peer's version is part of the names of its figures. With `--load-format dummy`, the default, the peer makes weights up
-and need not read any; "auto" has it read the checkpoint's. Its prefix cache is on where requests have a common
-beginning, and else off: no other two prompts have anything in common. FOLDER holds the peer where it is not installed.
-Where there is none, the benchmark says so and ends.
+The first start has empty caches (the peer compiles then); later ones use what it left. Each is a process of its own and
+ends with the first token after a prompt of 128 tokens. With `--one-start` there is only the first one. After the last
+start, decode_method.py measures decode and serve_method.py serving, with the options of serve.py. The names of figures
+contain the peer's version. With `--load-format dummy`, the default, the peer makes random weights and reads none; with
+"auto" it reads the checkpoint's. Its prefix cache is on if requests have a common prefix, and off otherwise: no other
+prompts share a prefix. FOLDER holds the peer if it is not installed. Without a peer, the benchmark reports that and
+exits.
 """
 
 import argparse
@@ -36,15 +36,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--peer", choices=PEERS, required=True)
-    parser.add_argument("--site", type=Path, help="a folder to import the peer from")
-    parser.add_argument("--batch", default="1,32", help="sequences at once, separated by commas")
+    parser.add_argument("--site", type=Path, help="folder to import the peer from")
+    parser.add_argument("--batch", default="1,32", help="batch sizes, separated by commas")
     parser.add_argument("--load-format", default="dummy", choices=("dummy", "auto"))
     counted = parser.add_mutually_exclusive_group()
-    counted.add_argument("--warm-starts", type=int, default=1, help="after the first one")
-    counted.add_argument("--one-start", action="store_true", help="measure in the first start, and not the starts")
-    parser.add_argument("--timeout", type=float, default=300.0, help="of a process, in seconds")
+    counted.add_argument("--warm-starts", type=int, default=1, help="starts after the first one")
+    counted.add_argument(
+        "--one-start", action="store_true", help="measure in the first start, without measuring starts"
+    )
+    parser.add_argument("--timeout", type=float, default=300.0, help="timeout of a process, in seconds")
     add_length_options(parser)
-    parser.add_argument("--no-serve", action="store_true", help="leave out what serve.py measures")
+    parser.add_argument("--no-serve", action="store_true", help="leave out the measurements of serve.py")
     add_load_options(parser)
     add_json_option(parser)
     options = parser.parse_args()
@@ -54,7 +56,7 @@ def main() -> None:
         sys.exit(f"{peer.title} is not {where}: it was not measured")
     load = load_of(options)
     command = [peer.child, options.checkpoint, "--load-format", options.load_format]
-    if not options.no_serve:  # said at every start: another length or a cache is another compile
+    if not options.no_serve:  # passed at every start, since another length or cache changes the compile
         command += [*load_arguments(load), *(["--prefix-caching"] if load.sharing else [])]
     with tempfile.TemporaryDirectory(prefix=f"ingot-{peer.name}-") as caches:
         env = environment(peer, options.site, Path(caches))
@@ -66,7 +68,7 @@ def main() -> None:
                 measuring.append("--serve")
             last = run_child([*command, *measuring], env=env, timeout=options.timeout)
         except ChildError as error:
-            sys.exit(f"{peer.title} did not come to an end: {error}")
+            sys.exit(f"{peer.title} did not finish: {error}")
     settings = {"checkpoint": options.checkpoint.name, "batch": options.batch, "load_format": options.load_format}
     version = last.value["version"]
     report(
@@ -83,14 +85,14 @@ def is_there(peer: Peer, site: Path | None) -> bool:
 
 
 def environment(peer: Peer, site: Path | None, caches: Path) -> dict[str, str]:
-    """What the peer's processes get beside this one's environment."""
-    path = {} if site is None else {"PYTHONPATH": os.fspath(site)}  # and nothing of Ingot
+    """Return the environment variables of the peer's processes that this one's lacks."""
+    path = {} if site is None else {"PYTHONPATH": os.fspath(site)}  # without Ingot
     return {**path, **{name: os.fspath(caches / name.lower()) for name in peer.caches}}
 
 
 def figures(starts: list[Ended], last: Ended) -> dict[str, Figure]:
-    """Of the peer's starts and steps, under the names of Ingot's. `starts` are those before the `last` one, in which
-    steps were measured."""
+    """Return the figures of the peer's starts and steps, under the names of Ingot's. `starts` are those before the
+    `last` one, in which steps were measured."""
     cold, *warm = [start_of(one) for one in (*starts, last)]
     found = {f"cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
     if warm:

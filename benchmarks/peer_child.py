@@ -1,8 +1,8 @@
-"""What the child of every peer does in its process, whatever engine it starts: clock, decoding, serving, as JSON.
+"""Run a peer's measurements in its child process, for any engine: clock, decode, serving, as JSON.
 
     PYTHONPATH=SITE python benchmarks/NAME_child.py CHECKPOINT [--load-format dummy] [--batch 1,32] --json FILE
 
-It needs nothing but the peer and plain Python: what lies beside this file, and what of ingot.bench is of that kind.
+It needs only the peer and plain Python: the modules next to this file, and those of ingot.bench that need no more.
 """
 
 import argparse
@@ -27,45 +27,45 @@ from serve_method import add_load_options, load_of, measure_serving
 
 from ingot.bench.drive import DrivenEngine
 
-MAX_MODEL_LEN = 4096  # tokens of a sequence, or more where they are asked for
+MAX_MODEL_LEN = 4096  # tokens of a sequence, or more if the load needs them
 
 
 @dataclass(frozen=True)
 class Opening:
-    """What an engine is opened with: sequences are of up to `longest` positions, and `memory_share` of the GPU's memory
-    is its own, as it counts that."""
+    """The options to open an engine with. Sequences have up to `longest` positions. `memory_share` is the share of the
+    GPU's memory for the engine, as the engine counts it."""
 
     checkpoint: Path
     load_format: str
     longest: int
     prefix_caching: bool
-    memory_share: float = 0.85  # the rest is for what else runs there
+    memory_share: float = 0.85  # the rest is for other uses of the GPU
 
 
 class OpenedPeer(Protocol):
-    """An engine that is ready: greedy, past the end tokens, without making text."""
+    """An engine that is ready: greedy, past the end tokens, without detokenizing."""
 
     def generate(self, prompts: Prompts, count: int) -> object:
-        """Make exactly `count` tokens behind each prompt."""
+        """Generate exactly `count` tokens for each prompt."""
         ...
 
     def driven(self, *, by_token: bool) -> DrivenEngine:
-        """The same engine, telling of a request with every token, or when it has ended."""
+        """Return the same engine as a driven one that reports a request at every token, or when it has ended."""
         ...
 
 
 def measure_peer(
     begun: float, package: str, settings: Mapping[str, str], open_peer: Callable[[Opening], OpenedPeer]
 ) -> None:
-    """Measure what the command line asks for. `begun` is when the process began to run its own code, `settings` are the
-    variables that the package is to be imported with."""
+    """Run the measurements of the command line. `begun` is when the process began to run its own code; `settings` are
+    environment variables to import the package with."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--load-format", default="dummy")
-    parser.add_argument("--batch", default="", help="sequences at once, separated by commas; none: only start")
+    parser.add_argument("--batch", default="", help="batch sizes, separated by commas; none: only start")
     add_length_options(parser)
-    parser.add_argument("--serve", action="store_true", help="measure serving by serve_method.py too")
-    parser.add_argument("--prefix-caching", action="store_true", help="let the peer keep what prompts have in common")
+    parser.add_argument("--serve", action="store_true", help="also measure serving by serve_method.py")
+    parser.add_argument("--prefix-caching", action="store_true", help="turn on the peer's prefix cache")
     add_load_options(parser)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()

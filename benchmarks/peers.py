@@ -1,4 +1,4 @@
-"""The engines that others make and that Ingot is measured beside, and the names of their figures."""
+"""The other engines that Ingot is compared with, and the names of their figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from results import Figure
 
-# Where the compilers keep what they made that more than one of them calls.
+# Cache variables of compilers that several peers call.
 _COMPILER_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE", "XDG_CACHE_HOME")
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`name` is that of its package, and begins the names of its figures; `title` is how its makers write it. `caches`
-    are the variables that say where it and the compilers that it calls keep what they made."""
+    """`name` is the peer's package, and the prefix of its figures' names; `title` is its makers' spelling. `caches` are
+    the variables that set its cache folders and those of the compilers that it calls."""
 
     name: str
     title: str
@@ -21,20 +21,20 @@ class Peer:
 
     @property
     def child(self) -> Path:
-        """The script that measures it, in a process of its own."""
+        """Return the script that measures it, in a process of its own."""
         return Path(__file__).with_name(f"{self.name}_child.py")
 
     def figure(self, version: str, name: str) -> str:
-        """The name of a figure of this peer's. Several versions of it may stand in one result."""
+        """Return the name of one of this peer's figures. One result may have several versions of the peer."""
         return f"{self.name}_{version}_{name}"
 
     def versions(self, figures: Mapping[str, Figure]) -> list[str]:
-        """Those that were measured, in the order of the figures."""
+        """Return the measured versions, in the order of the figures."""
         parts = [name.split("_", 2) for name in figures]
         return list(dict.fromkeys(part[1] for part in parts if part[0] == self.name and len(part) > 2))
 
     def best(self, figures: Mapping[str, Figure], name: str) -> tuple[str, Figure] | None:
-        """The version that did best in a figure, and the figure; None where none was measured by it."""
+        """Return the version with the best value of a figure, and the figure; None if no version has it."""
         named = {version: self.figure(version, name) for version in self.versions(figures)}
         found = {version: figures[one] for version, one in named.items() if one in figures}
         if not found:

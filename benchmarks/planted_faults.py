@@ -1,9 +1,9 @@
-"""How many planted faults `ingot bisect` names, how long it takes, and whom it accuses where nothing is wrong.
+"""Measure `ingot bisect` on planted faults: the share it finds, its time, and its verdicts on healthy artifacts.
 
     python benchmarks/planted_faults.py --faults 200 --healthy 50 --seed 1
 
-The faults are drawn by tests/debug/campaign.py, each in a process of its own; it takes some 20 minutes of two idle
-cores. `--tries FILE` reads what an earlier campaign wrote with `--out` in place of running one.
+tests/debug/campaign.py draws the faults and runs each in its own process; that takes some 20 minutes on two idle cores.
+`--tries FILE` reads the `--out` file of an earlier campaign instead of running one.
 """
 
 import argparse
@@ -22,7 +22,7 @@ CAMPAIGN = ROOT / "tests" / "debug" / "campaign.py"
 
 
 def figures(tries: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    """The figures of a campaign. A try that found no fault to plant counts as one that was not named."""
+    """Return the figures of a campaign. A try without a fault to plant counts as one that was not found."""
     healthy = [one for one in tries if one.get("healthy")]
     faults = [one for one in tries if not one.get("healthy")]
     seconds = [one["seconds"] for one in faults if "truth" in one]

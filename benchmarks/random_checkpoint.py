@@ -1,10 +1,10 @@
-"""Checkpoints with random weights, of published shapes: what benchmarks compile.
+"""Write checkpoints of published shapes with random weights, for benchmarks to compile.
 
     python benchmarks/random_checkpoint.py 1b OUT [--layers 4] [--seed 0]
 
-OUT gets config.json and bfloat16 safetensors of 5 GB at most, without a tokenizer. Its tensors are those that
-transformers' model has. Weights are drawn on the GPU where there is one: the 16 GB of the 8B shape are then written as
-fast as the disk takes them.
+OUT gets config.json and bfloat16 safetensors of at most 5 GB each, without a tokenizer. Its tensors are those of
+transformers' model. Weights are drawn on the GPU if there is one: the 16 GB of the 8B shape are then written as fast as
+the disk allows.
 """
 
 import argparse
@@ -24,9 +24,9 @@ TensorShapes = Mapping[str, tuple[int, ...]]
 
 _SHARD_BYTES = 5 * 10**9
 _ITEM_BYTES = 2  # of bfloat16
-_WRITERS = 4  # files written at once; what they hold in memory is four times _SHARD_BYTES and a copy of it
+_WRITERS = 4  # files written at once; their memory is four times _SHARD_BYTES, and a copy of that
 
-# The rotation is Llama 3's, without the scaling of 3.1 and 3.2: it makes tables, which cost the same to read.
+# The rotation is Llama 3's, without the scaling of 3.1 and 3.2: the tables cost the same to read.
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -66,9 +66,9 @@ _QWEN3 = {
     "head_dim": 128,
     "tie_word_embeddings": True,
 }
-# Shapes whose fields have Llama's names. The sizes are those of config.json of the published checkpoints:
+# Shapes with Llama's field names. The sizes are those of config.json of the published checkpoints:
 # meta-llama/Llama-3.2-1B, meta-llama/Llama-3.1-8B, Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B, and google/gemma-3-4b-pt, whose
-# text_config is the language model.
+# language model is described in text_config.
 SHAPES: Mapping[str, Config] = {
     "1b": {
         **_LLAMA,
@@ -120,7 +120,7 @@ SHAPES: Mapping[str, Config] = {
 }
 
 
-# Other families, with fields and tensors of their own: config.json of cerebras/Cerebras-GPT-2.7B, microsoft/phi-2 and
+# Other families, with their own fields and tensors: config.json of cerebras/Cerebras-GPT-2.7B, microsoft/phi-2 and
 # tiiuae/falcon-7b.
 FAMILIES: Mapping[str, Config] = {
     "gpt2-2.7b": {
@@ -180,19 +180,19 @@ FAMILIES: Mapping[str, Config] = {
 
 
 def config_of(shape: str, **changes: Any) -> Config:
-    """The config.json of a shape by its name, with some fields changed."""
+    """Return the config.json of a shape by its name, with some fields changed."""
     return {**{**SHAPES, **FAMILIES}[shape], **changes}
 
 
 def tensor_shapes(config: Config) -> TensorShapes:
-    """The tensors of a checkpoint with this config.json, in their order, as transformers' model of it stores them."""
+    """Return the tensors of a checkpoint with this config.json, in the order in which transformers stores them."""
     import transformers
 
     kind = getattr(transformers, config["architectures"][0])
     with torch.device("meta"):
         model = kind(type(transformers.AutoConfig.for_model(config["model_type"])).from_dict(dict(config)))
     model.tie_weights()
-    # A tied head is the table of the embedding, which comes first.
+    # A tied head is the embedding's table, which comes first.
     found = {id(tensor): name for name, tensor in reversed(model.state_dict(keep_vars=True).items())}
     return {
         name: tuple(tensor.shape) for name, tensor in model.state_dict(keep_vars=True).items() if name in found.values()
@@ -200,17 +200,17 @@ def tensor_shapes(config: Config) -> TensorShapes:
 
 
 def layer_shapes(config: Config) -> TensorShapes:
-    """The tensors of one layer, by the names that they have in it."""
+    """Return the tensors of one layer, by their names within it."""
     layers = tensor_shapes({**config, "num_hidden_layers": 1})
     return {name.partition(".0.")[2]: shape for name, shape in layers.items() if ".0." in name}
 
 
 def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
-    """Write a checkpoint of this config.json into `folder`, which must not exist yet; returns it.
+    """Write a checkpoint of this config.json into `folder`, which must not exist yet, and return the folder.
 
-    Matrices are normal with a deviation of 1/sqrt(their columns), biases with one of 0.02, and norms multiply by 1, so
-    that activations keep their size through any number of layers. The same seed gives the same weights on the same kind
-    of device.
+    Matrices are normal with a deviation of 1/sqrt(columns), biases with one of 0.02, and norms multiply by 1, so that
+    activations keep their size through any number of layers. The same seed makes the same weights on the same kind of
+    device.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     folder.mkdir(parents=True)
@@ -223,7 +223,7 @@ def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
         files = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
 
     def write(file: str, names: list[str]) -> None:
-        # A generator for each tensor: the weights do not depend on which file is drawn first.
+        # One generator per tensor, so that the weights do not depend on the order of the files.
         tensors = {name: _draw(name, shapes[name], (seed << 20) + order[name], device, norm) for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
 
@@ -243,7 +243,7 @@ def _bytes(shape: tuple[int, ...]) -> int:
 
 
 def _shards(shapes: TensorShapes) -> Iterator[list[str]]:
-    """The names in order, cut so that a file has _SHARD_BYTES at most."""
+    """Yield the names in order, split so that a file has at most _SHARD_BYTES."""
     names: list[str] = []
     size = 0
     for name, shape in shapes.items():
@@ -267,11 +267,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=[*SHAPES, *FAMILIES])
     parser.add_argument("out", type=Path, help="a folder that does not exist yet")
-    parser.add_argument("--layers", type=int, help="in place of as many as the shape has")
+    parser.add_argument("--layers", type=int, help="number of layers instead of the shape's")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.out.exists():
-        sys.exit(f"{options.out} exists already: name a folder that does not")
+        sys.exit(f"{options.out} already exists: choose a folder that does not exist")
     config = config_of(options.shape)
     if options.layers is not None:
         config = {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": options.layers}

@@ -1,7 +1,7 @@
-"""The one form in which benchmarks leave what they measured: benchmarks/results/NAME.json.
+"""The result files of benchmarks: benchmarks/results/NAME.json.
 
 A benchmark is a script in this folder: it measures, then calls `write_result`. Times are minima of repeated runs unless
-a figure says otherwise, because other work on a machine only ever adds to them.
+a figure says otherwise, because other work on a machine only adds to them.
 """
 
 import argparse
@@ -27,10 +27,9 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Figure(BaseModel):
-    """One number. `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s" or "" for a ratio; `what` says
-    in words what was measured.
-
-    `values` are those of all tries, where `value` is made of several and they were kept.
+    """One number. `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s" or "" for a ratio; `what`
+    describes the measurement.
+    `values` are those of all tries, if `value` is derived from several and they were kept.
     """
 
     model_config = _FROZEN
@@ -45,11 +44,11 @@ class Figure(BaseModel):
 
 
 class Result(BaseModel):
-    """What one run of a benchmark found.
+    """The result of one run of a benchmark.
 
-    `name` names the file; `revision` is the commit, with "+" when files differed from it; `date` is the day, in UTC.
-    `settings` are what the benchmark was asked for, `figures` the numbers by name. `missing` says by name what was
-    asked for and not measured, and why.
+    `name` names the file; `revision` is the commit, with "+" if files differed from it; `date` is the day, in UTC.
+    `settings` are the options of the benchmark, `figures` the numbers by name. `missing` maps what was requested and
+    not measured to the reason.
     """
 
     model_config = _FROZEN
@@ -64,7 +63,7 @@ class Result(BaseModel):
 
 
 def gpu_result(shape: str) -> str:
-    """The name of what gpu.py finds of a shape, unless it is given another."""
+    """Return the default name of gpu.py's result for a shape."""
     return f"gpu_{shape.replace('-', '_').replace('.', '_')}"
 
 
@@ -78,10 +77,10 @@ def write_result(
     folder: Path = RESULTS,
     missing: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write NAME.json over an earlier run's; returns it.
+    """Write NAME.json, replacing an earlier run's, and return its path.
 
-    `packages` are those whose versions bear on the figures, or that they are missing; `versions` are those of what this
-    process cannot import.
+    `packages` are those that affect the figures; their versions, or their absence, are recorded. `versions` are those
+    of software that this process cannot import.
     """
     result = Result(
         name=name,
@@ -100,19 +99,19 @@ def write_result(
 
 
 def read_result(path: Path) -> Result:
-    """A result that `write_result` wrote. Raises pydantic.ValidationError for a file that breaks the schema."""
+    """Return a result that `write_result` wrote. Raises pydantic.ValidationError for a file that breaks the schema."""
     return Result.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 def print_figures(figures: Mapping[str, Figure]) -> None:
-    """A line for each."""
+    """Print one line per figure."""
     width = max(map(len, figures), default=0)
     for name, figure in figures.items():
         print(f"{name:{width}}  {quantity(figure.value, figure.unit):14}  {figure.what}")
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """--json FILE.json, for benchmarks whose result is kept only when that is asked for; see `report`."""
+    """Add --json FILE.json, for benchmarks that keep their result only on request; see `report`."""
     parser.add_argument("--json", type=_json_file, metavar="FILE", help="where to write the result, NAME.json")
 
 
@@ -121,7 +120,7 @@ def report(
     settings: Mapping[str, str | int | float | bool | None],
     figures: Mapping[str, Figure],
 ) -> None:
-    """Print the figures, and write the result where --json says."""
+    """Print the figures, and write the result to --json if that is set."""
     print_figures(figures)
     if json is not None:
         folder = json.parent
@@ -129,7 +128,7 @@ def report(
 
 
 def revision() -> str:
-    """The commit that is measured. Ends the benchmark where neither git nor the environment names it."""
+    """Return the measured commit. Exits if neither git nor the environment names it."""
     if named := os.environ.get(REVISION):
         return named
 
@@ -139,7 +138,7 @@ def revision() -> str:
     try:
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        sys.exit(f"{ROOT} is no git checkout: a result names its commit, so say which one with {REVISION}=…")
+        sys.exit(f"{ROOT} is no git checkout: a result needs its commit, so set {REVISION}=COMMIT")
 
 
 def _json_file(text: str) -> Path:

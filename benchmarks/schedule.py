@@ -1,12 +1,12 @@
-"""What the host does for a step: the scheduler alone, with an executor that answers at once.
+"""Measure the host time of the scheduler alone for a step, with an executor that answers at once.
 
     python benchmarks/schedule.py [--running 256] [--waiting 512] [--prompt 512] [--json FILE]
 
-All that run decode, and the others wait for a row. `schedule` makes the next step, in front of its launch; `retire`
-takes a step's tokens, behind the launch of the next one. Both are means over steps in which each sequence fills as many
-pages as any other, the least of some tries. Counted is the processor's time, which other work on the machine leaves
-alone: a scheduler waits for nothing. Beside them stands what it costs to add a request, its prompt's hashes
-included, and to admit one whose prompt is in the prefix cache already.
+The running sequences decode, and the others wait for a row. `schedule` makes the next step, before its launch; `retire`
+takes a step's tokens, after the launch of the next one. Both are means over steps in which the sequences fill equally
+many pages; the minimum of some tries counts. Times are CPU times, which other work on the machine does not affect, as a
+scheduler waits for nothing. Also measured are adding a request, with the hashes of its prompt, and admitting one whose
+prompt is in the prefix cache.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _VOCAB = 128_000
 
 @dataclass(frozen=True)
 class Load:
-    """Sequences that run and that wait, and the tokens of their prompts."""
+    """Running and waiting sequences, and the tokens of their prompts."""
 
     running: int
     waiting: int
@@ -41,7 +41,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Tokens of a sequence that decodes all measured steps, with some to spare."""
+        """Return the tokens of a sequence that decodes in all measured steps, with some to spare."""
         return self.prompt + (_TRIES + 2) * _STEPS
 
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, Figure]:
-    """The two parts of a decode step."""
+    """Return the times of the two parts of a decode step."""
     scheduler = _filled(load, prefix_caching=prefix_caching)
     steps = _steps(scheduler)
     tries: list[tuple[float, float]] = []
@@ -82,7 +82,7 @@ def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, 
 
 
 def request_figures(load: Load) -> dict[str, Figure]:
-    """What a request costs once."""
+    """Return the one-time costs of a request."""
     draw = random.Random(0)
     trunk = _prompt(draw, load.prompt)
     scheduler = _scheduler(load, prefix_caching=True)
@@ -120,7 +120,7 @@ def _scheduler(load: Load, *, prefix_caching: bool) -> Scheduler:
 
 
 def _filled(load: Load, *, prefix_caching: bool) -> Scheduler:
-    """A scheduler with every row taken by a sequence that decodes, and the others waiting."""
+    """Return a scheduler with a decoding sequence in every row, and the others waiting."""
     draw, scheduler = random.Random(0), _scheduler(load, prefix_caching=prefix_caching)
     for number in range(load.running + load.waiting):
         params = SamplingParams(max_tokens=None, ignore_eos=True)
@@ -131,7 +131,7 @@ def _filled(load: Load, *, prefix_caching: bool) -> Scheduler:
 
 
 def _steps(scheduler: Scheduler) -> Iterator[tuple[float, float]]:
-    """Seconds of scheduling a step and of retiring the one before it, step by step, one in flight."""
+    """Yield the seconds of scheduling a step and of retiring the previous one, with one step in flight."""
     before = scheduler.schedule()
     while True:
         begin = time.thread_time()

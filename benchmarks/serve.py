@@ -1,9 +1,9 @@
-"""An artifact with a long prompt, many requests at once, requests that arrive one by one, and with common beginnings.
+"""Measure an artifact with a long prompt, many requests at once, requests that arrive over time, and shared prefixes.
 
     python benchmarks/serve.py ARTIFACT [--prompt 4000,…] [--requests 512] [--input 512] [--output 256] [--spread 256]
         [--arrivals 256] [--rate 16,…] [--sharing 64] [--prefix 2048] [--json FILE]
 
-Measured is the whole engine by serve_method.py, which tells what its parts are; a count of 0 leaves one out. Graphs of
+It measures the whole engine by serve_method.py, which describes the parts; a count of 0 leaves one out. Graphs of
 decode steps are captured before, as they are while an engine waits for requests; a peer captures its own at its start.
 """
 
@@ -29,7 +29,7 @@ def main() -> None:
     load, engine = load_of(options), open_engine(options.artifact)
     limits = engine.limits
     if load.longest > limits.max_seq_len:
-        sys.exit(f"the artifact was compiled for sequences of {limits.max_seq_len} tokens, and not of {load.longest}")
+        sys.exit(f"the artifact was compiled for sequences of {limits.max_seq_len} tokens, not of {load.longest}")
     served = measure_serving(replace(engine, stream=False), engine, limits.vocab_size, load)
     settings = {
         "artifact": options.artifact.name,

@@ -1,12 +1,11 @@
-"""How serving is measured, of whatever engine; as in decode_method.py. A count of 0 leaves a part out.
+"""Measure the serving of any engine, as decode_method.py measures decode. A count of 0 leaves a part out.
 
-prompt     the first token behind one long prompt, of each length that is asked for
-requests   many requests of equal lengths, given at once
-spread     requests given at once of 100 to 1024 tokens in and out, each as likely, as in nano-vllm's bench.py
-arrivals   requests that arrive one by one, as a Poisson process, with lengths like those of ShareGPT's conversations
-prefix     requests that are given at once and begin with the same tokens
-
-Of ingot.bench this takes what is plain Python alone.
+prompt     the first token after one long prompt, for each length
+requests   many requests of equal lengths, submitted at once
+spread     requests of 100 to 1024 tokens in and out, uniformly drawn, submitted at once, as in nano-vllm's bench.py
+arrivals   requests that arrive as a Poisson process, with lengths like ShareGPT's
+prefix     requests with a common prefix, submitted at once
+From ingot.bench this imports only modules of plain Python.
 """
 
 import argparse
@@ -19,18 +18,19 @@ from typing import Any
 from ingot.bench.drive import DrivenEngine, Record, Run, drive
 from ingot.bench.workload import BenchRequest, Lengths, arrival_times, equal_lengths, make_workload, sharegpt_lengths
 
-_TRIES = 3  # of the long prompt
-_WARM_UP = (64, 8)  # requests, and tokens of each, in front of the load
+_TRIES = 3  # tries of the long prompt
+_WARM_UP = (64, 8)  # requests, and output tokens of each, before the load
 _SPREAD = (100, 1024)
-_PREFIX_OUTPUT = 64  # tokens to make behind each prompt with the common beginning
-_PREFIX_OWN = 128  # tokens of each such prompt behind it
+_PREFIX_OUTPUT = 64  # output tokens after each prompt with the common prefix
+_PREFIX_OWN = 128  # tokens of each such prompt after the prefix
 
 
 @dataclass(frozen=True)
 class Load:
-    """Tokens of each long prompt; of many requests at once how many, and their tokens in and out; how many of spread
-    lengths; of those that arrive how many, how many of them in a second in each run, and the tokens of the longest; of
-    those with a common beginning how many, and its tokens."""
+    """The sizes of a load. `prompt`: tokens of each long prompt. `requests`, `input`, `output`: requests at once, and
+    their tokens in and out. `spread`: requests of spread lengths. `arrivals`, `rate`, `conversation`: requests that
+    arrive, their rate per second in each run, and the tokens of the longest. `sharing`, `prefix`: requests with a
+    common prefix, and its tokens."""
 
     prompt: tuple[int, ...] = (4000,)
     requests: int = 512
@@ -45,7 +45,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Positions of the longest sequence that is asked for."""
+        """Return the positions of the longest sequence of the load."""
         return max(
             *(tokens + 1 for tokens in self.prompt),
             (self.input + self.output) * (self.requests > 0),
@@ -57,8 +57,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Served:
-    """Every try of each long prompt with one token behind it, a run of arrivals at each rate, and the runs of the other
-    parts, empty where one was left out."""
+    """Every try of each long prompt with one output token, a run of arrivals at each rate, and the runs of the other
+    parts, empty if one was left out."""
 
     load: Load
     prompt: tuple[tuple[Run, ...], ...]
@@ -69,10 +69,10 @@ class Served:
 
 
 def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, load: Load) -> Served:
-    """Drives an engine with random prompts; every engine gets the same ones in the same order.
+    """Drive an engine with random prompts; every engine gets the same ones in the same order.
 
-    `at_end` tells of a request when that has ended, `by_token` of every token: what is given at once needs no more than
-    the first, and the second costs time.
+    `at_end` reports a request when it has ended, `by_token` at every token, which costs time. Loads that are submitted
+    at once need only the first.
     """
     draw = random.Random(0)
     spread = [Lengths(draw.randint(*_SPREAD), draw.randint(*_SPREAD)) for _ in range(load.spread)]
@@ -87,7 +87,7 @@ def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, lo
             _warm_drive(
                 by_token,
                 vocab,
-                f"arrivals at {rate:g}",  # other prompts at each rate: a cache of prefixes would find the same ones
+                f"arrivals at {rate:g}",  # other prompts at each rate, so that the prefix cache has no hits
                 arriving,
                 arrivals=arrival_times(load.arrivals, rate, 1.0, 0),
             )
@@ -101,7 +101,7 @@ def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, lo
 def _tries(engine: DrivenEngine, vocab: int, tokens: int) -> tuple[Run, ...]:
     lengths = [Lengths(tokens, 1)]
     _, *runs = (_drive(engine, vocab, f"{tokens} tokens, {index}", lengths) for index in range(1 + _TRIES))
-    return tuple(runs)  # the first one warmed up
+    return tuple(runs)  # the first one is the warm-up
 
 
 def _warm_drive(
@@ -113,7 +113,7 @@ def _warm_drive(
     arrivals: Sequence[float] | None = None,
     prefix: int = 0,
 ) -> Run:
-    """Behind some of the same kind, given at once, which warm up."""
+    """Drive a load after a warm-up of a few similar requests that are submitted at once."""
     few, tokens = _WARM_UP
     short = [Lengths(one.prompt, min(one.output, tokens)) for one in lengths[:few]]
     _drive(engine, vocab, f"before {seed}", short, prefix=prefix)
@@ -133,12 +133,12 @@ def _drive(
     if run.interrupted:
         raise KeyboardInterrupt
     if len(run.completed) < len(lengths):
-        raise RuntimeError(f"{len(lengths) - len(run.completed)} of {len(lengths)} requests did not come to their end")
+        raise RuntimeError(f"{len(lengths) - len(run.completed)} of {len(lengths)} requests did not end")
     return run
 
 
 def served_of(answer: Mapping[str, Any]) -> Served:
-    """What `dataclasses.asdict` made of it, after JSON."""
+    """Return the object from its `dataclasses.asdict` form after JSON."""
     runs = {name: _run_of(answer[name]) for name in ("requests", "spread", "prefix")}
     load = Load(**{name: tuple(value) if isinstance(value, list) else value for name, value in answer["load"].items()})
     prompt = tuple(tuple(map(_run_of, tries)) for tries in answer["prompt"])
@@ -154,16 +154,16 @@ def _run_of(answer: Mapping[str, Any]) -> Run:
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """The sizes of a load, as options of every script that measures one."""
+    """Add the sizes of a load as options of a script that measures one."""
     for field in fields(Load):
         kind = type(field.default)
-        if kind is tuple:  # the kind of its first one says what the others are
+        if kind is tuple:  # all elements have the type of the first one
             kind = partial(_above_zero, type(field.default[0]))
         parser.add_argument(f"--{field.name}", type=kind, default=field.default, help="see Load in serve_method.py")
 
 
 def _above_zero(kind: type[int] | type[float], text: str) -> tuple[int | float, ...]:
-    """Those above 0 of numbers that are separated by commas."""
+    """Return the numbers above 0 in a list that is separated by commas."""
     return tuple(filter(None, map(kind, text.split(","))))
 
 
@@ -172,7 +172,7 @@ def load_of(options: argparse.Namespace) -> Load:
 
 
 def load_settings(load: Load) -> dict[str, int | str]:
-    """Its sizes by name, several of one thing as a text with commas."""
+    """Return a load's sizes by name; several values become a text with commas."""
     return {
         name: (",".join(f"{one:g}" for one in value) or "0") if isinstance(value, tuple) else value
         for name, value in asdict(load).items()
@@ -180,5 +180,5 @@ def load_settings(load: Load) -> dict[str, int | str]:
 
 
 def load_arguments(load: Load) -> list[str]:
-    """The same as arguments of another script."""
+    """Return a load's sizes as arguments of another script."""
     return [item for name, value in load_settings(load).items() for item in (f"--{name}", str(value))]

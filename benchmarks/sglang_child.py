@@ -1,4 +1,4 @@
-"""SGLang on one checkpoint, in a process of its own that peer.py starts; peer_child.py says how it is asked."""
+"""Run SGLang on one checkpoint, in a process that peer.py starts; peer_child.py describes the measurements."""
 
 import time
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ingot.bench.drive import Progress
     from ingot.bench.workload import BenchRequest
 
-SETTINGS = {"HF_HUB_OFFLINE": "1"}  # it is not to ask for anything over the network
-# Of its context length, positions that no sequence may use: its scheduler takes prompts of up to 7 less, and makes
+SETTINGS = {"HF_HUB_OFFLINE": "1"}  # no network access
+# Positions of its context length that no sequence may use: its scheduler accepts prompts of up to 7 less, and generates
 # tokens up to 2 less (managers/tp_worker.py, get_worker_info, and managers/scheduler.py, validate and init_req_max_new_
 # tokens, of 0.5.15).
 KEPT_BACK = 8
@@ -29,8 +29,8 @@ def sampling(count: int) -> dict[str, object]:
 
 
 class DrivenSglang:
-    """SGLang as an engine that is driven, through `Engine.async_generate` with a task for each request, as its server
-    runs one: the scheduler is a process of its own and tells of tokens over a socket.
+    """SGLang as a driven engine, through `Engine.async_generate` with a task for each request, as its server does. Its
+    scheduler is a process of its own that reports tokens over a socket.
     """
 
     def __init__(self, engine: Any, *, by_token: bool) -> None:
@@ -38,7 +38,7 @@ class DrivenSglang:
         self._by_token = by_token
         self._wanted: dict[int, int] = {}  # tokens of each request that has not ended
         self._told: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()  # an event loop holds none of them
+        self._tasks: set[asyncio.Task[None]] = set()  # the event loop keeps no references to them
 
     def add(self, index: int, request: "BenchRequest") -> None:
         self._wanted[index] = request.output_len
@@ -58,10 +58,10 @@ class DrivenSglang:
             async for output in outputs:
                 self._told.put_nowait((index, output))
         except Exception as error:
-            self._told.put_nowait((index, error))  # `step` raises it: nobody awaits the task
+            self._told.put_nowait((index, error))  # `step` raises it, since nothing awaits the task
 
     def step(self) -> "Iterator[Progress]":
-        """Waits for one request, and tells of all that have something by then."""
+        """Wait for one request, and report all that have news by then."""
         told = [self._engine.loop.run_until_complete(self._told.get())]
         while not self._told.empty():
             told.append(self._told.get_nowait())
@@ -94,7 +94,7 @@ class OpenedSglang:
             load_format=opening.load_format,
             skip_tokenizer_init=True,
             context_length=opening.longest + KEPT_BACK,
-            mem_fraction_static=opening.memory_share,  # weights and cache; activations and graphs come on top
+            mem_fraction_static=opening.memory_share,  # covers weights and cache, not activations and graphs
             disable_radix_cache=not opening.prefix_caching,
         )
 
@@ -108,11 +108,11 @@ class OpenedSglang:
 
 
 def main() -> None:
-    # Imported here: SGLang's own processes import this file again, without these folders on their path.
+    # Imported here: SGLang's own processes import this file again without these folders in their path.
     sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
     from peer_child import measure_peer
 
-    del sys.path[:2]  # folders with names in them that could be those of what SGLang imports
+    del sys.path[:2]  # their module names could shadow SGLang's imports
     measure_peer(BEGUN, "sglang", SETTINGS, OpenedSglang)
 
 

@@ -1,11 +1,11 @@
-"""Decode steps of sequences that share a prefix: with cascade attention, which reads it once, against those without.
+"""Compare decode steps of sequences that share a prefix, with cascade attention, which reads it once, and without.
 
     python benchmarks/shared_prefix.py ARTIFACT [--sequences 64] [--shared 8192,2048,0] [--steps 96] [--rounds 5]
                                        [--folder FOLDER]
 
 Two engines serve one artifact in one process, one of them with `disable_cascade_attn`. In each round both decode the
-same sequences: a prefix of so many tokens that all have, then 32 of their own. A step's time is the median between
-steps of a round, the first third left out; a figure is the median of rounds, which take turns. 0: nothing is shared,
+same sequences: a shared prefix of --shared tokens, then 32 tokens of their own. A step's time is the median between the
+steps of a round, without the first third. A figure is the median of rounds, which alternate. With 0, nothing is shared,
 and each sequence has 2048 tokens of its own.
 """
 
@@ -22,18 +22,18 @@ from ingot import LLM, SamplingParams
 from ingot.runtime.engine import EngineRequest
 
 _OWN, _ALONE = 32, 2048  # tokens of each sequence, after a shared prefix and without one
-_BOTH = {"cascade": False, "apart": True}  # by name, `disable_cascade_attn`
+_BOTH = {"cascade": False, "apart": True}  # `disable_cascade_attn` by name
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
-    parser.add_argument("--sequences", type=int, default=64, help="sequences that decode")
-    parser.add_argument("--shared", default="8192,2048,0", help="tokens of the prefix, one figure each")
+    parser.add_argument("--sequences", type=int, default=64, help="decoding sequences")
+    parser.add_argument("--shared", default="8192,2048,0", help="tokens of the prefix, one figure for each")
     parser.add_argument("--steps", type=int, default=96, help="decode steps of a round")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each engine")
     parser.add_argument("--memory", type=int, default=30 * 10**9, help="bytes for each engine")
-    parser.add_argument("--folder", type=Path, help="for the result, in place of benchmarks/results")
+    parser.add_argument("--folder", type=Path, help="folder for the result, instead of benchmarks/results")
     options = parser.parse_args()
     engines = {
         name: LLM(options.artifact, memory=options.memory, disable_cascade_attn=disabled)
@@ -45,7 +45,7 @@ def main() -> None:
         for turn in range(options.rounds + 1):
             for name, llm in engines.items():
                 found = _round(llm, options.sequences, shared, options.steps, turn)
-                if turn:  # the first one captures graphs
+                if turn:  # the first round captures graphs
                     times[name].append(found)
         medians = {name: statistics.median(found) for name, found in times.items()}
         what = f"a decode step of {options.sequences} sequences that share {shared} tokens"
@@ -64,14 +64,14 @@ def main() -> None:
 
 
 def _round(llm: LLM, sequences: int, shared: int, steps: int, turn: int) -> float:
-    """The median seconds between decode steps."""
+    """Return the median seconds between decode steps."""
     draw = random.Random(turn)
     vocab = llm.loaded.limits.vocab_size
     common = [draw.randrange(vocab) for _ in range(shared)]
     params = SamplingParams(temperature=0.0, max_tokens=steps + 8, ignore_eos=True, detokenize=False)
     own = _OWN if shared else _ALONE
     prompts = [[*common, *(draw.randrange(vocab) for _ in range(own))] for _ in range(sequences)]
-    if shared:  # the prefix cache has it before the sequences come
+    if shared:  # fill the prefix cache before the sequences arrive
         llm.generate([{"prompt_token_ids": prompts[0]}], SamplingParams(temperature=0.0, max_tokens=1))
     engine = llm._engine
     engine.add_requests(
@@ -80,7 +80,7 @@ def _round(llm: LLM, sequences: int, shared: int, steps: int, turn: int) -> floa
     ends: list[float] = []
     while engine.has_unfinished():
         outputs = engine.step()
-        if len(outputs) == sequences:  # all of them decode
+        if len(outputs) == sequences:  # all sequences decode
             ends.append(time.perf_counter())
     gaps = [after - before for before, after in pairwise(ends)]
     return statistics.median(gaps[len(gaps) // 3 :])

@@ -1,17 +1,16 @@
-"""Minutes under load with nothing lost: requests of all kinds arrive, and at the end all that they took is back.
+"""Soak an engine: serve minutes of mixed requests, and check that none is lost and all resources are returned.
 
     python benchmarks/soak.py ARTIFACT [--minutes 10] [--rate R] [--json FILE]
 
-Requests arrive as a Poisson process, R of them in a second: 0.8 of the rate at which waits begin to grow, which
-serve.py shows for several rates; else 0.8 of what the engine answers in a second of requests that are given at once.
-Lengths are like those of ShareGPT's conversations, one in twenty near the limit, one in twenty a few tokens; sampling,
-stop conditions, priorities, shared beginnings and streaming are mixed; one in ten is cancelled, before its first token
-or later, and one in a hundred can never be served and has to be refused. Among them are probes: greedy requests that
-were answered alone before. All is drawn by --seed (ingot/bench/soak_load.py).
-
-What is held is compared with what was held after a minute of the same load. The call ends with 1, and says why, where a
-request did not end as it had to, where something was not given back, or, for an artifact that was compiled with
---deterministic, where a probe's tokens are not those that it got alone; of others the share that differs is told.
+Requests arrive as a Poisson process, R per second. The rate should be 0.8 of the rate at which waits begin to grow,
+which serve.py shows for several rates; the default is 0.8 of the engine's requests per second when they are submitted
+at once. Lengths are like ShareGPT's, one in twenty near the limit, one in twenty a few tokens. Sampling, stop
+conditions, priorities, shared prefixes and streaming are mixed. One in ten is cancelled, before its first token or
+later, and one in a hundred can never be served and must be refused. Probes among them are greedy requests that were
+answered alone before. All is drawn by --seed (ingot/bench/soak_load.py).
+The resources at the end are compared with those after a minute of the same load. The exit code is 1, with the reason,
+if a request did not end as it must, if something was not returned, or, for an artifact compiled with --deterministic,
+if a probe's tokens differ from those it got alone; for other artifacts the share that differs is reported.
 """
 
 import argparse
@@ -32,19 +31,19 @@ from ingot.bench.soak_load import SoakRequest, Vocabulary, probe_requests, soak_
 from ingot.runtime.loader import Loaded
 
 _OF_KNEE = 0.8
-_BURST = 4  # requests for each that fits into a batch, where the rate is to be found
-# What may be held at the end beside what was held before:
-# pieces of heap that malloc cannot give back, since something small lies at their end; three minutes of a small model
-# on a CPU left 0.2 to 0.8 MB
+_BURST = 4  # requests per batch row to find the rate
+# Limits of the growth between the two measurements.
+# Heap that malloc cannot return because small objects are at its end: three minutes of a small model on a CPU left 0.2
+# to 0.8 MB.
 _ALLOWED_ANONYMOUS = 32 << 20
-# one segment of torch's caching allocator (kLargeBuffer in c10/cuda/CUDACachingAllocator.cpp)
+# One segment of torch's caching allocator (kLargeBuffer in c10/cuda/CUDACachingAllocator.cpp).
 _ALLOWED_DEVICE = 20 << 20
 
 
 @dataclass(frozen=True)
 class Soaked:
-    """The load, the probes' tokens alone, and what was held before and after; `kept` are pages that the prefix cache
-    found when it had been emptied at last."""
+    """The load, the probes' tokens when alone, and the resources before and after. `kept` are pages that the prefix
+    cache still finds after it was emptied."""
 
     soak: Soak
     alone: Sequence[tuple[int, ...]]
@@ -55,7 +54,7 @@ class Soaked:
 
     @property
     def equal(self) -> int:
-        """How many probes got the tokens that they got alone."""
+        """Return how many probes got the same tokens as when alone."""
         pairs = zip(self.soak.requests, self.soak.outcomes, strict=True)
         return sum(one.token_ids == self.alone[asked.probe] for asked, one in pairs if asked.probe is not None)
 
@@ -71,16 +70,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("artifact", type=Path)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--warm-up", type=float, default=1.0, help="minutes of the same load before")
+    parser.add_argument("--warm-up", type=float, default=1.0, help="minutes of the same load before the measurement")
     parser.add_argument("--rate", type=float, help="requests in a second")
     parser.add_argument("--probes", type=int, default=50)
-    parser.add_argument("--pages", type=int, help="of the KV cache, in place of as many as there is memory for")
+    parser.add_argument("--pages", type=int, help="pages of the KV cache, instead of those that fit into memory")
     parser.add_argument("--seed", type=int, default=0)
     add_json_option(parser)
     options = parser.parse_args()
     if options.minutes <= 0:
-        sys.exit(f"--minutes is {options.minutes:g}: give a number above 0")
-    # All graphs at once: one that is captured later would look like growth.
+        sys.exit(f"--minutes is {options.minutes:g}: expected a number above 0")
+    # Capture all graphs first: a later capture would look like growth.
     llm = LLM(options.artifact, scheduling_policy="priority", num_kv_pages=options.pages, cuda_graphs="all")
     loaded = llm.loaded
     rate = options.rate or _OF_KNEE * answered(llm, options.seed)
@@ -100,7 +99,7 @@ def main() -> None:
 
 
 def answered(llm: LLM, seed: int) -> float:
-    """Requests that the engine answers in a second when it always has as many as it can serve at a time."""
+    """Return the requests per second that the engine serves when it always has a full batch."""
     count = _BURST * llm.loaded.limits.max_batch
     burst = _requests(llm.loaded, count, math.inf, f"{seed} burst")
     return count / _run(llm, burst).seconds
@@ -110,7 +109,7 @@ def soak(llm: LLM, rate: float, options: argparse.Namespace) -> Soaked:
     loaded, engine = llm.loaded, llm.llm_engine
     if loaded.context.device.type == "cpu":
         for state in loaded.executor.states.values():
-            state.zero_()  # pages take memory when they are first written, and all will be
+            state.zero_()  # pages take memory on first write, and all will be written
     probes = probe_requests(options.probes, loaded.limits, plain_tokens(loaded), options.seed)
     alone = [_run(llm, [one]).outcomes[0].token_ids for one in probes]
     llm.reset_prefix_cache()
@@ -177,8 +176,8 @@ def figures(soaked: Soaked) -> dict[str, Figure]:
 
 
 def waits(done: Soak) -> dict[str, float]:
-    """The 99th percentile of the seconds until the first token, of those that arrived in the first third of the time
-    and in the last."""
+    """Return the 99th percentile of the seconds until the first token, for requests that arrived in the first third of
+    the time and in the last third."""
     pairs = zip(done.requests, done.outcomes, strict=True)
     found = [(asked.arrival, one.first - asked.arrival) for asked, one in pairs if not math.isnan(one.first)]
     third = max(one.arrival for one in done.requests) / 3
@@ -188,14 +187,14 @@ def waits(done: Soak) -> dict[str, float]:
 
 
 def failures(soaked: Soaked) -> Iterator[str]:
-    """What was lost, or not given back."""
+    """Yield what was lost or not returned."""
     before, after = soaked.before, soaked.after
     yield from soaked.faults[:10]
     if lost := soaked.ended(""):
         yield f"{lost} requests never ended"
     left = after.occupancy
     if left.waiting or left.running or left.steps or left.pages_held or left.pages_releasing:
-        yield f"at the end something is still being served: {left}"
+        yield f"at the end the engine still serves something: {left}"
     if left.free_rows != before.occupancy.free_rows:
         yield f"{left.free_rows} device rows are free at the end, {before.occupancy.free_rows} were before"
     if soaked.kept:
@@ -209,7 +208,7 @@ def failures(soaked: Soaked) -> Iterator[str]:
     if after.device is not None and before.device is not None and after.device - before.device > _ALLOWED_DEVICE:
         yield f"the GPU's memory grew by {after.device - before.device} bytes"
     if soaked.deterministic and soaked.equal < len(soaked.alone):
-        yield f"{len(soaked.alone) - soaked.equal} of {len(soaked.alone)} probes were answered otherwise than alone"
+        yield f"{len(soaked.alone) - soaked.equal} of {len(soaked.alone)} probes got other tokens than alone"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Processor seconds from a config.json to a traced program, by depth.
+"""Measure the CPU seconds from a config.json to a traced program, by depth.
 
     python benchmarks/trace_time.py [--shape 70b] [--layers 4,32,80] [--tries 5] [--json FILE]
 
-No checkpoint is needed: modules are built without data. Counted is the processor's time of this process, which other
-work on the machine mostly leaves alone, as the least of the tries; `first` is the first trace of all, in which torch
-imports what its shape functions need. The executables and passes that follow are `compile_time.py`'s.
+No checkpoint is needed: modules are built without data. It measures this process's CPU time, which other work on the
+machine barely affects, as the minimum of the tries. `first` is the first trace of all, in which torch imports what its
+shape functions need. compile_time.py measures the passes and executables that follow.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from results import Figure, add_json_option, report
 from ingot.frontend.trace import Limits, trace
 from ingot.models.architectures import read_spec
 
-# Beside the shapes that others compile: config.json of meta-llama/Meta-Llama-3-70B.
+# In addition to the shapes of other benchmarks: config.json of meta-llama/Meta-Llama-3-70B.
 _SHAPES: Mapping[str, Mapping[str, Any]] = {
     **SHAPES,
     "70b": {
@@ -36,7 +36,7 @@ _LIMITS = Limits(max_seq_len=8192, max_batch=256, max_tokens=8192)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=_SHAPES, default="70b")
-    parser.add_argument("--layers", default="4,32,80", help="separated by commas")
+    parser.add_argument("--layers", default="4,32,80", help="numbers of layers, separated by commas")
     parser.add_argument("--tries", type=int, default=5)
     add_json_option(parser)
     options = parser.parse_args()
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def seconds(shape: str, layers: int) -> float:
-    """Processor seconds of building and tracing so many layers of a shape."""
+    """Return the CPU seconds of building and tracing `layers` layers of a shape."""
     spec = read_spec({**_SHAPES[shape], "num_hidden_layers": layers})
     begin = time.process_time()
     trace(spec, _LIMITS)

@@ -1,4 +1,4 @@
-"""The bytes that a decode step has to move, from the artifact's own program: what a bandwidth is reckoned with."""
+"""Compute the bytes that a decode step must move from the artifact's program, to derive a bandwidth."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from ingot.runtime.artifact import open_artifact
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """Bytes of one step. `weights` are read once, whatever the batch; `cache` are keys and values, read and written."""
+    """Bytes of one step. `weights` are read once for any batch; `cache` are keys and values, read and written."""
 
     weights: int
     cache: int
@@ -28,20 +28,20 @@ class StepTraffic:
 
 
 def step_traffic(artifact: Path, batch: int, context: float) -> StepTraffic:
-    """`program_traffic` of the artifact's program for steps of `batch` tokens."""
+    """Return `program_traffic` of the artifact's program for steps of `batch` tokens."""
     programs = parse_programs(open_artifact(artifact, verify=False).read_text("program.ir"))
     program = next(one for one in programs if one.name == "main" and one.bucket and one.bucket.holds(batch, 1))
     return program_traffic(program, batch, context)
 
 
 def program_traffic(program: Program, batch: int, context: float) -> StepTraffic:
-    """The least that a step of `batch` sequences moves, each of which sees `context` positions, its own included.
+    """Return the minimum that a step of `batch` sequences moves, each with `context` positions, its own included.
 
         weights = Σ over weights that come from the checkpoint, each once: their bytes
         cache   = batch × Σ over paged caches: (min(context, window) + 1) × bytes of a position
 
-    The 1 is the position that the step writes. Left out is what is of no account: the rows of an embedding table (a
-    table that is the output layer too is read in full, and counted), rotary tables, activations, logits.
+    The 1 is the position that the step writes. Negligible data is left out: the rows of an embedding table (a table
+    that is also the output layer is read in full, and counted), rotary tables, activations, logits.
     """
     weights: dict[object, int] = {}
     for node, params in _calls(program, {name: name for name in program.params}):
@@ -58,9 +58,9 @@ def program_traffic(program: Program, batch: int, context: float) -> StepTraffic
 
 
 def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node, tuple[str, ...]]]:
-    """Every call, those in regions among them, with the params that it reads.
+    """Yield every call, including those in regions, with the params that it reads.
 
-    `names` are the params' names by those of the program's placeholders.
+    `names` maps the program's placeholders to the params' names.
     """
     for node in program.calls():
         if isinstance(node.target, RegionCall):
@@ -78,19 +78,19 @@ def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node
 
 
 def _window(program: Program, cache: str) -> float:
-    """Positions of a cache that attention sees at most. Calls with states stand outside of regions."""
+    """Return the maximum positions of a cache that attention reads. Calls with states are outside regions."""
     users = (node for node in program.calls() if any(_state(one) == cache for one in node.all_input_nodes))
     masks = (Mask.named(str(node.kwargs.get("mask", CAUSAL.name))) for node in users)
     return min((mask.size for mask in masks if mask.forgets), default=math.inf)
 
 
 def _state(node: fx.Node) -> str | None:
-    """The state that a node is a version of."""
+    """Return the state that a node is a version of."""
     kind = node.meta["type"]
     return kind.name if isinstance(kind, StateType) else None
 
 
 def _position_bytes(cache: StateSpec) -> int:
-    """What a cache holds of one position: keys and values, [pages, 2, page_size, heads, head_dim]."""
+    """Return the bytes of one cached position: keys and values, [pages, 2, page_size, heads, head_dim]."""
     _, pair, _, heads, head_dim = cache.type.shape
     return int(pair) * int(heads) * int(head_dim) * cache.type.dtype.itemsize

@@ -1,12 +1,12 @@
-"""Numbers with their units, as a reader wants them: 0.00075 s is 0.75 ms."""
+"""Format numbers with their units for readers: 0.00075 s is 0.75 ms."""
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _PREFIXED = ("s", "B", "B/s", "flop", "flop/s")
-_SECONDS_FROM = 1.0  # longer times are not counted in thousands of seconds
+_SECONDS_FROM = 1.0  # longer times have no prefix
 
 
 def quantity(value: float, unit: str) -> str:
-    """Three significant digits; those of _PREFIXED with a decimal prefix. Ratios and counts have no unit."""
+    """Return three significant digits; units in _PREFIXED get a decimal prefix. Ratios and counts have no unit."""
     if unit == "tokens/s":
         return f"{value:,.0f} {unit}"
     if unit == "" and value.is_integer():
@@ -20,7 +20,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Three significant digits, and all of those in front of the point."""
+    """Return three significant digits, and all digits before the point."""
     if abs(value) >= 100 or value == 0:
         return f"{value:.0f}"
     text = f"{value:#.3g}"

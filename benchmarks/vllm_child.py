@@ -1,4 +1,4 @@
-"""vLLM on one checkpoint, in a process of its own that peer.py starts; peer_child.py says how it is asked."""
+"""Run vLLM on one checkpoint, in a process that peer.py starts; peer_child.py describes the measurements."""
 
 import time
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ingot.bench.drive import Progress
     from ingot.bench.workload import BenchRequest
 
-# It is not to ask for anything over the network, and FlashInfer's sampler would compile itself with nvcc first.
+# No network access. FlashInfer's sampler would first compile itself with nvcc.
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 class DrivenVllm:
-    """vLLM as an engine that is driven, as vLLM's server and its `LLM.generate` ask for it."""
+    """vLLM as a driven engine, as vLLM's server and its `LLM.generate` use it."""
 
     def __init__(self, llm: Any, *, by_token: bool) -> None:
         self._engine = llm.llm_engine
@@ -45,7 +45,7 @@ class DrivenVllm:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA if self._by_token else RequestOutputKind.FINAL_ONLY,
         )
-        self._made[index] = 0  # tokens: an output has those alone that no earlier one had
+        self._made[index] = 0  # tokens so far: an output has only the new ones
         self._engine.add_request(str(index), {"prompt_token_ids": list(request.prompt)}, params)
 
     def step(self) -> "Iterator[Progress]":
@@ -70,7 +70,7 @@ class OpenedVllm:
             load_format=opening.load_format,
             skip_tokenizer_init=True,
             max_model_len=opening.longest,
-            gpu_memory_utilization=opening.memory_share,  # weights, cache and activations together
+            gpu_memory_utilization=opening.memory_share,  # covers weights, cache and activations
             enable_prefix_caching=opening.prefix_caching,
         )
 
@@ -85,11 +85,11 @@ class OpenedVllm:
 
 
 def main() -> None:
-    # Imported here: vLLM's own processes import this file again, without these folders on their path.
+    # Imported here: vLLM's own processes import this file again without these folders in their path.
     sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
     from peer_child import measure_peer
 
-    del sys.path[:2]  # folders with names in them that could be those of what vLLM imports
+    del sys.path[:2]  # their module names could shadow vLLM's imports
     measure_peer(BEGUN, "vllm", SETTINGS, OpenedVllm)
 
 

@@ -1,12 +1,12 @@
-"""Attention of decode steps on this GPU, beside FlashInfer's where it is installed.
+"""Measure decode attention on this GPU, and FlashInfer's if it is installed.
 
     python benchmarks/kernels/attention.py [--shape 8b] [--seconds 40] [--cache-dtype f8e4m3] [--json FILE]
 
-A step feeds one token of each sequence, through `append_attention`: rotary embedding, cache write and attention, with
-the tile sizes that the lowering takes by itself. FlashInfer computes the attention alone, and its plan is not timed. A
-CUDA graph of each holds a row of calls over pages of random numbers, in a random order and others for each call, half a
-GB of them or 128 calls; the graphs take turns. Results are poisoned, and the last one is compared with the
-reference. Bytes are those of the cached keys and values. Over caches of eight bits ours is timed alone.
+A step has one token of each sequence, through `append_attention`: rotary embedding, cache write and attention, with the
+lowering's own tile sizes. FlashInfer computes only the attention, and its plan is not timed. A CUDA graph of each holds
+a sequence of calls over pages of random numbers in random order, different ones for each call: half a GB of them, or
+128 calls. The graphs take turns. Results are poisoned, and the last one is compared with the reference. Bytes are those
+of the cached keys and values. Over 8-bit caches only Ingot's kernel is timed.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ from ingot.backends.triton.tune.attention import Mix, Steps, checked
 from ingot.backends.triton.tune.device import Machine, Pool, captured
 
 PAGE = 16
-CLASSES = (1, 16, 32, 64, 512)  # the most tokens of the bucket classes of decode steps
-# Cached positions of each sequence, the fed one included.
+CLASSES = (1, 16, 32, 64, 512)  # maximum tokens of the bucket classes of decode steps
+# Cached positions of each sequence, including the step's token.
 CONTEXTS: dict[str, tuple[int, ...]] = {
     "1 x 32k": (32768,),
     "8 x 16k": (16384,) * 8,
@@ -44,19 +44,19 @@ CONTEXTS: dict[str, tuple[int, ...]] = {
 
 
 def problem_of(config: Config, sequences: int) -> DecodeProblem:
-    """Of a layer of this config.json, with the bucket class that serves so many sequences."""
+    """Return the problem of a layer of this config.json, in the bucket class of so many sequences."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     tokens = next(tokens for tokens in CLASSES if sequences <= tokens)
     return DecodeProblem(kv_heads, heads // kv_heads, config["head_dim"], PAGE, "bf16", tokens, True)
 
 
 def cached_bytes(problem: DecodeProblem, contexts: Sequence[int]) -> int:
-    """Of keys and values: 2 x heads of keys x bytes of a head, for each position of each sequence."""
+    """Return the bytes of keys and values: 2 x key heads x bytes of a head, for each position of each sequence."""
     return sum(contexts) * 2 * problem.kv_heads * problem.row_bytes
 
 
 def ours(machine: Machine, steps: Steps) -> Recorded:
-    """The steps, the first one last. Raises RuntimeError for wrong results."""
+    """Record Ingot's calls, the first one last. Raises RuntimeError for wrong results."""
     inputs, expected = steps.inputs, steps.expected
     call = checked(machine, known_tiles(steps.problem, machine.sm)[0], steps)
     graph = captured(partial(call, given) for given in reversed(inputs))
@@ -64,7 +64,7 @@ def ours(machine: Machine, steps: Steps) -> Recorded:
 
 
 def flashinfers(steps: Steps) -> Recorded:
-    """The same of FlashInfer's calls."""
+    """Record FlashInfer's calls in the same way."""
     inputs, expected = steps.inputs, steps.expected
     scratch = flashinfer_peer.workspace(inputs[0][0].device)
     made = [
@@ -72,16 +72,16 @@ def flashinfers(steps: Steps) -> Recorded:
         for q, kv, page_table, *_ in reversed(inputs)
     ]
     launches = [launch for launch, _ in made]
-    launches[-1]()  # what a first call sets up is no part of a recording
+    launches[-1]()  # keep the setup of a first call out of the recording
     return check(Recorded(captured(launches), len(made), (steps, made)), made[-1][1], expected)
 
 
 def measure(
     machine: Machine, problem: DecodeProblem, contexts: tuple[int, ...], pool: Pool, peer: bool
 ) -> dict[str, list[float]]:
-    """Seconds of a step in each round, by contender. Raises RuntimeError for wrong results."""
+    """Return the seconds of a step in each round, by contender. Raises RuntimeError for wrong results."""
     steps = Steps(problem, Mix(contexts), pool)
-    recorded = {"triton": ours(machine, steps)}  # first: from now on it writes what it has written already
+    recorded = {"triton": ours(machine, steps)}  # run it first: its later writes repeat this one
     if peer:
         recorded["flashinfer"] = flashinfers(Steps(replace(problem, append=False), steps.mix, pool))
     return take_turns(recorded)
@@ -94,7 +94,7 @@ def main() -> None:
     config, machine = SHAPES[options.shape], this_machine()
     peer = flashinfer_peer.installed() and options.cache_dtype == AUTO
     if peer:
-        flashinfer_peer.build("fa2", config["head_dim"], torch.bfloat16)  # on tensor cores, decoding takes this
+        flashinfer_peer.build("fa2", config["head_dim"], torch.bfloat16)  # decode on tensor cores uses this
     peak, pool = Peak(copy_bandwidth("cuda")), Pool()
     work = (
         (

@@ -1,4 +1,4 @@
-"""What the scripts here import first: it makes the modules of benchmarks/, which they share, importable."""
+"""Make the modules of benchmarks/ importable; every script here imports this first."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Times on a GPU: of calls that take turns, and of the simple programs that they are held against."""
+"""Measure times on a GPU: of calls that take turns, and of simple programs as references."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ import torch
 from ingot.backends.triton.tune.device import Machine, captured, require_close
 from ingot.ir.machine.gpus import FEATURES
 
-ROUNDS = 11  # of turns
-_SIDE = 8192  # of the matrices of a large product: on an H200 to read and write them takes a sixteenth of its time
-_PRODUCTS = 4  # in a row
+ROUNDS = 11  # rounds of turns
+_SIDE = 8192  # side of the matrices of a large matmul; on an H200 their traffic takes a sixteenth of its time
+_PRODUCTS = 4  # matmuls in a graph
 
 
 def this_machine() -> Machine:
-    """This GPU, as schedules have it."""
+    """Return this GPU, as schedules describe it."""
     found = torch.cuda.get_device_properties(0)
     sm = 10 * found.major + found.minor
     return Machine(sm, found.multi_processor_count, dependent=sm in FEATURES["dependent_launch"])
@@ -22,7 +22,7 @@ def this_machine() -> Machine:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A CUDA graph of some equal calls in a row, and what has to stay in memory for it."""
+    """A CUDA graph of some equal calls in sequence, and the objects that must stay alive for it."""
 
     graph: torch.cuda.CUDAGraph
     calls: int
@@ -32,8 +32,8 @@ class Recorded:
 def check(
     recorded: Recorded, result: torch.Tensor, expected: torch.Tensor, places: Sequence[int] | None = None
 ) -> Recorded:
-    """The same. Raises RuntimeError where the result of its last call is wrong, or was not computed; where computing
-    what is expected takes too much, that is of some `places` alone."""
+    """Return `recorded`. Raises RuntimeError if the result of its last call is wrong or incomplete. If the whole
+    expected result costs too much, only some `places` are compared."""
     result.fill_(float("nan"))
     recorded.graph.replay()
     require_close(result if places is None else result[places], expected)
@@ -43,8 +43,8 @@ def check(
 
 
 def take_turns(recorded: Mapping[str, Recorded], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Seconds of one call in each round. In a round each graph is replayed once, so that whatever else slows the GPU
-    down meets all of them."""
+    """Return the seconds of one call in each round. A round replays each graph once, so that a slowdown of the GPU
+    affects all of them."""
     found: dict[str, list[float]] = {name: [] for name in recorded}
     for one in recorded.values():
         one.graph.replay()
@@ -55,12 +55,12 @@ def take_turns(recorded: Mapping[str, Recorded], rounds: int = ROUNDS) -> dict[s
 
 
 def product_rate() -> float:
-    """Operations a second of a large product in bfloat16, by cuBLAS: the best of some. Random numbers, since a product
-    of zeros takes less power, and so runs at a higher clock."""
+    """Return the operations per second of a large bfloat16 matmul by cuBLAS: the best of some. The numbers are random,
+    since a matmul of zeros takes less power and so runs at a higher clock."""
     generator = torch.Generator("cuda").manual_seed(1)
     a, b = (torch.randn(_SIDE, _SIDE, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)
-    torch.mm(a, b, out=out)  # sets cuBLAS up, outside of the recording
+    torch.mm(a, b, out=out)  # sets cuBLAS up outside the recording
     graph = captured([lambda: torch.mm(a, b, out=out)] * _PRODUCTS)
     graph.replay()
     least = min(_seconds(graph) for _ in range(ROUNDS))

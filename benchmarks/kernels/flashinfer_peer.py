@@ -1,5 +1,5 @@
-"""FlashInfer's own wrappers over our pages, as its documentation calls them: planned on the host, outside of what is
-timed. Its library compiles them when they are first used."""
+"""FlashInfer's own wrappers over Ingot's pages, used as its documentation shows: planned on the host, outside the
+timing. Its library compiles them on first use."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-_WORKSPACE = 512 << 20  # bytes; 128 MB are recommended, and too few for some splits of long contexts
+_WORKSPACE = 512 << 20  # bytes; the recommended 128 MB are too few for some splits of long contexts
 
 
 def installed() -> bool:
@@ -15,30 +15,30 @@ def installed() -> bool:
 
 
 def missing(part: str) -> dict[str, str]:
-    """What a result says where it is not installed."""
+    """Return the result's entry for a missing FlashInfer."""
     return (
         {} if installed() else {f"{part}.flashinfer": "FlashInfer is not installed (pip install 'ingot[flashinfer]')"}
     )
 
 
 def build(kernel: str, dim: int, dtype: torch.dtype) -> None:
-    """Compile the kernels of "fa2" or "fa3" for heads of `dim`, or find them compiled. Needs nvcc, and no GPU."""
+    """Compile the kernels of "fa2" or "fa3" for heads of `dim`, unless they are compiled. Needs nvcc, but no GPU."""
     from flashinfer.prefill import get_batch_prefill_module
 
-    none = (0, False, False, False)  # no rotation, window, soft cap or products in fp16
+    none = (0, False, False, False)  # no rotation, window, soft cap or matmuls in fp16
     get_batch_prefill_module(kernel, dtype, dtype, dtype, torch.int32, dim, dim, *none)
 
 
 def workspace(device: torch.device) -> torch.Tensor:
-    """Scratch of all calls on one stream."""
+    """Return the scratch memory of all calls on one stream."""
     return torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
 def decode_call(
     scratch: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, contexts: Sequence[int]
 ) -> tuple[Callable[[], object], torch.Tensor]:
-    """Attention of one token of each sequence, q [B, heads, dim], over pages [pages, 2, page, kv_heads, dim]: the call
-    and its result. On tensor cores, its faster kernel where several heads of q share one of k."""
+    """Return a call and its result: attention of one token of each sequence, q [B, heads, dim], over pages [pages, 2,
+    page, kv_heads, dim]. It uses tensor cores, the faster kernel if several heads of q share one of k."""
     import flashinfer
 
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(scratch, "NHD", use_tensor_cores=True)
@@ -57,8 +57,8 @@ def prefill_call(
     fed: Sequence[int],
     contexts: Sequence[int],
 ) -> tuple[Callable[[], object], torch.Tensor]:
-    """Causal attention of the last `fed` tokens of each sequence, q [sum(fed), heads, dim]: the call and its result.
-    FlashInfer takes the kernel that it takes by itself, FlashAttention-3 on compute capability 9.0."""
+    """Return a call and its result: causal attention of the last `fed` tokens of each sequence, q [sum(fed), heads,
+    dim]. FlashInfer chooses the kernel, FlashAttention-3 on compute capability 9.0."""
     import flashinfer
 
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(scratch, "NHD")
@@ -72,7 +72,7 @@ def prefill_call(
 
 
 def _pages(page_table: torch.Tensor, contexts: Sequence[int], page: int) -> tuple[torch.Tensor, ...]:
-    """Where the pages of each sequence begin among all pages, these in a row, and how far the last ones are filled."""
+    """Return where each sequence's pages begin in a list of all pages, that list, and the fill of each last page."""
     needed = [-(-context // page) for context in contexts]
     indices = torch.cat([row[:count] for row, count in zip(page_table, needed, strict=True)])
     last = torch.tensor([(context - 1) % page + 1 for context in contexts], dtype=torch.int32).to(indices.device)

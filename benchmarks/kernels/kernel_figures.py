@@ -1,4 +1,4 @@
-"""What a kernel took, as figures: beside the least that its bytes and operations take on this GPU, and beside a peer.
+"""Make figures of kernel times: against the minimum for their bytes and operations on this GPU, and against a peer.
 
 A figure is named PART.CALL.CONTENDER. Its value is the median of rounds in which all contenders took turns.
 """
@@ -15,7 +15,7 @@ from random_checkpoint import SHAPES
 from results import Figure, add_json_option, write_result
 
 Times = Mapping[str, Sequence[float]]  # seconds of each round, by contender
-# What computes a call, in words: contenders of ours, and peers.
+# The implementations, in words: Ingot's and the peers'.
 CONTENDERS: Mapping[str, str] = {
     "triton": "Ingot, Triton",
     "fa2": "Ingot, FlashAttention-2",
@@ -27,8 +27,8 @@ CONTENDERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Peak:
-    """What simple programs get of this GPU: `copy` in bytes a second, read and written together; `rate` in operations
-    a second, None where no call needs it."""
+    """Rates of simple programs on this GPU: `copy` in bytes per second, reads plus writes; `rate` in operations per
+    second, None if no call needs it."""
 
     copy: float
     rate: float | None = None
@@ -44,7 +44,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Call:
-    """A call by name and in words, with the bytes that have to come from memory and the operations of its products."""
+    """A call's name and description, the bytes that must come from memory, and the operations of its matmuls."""
 
     name: str
     what: str
@@ -52,7 +52,7 @@ class Call:
     flop: int = 0
 
     def least(self, peak: Peak) -> tuple[float, str]:
-        """Seconds that it takes at the least, and what of: "of_copy" or "of_rate"."""
+        """Return the minimum seconds of the call, and its limit: "of_copy" or "of_rate"."""
         by_copy, by_rate = self.bytes / peak.copy, self.flop / peak.rate if peak.rate else 0.0
         return (by_copy, "of_copy") if by_copy >= by_rate else (by_rate, "of_rate")
 
@@ -66,8 +66,8 @@ def call_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> dict[str, Figure]:
-    """Of the seconds of each round by contender. `faster` is the peer's time over ours, where both were measured; with
-    it stand the ratios of the single rounds."""
+    """Return the figures for the seconds of each round by contender. `faster` is the peer's time over Ingot's, if both
+    were measured; its values are the ratios of the single rounds."""
     name = f"{part}.{call.name}"
     least, share = call.least(peak)
     found = {f"{name}.bytes": Figure(value=call.bytes, unit="B", what=f"{call.what}: bytes from memory")}
@@ -95,8 +95,8 @@ def measure_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
-    """The figures of calls that are measured one after the other, and of those that are missing the reason: after
-    `seconds` no call is begun, and one whose work raises a RuntimeError gives no figure."""
+    """Measure calls one after another; return their figures, and the reasons of missing ones. After `seconds` no
+    further call begins. A call with a RuntimeError has no figure."""
     figures, missing = peak.figures(part), {}
     deadline = time.monotonic() + seconds
     for call, measure in work:
@@ -113,21 +113,21 @@ def measure_figures(
 
 
 def slug(text: str) -> str:
-    """Words as part of a name: "1 x 64k, 31 x 2k" is 1_x_64k_31_x_2k."""
+    """Return words as part of a name: "1 x 64k, 31 x 2k" is 1_x_64k_31_x_2k."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
 def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
-    """With the options that all scripts of kernels have."""
+    """Return a parser with the options of all kernel scripts."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8b")
-    parser.add_argument("--seconds", type=float, default=seconds, help="after which no call is begun")
+    parser.add_argument("--seconds", type=float, default=seconds, help="seconds after which no call begins")
     add_json_option(parser)
     return parser
 
 
 def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: Mapping[str, str]) -> None:
-    """Print what is missing, and write the result where --json says. Times were printed as they came."""
+    """Print what is missing, and write the result to --json if that is set. Times are printed as they come."""
     for name, reason in missing.items():
         print(f"{name} was not measured: {reason}")
     if options.json is not None:
@@ -137,7 +137,7 @@ def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: 
 
 
 def _print_times(call: Call, times: Times, peak: Peak) -> None:
-    """A line for each contender."""
+    """Print a line for each contender."""
     least, share = call.least(peak)
     for contender, seconds in times.items():
         took = statistics.median(seconds)

@@ -1,12 +1,12 @@
-"""The products of a decoder on this GPU, by the tokens of a step.
+"""Measure a decoder's matmuls on this GPU, by the tokens of a step.
 
     python benchmarks/kernels/linear.py [--shape 8b] [--seconds 40] [--json FILE]
 
-Of steps of up to 64 tokens our kernels compute a product with the norm, gate or residual that a region has around it,
-with the tile sizes that the lowering takes by itself; beside them stands cuBLAS, with the product alone. Larger steps
-are cuBLAS's with us too. A CUDA graph of each holds a row of calls over weights of random numbers, different ones for
-each call, two GB of them or 128 calls; the graphs take turns. Results are poisoned, and the last one is compared with
-the reference. Bytes are those of the weight: x and the result stay in the cache between the kernels of a step.
+For steps of up to 64 tokens, Ingot's kernels compute a matmul with the norm, gate or residual of its region, with the
+lowering's own tile sizes; cuBLAS computes the matmul alone. For larger steps Ingot uses cuBLAS too. A CUDA graph of
+each holds a sequence of calls over random weights, different ones for each call: two GB of them, or 128 calls. The
+graphs take turns. Results are poisoned, and the last one is compared with the reference. Bytes are those of the weight:
+x and the result stay in the cache between the kernels of a step.
 """
 
 from collections.abc import Iterator
@@ -38,12 +38,12 @@ from ingot.backends.triton.tune.linear_candidates import AnyTiles
 from ingot.backends.triton.tune.search import compilers
 from ingot.ir.types import DTYPES
 
-MANY = (512, 2048)  # tokens of steps that feed prompts
+MANY = (512, 2048)  # tokens of steps with prompts
 
 
 @dataclass(frozen=True)
 class Case:
-    """A product of a step of so many tokens. `problem` is what a region of ours computes, None where there is none."""
+    """A matmul of a step of `tokens` tokens. `problem` is what Ingot's region computes, None if it has no region."""
 
     part: str
     tokens: int
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Each result is a sum of `depth` products: so many additions, too."""
+        """Return the call. Each result is a sum of `depth` products, which takes as many additions."""
         what = f"{self.part}, {self.tokens} token{'s' * (self.tokens > 1)}"
         return Call(slug(what), what, self.bare.bytes, 2 * self.tokens * self.bare.columns * self.bare.depth)
 
@@ -63,48 +63,48 @@ def cases(decoder: Decoder) -> Iterator[Case]:
             bare = LinearProblem(problem.rows, problem.depth, problem.tokens, problem.dtype, problem.dtype)
             if tokens not in MANY:
                 yield Case(part, tokens, bare, problem)
-            elif part != "head":  # which gets the last token of each prompt
+            elif part != "head":  # the head computes only the last token of each prompt
                 yield Case(part, tokens, bare, None)
 
 
 def tiles_of(machine: Machine, problem: LinearProblem) -> AnyTiles:
-    """What the lowering takes by itself."""
+    """Return the lowering's own tile sizes."""
     return known_tiles(problem.product(), problem.tokens, machine.sm)[0]
 
 
 def ours(machine: Machine, bench: LinearBench, problem: LinearProblem) -> Recorded:
-    """Raises RuntimeError for wrong results."""
+    """Record Ingot's calls. Raises RuntimeError for wrong results."""
     call = launcher(machine, problem, tiles_of(machine, problem))
     inputs = [bench.inputs(problem) for _ in range(calls_of(problem))]
-    call(inputs[-1])  # compiles what was not compiled ahead
+    call(inputs[-1])  # compile what was not compiled ahead
     found = Recorded(captured(partial(call, given) for given in inputs), len(inputs), (call, inputs))
     return check(found, call.output, expected(problem, inputs[-1], problem.columns))
 
 
 def cublas(bench: LinearBench, case: Case) -> Recorded:
-    """Raises RuntimeError for wrong results."""
+    """Record cuBLAS's calls. Raises RuntimeError for wrong results."""
     x = torch.randn(case.tokens, case.bare.depth, generator=bench.pool.generator, device=device.DEVICE)
     x = x.to(DTYPES[case.bare.dtype])
     out = x.new_empty(case.tokens, case.bare.columns)
     weights = [bench.weight(case.bare) for _ in range(calls_of(case.bare))]
     launches = [partial(torch.mm, x, weight.T, out=out) for weight in weights]
-    launches[-1]()  # sets cuBLAS up, outside of the recording
+    launches[-1]()  # sets cuBLAS up outside the recording
     return check(Recorded(captured(launches), len(launches), (x, out)), out, x.float() @ weights[-1].float().T)
 
 
 def calls_of(problem: LinearProblem) -> int:
-    """In a graph."""
+    """Return the number of calls in a graph."""
     return min(MOST_LAUNCHES, max(4, TRAFFIC // problem.bytes))
 
 
 def measure(machine: Machine, bench: LinearBench, case: Case) -> dict[str, list[float]]:
-    """Seconds of a call in each round, by contender. Raises RuntimeError for wrong results."""
+    """Return the seconds of a call in each round, by contender. Raises RuntimeError for wrong results."""
     own = {"triton": ours(machine, bench, case.problem)} if case.problem is not None else {}
     return take_turns({**own, "cublas": cublas(bench, case)})
 
 
 def compile_ahead(machine: Machine, problems: list[LinearProblem]) -> None:
-    """In other processes, into Triton's cache."""
+    """Compile in other processes, into Triton's cache."""
     with compilers() as processes:
         wait([processes.submit(compile_all, machine, problem, tiles_of(machine, problem)) for problem in problems])
 

@@ -1,4 +1,4 @@
-"""The products of decoders' steps, on the machine that the tables of tile sizes are for."""
+"""The matmuls of decoders' steps, on the machine that the tables of tile sizes are for."""
 
 from dataclasses import dataclass, replace
 
@@ -19,15 +19,15 @@ MACHINE = Machine(sm=90, cores=132)
 class Decoder:
     """The shapes of a decoder's step.
 
-    gated     its feed-forward parts have gates, and products the norm that is in front of them
-    parallel  q, k, v and the feed-forward part read one norm: their product is one
+    gated     feed-forward parts have gates, and matmuls include the norm before them
+    parallel  q, k, v and the feed-forward part read one norm, so their matmul is one
     """
 
     name: str
     layers: int
     hidden: int
     qkv: int
-    heads: int  # all of them together
+    heads: int  # all heads together
     ffn: int
     vocab: int
     gated: bool = True
@@ -35,14 +35,14 @@ class Decoder:
 
     @staticmethod
     def of(shape: str) -> "Decoder":
-        """Of a shape by its name in SHAPES."""
+        """Return the decoder of a shape by its name in SHAPES."""
         config = SHAPES[shape]
         heads, kv_heads = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
         sizes = (config["hidden_size"], heads + 2 * kv_heads, heads, config["intermediate_size"], config["vocab_size"])
         return Decoder(shape, config["num_hidden_layers"], *sizes)
 
     def parts(self, tokens: int) -> dict[str, LinearProblem]:
-        """The products of a layer and of the head, in a step of so many tokens, by name."""
+        """Return the matmuls of a layer and of the head, in a step of `tokens` tokens, by name."""
 
         def part(columns: int, depth: int, result: str = "bf16", **around: bool) -> LinearProblem:
             return LinearProblem(columns, depth, padded_tokens(tokens), "bf16", result, **around)
@@ -60,7 +60,7 @@ class Decoder:
 
 DECODERS = (
     *map(Decoder.of, ("8b", "1b", "qwen3-0.6b")),
-    # By the config.json of random_checkpoint.FAMILIES.
+    # From the config.json of random_checkpoint.FAMILIES.
     Decoder("phi-2", 32, 2560, 7680, 2560, 10240, 51200, gated=False, parallel=True),
     Decoder("gpt2-2.7b", 32, 2560, 7680, 2560, 10240, 50257, gated=False),
     Decoder("falcon-7b", 32, 4544, 4672, 4544, 18176, 65024, gated=False, parallel=True),
@@ -68,11 +68,11 @@ DECODERS = (
 
 
 def best_known(problem: LinearProblem) -> AnyTiles:
-    """What the lowering takes by itself."""
+    """Return the lowering's own tile sizes."""
     return known_tiles(problem.product(), problem.tokens, MACHINE.sm)[0]
 
 
 def for_other_tokens(problem: LinearProblem, tiles: Tiles) -> Tiles:
-    """The same tiles with as many stages as fit with more tokens."""
+    """Return the same tiles with as many stages as fit with more tokens."""
     most = stages_that_fit(problem, MACHINE, tiles.block_n, tiles.block_k, tiles.splits, 1)
     return replace(tiles, stages=min(tiles.stages, most))

@@ -1,4 +1,4 @@
-"""All products of a decoder's step in a row: there a kernel also has to leave room for the next one."""
+"""Run all matmuls of a decoder's step in sequence, where a kernel must also leave room for the next one."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from ingot.backends.triton.tune.linear import STEPS, LinearBench, TimedLinear, c
 from ingot.backends.triton.tune.linear_candidates import AnyTiles
 from ingot.backends.triton.tune.search import microseconds
 
-KEPT = 8  # of the best tiles for a product are tried elsewhere: in a stack, or for another number of tokens
+KEPT = 8  # best tiles per matmul that are tried in a stack, or for another number of tokens
 PAUSE = 4000  # nanoseconds
 
 
@@ -33,12 +33,12 @@ def _pause(nanoseconds: tl.constexpr):
 
 
 def pause() -> None:
-    """Attention over a short context: as long, on as many multiprocessors, and with no weights to read."""
+    """Imitate attention over a short context: equally long, on as many multiprocessors, without reading weights."""
     _pause[(MACHINE.cores,)](PAUSE, num_warps=4, launch_pdl=True)
 
 
 class Stack:
-    """All products of a decoder's step in a row, with a pause where attention runs."""
+    """All matmuls of a decoder's step in sequence, with a pause in place of attention."""
 
     def __init__(self, bench: LinearBench, decoder: Decoder, tokens: int) -> None:
         self.bench, self.decoder, self.tokens = bench, decoder, tokens
@@ -46,9 +46,9 @@ class Stack:
         self.calls: dict[tuple[LinearProblem, AnyTiles], Launcher] = {}
 
     def seconds(self, chosen: Mapping[str, AnyTiles]) -> float:
-        """Raises what Triton raises for tiles that do not fit."""
+        """Return the seconds of the stack. Raises Triton's error for tiles that do not fit."""
         for part, problem in self.parts.items():
-            if (problem, chosen[part]) not in self.calls:  # made, and loaded, outside of the recording
+            if (problem, chosen[part]) not in self.calls:  # make and load it outside the recording
                 call = self.calls[problem, chosen[part]] = launcher(MACHINE, problem, chosen[part])
                 call(self.bench.inputs(problem))
         return graph_seconds(self._launches(chosen))
@@ -67,7 +67,7 @@ class Stack:
     def refine(
         self, pool: ProcessPoolExecutor, found: Sequence[TimedLinear], deadline: float
     ) -> tuple[dict[str, AnyTiles], float, float]:
-        """The best sizes for the stack, what it takes with the best for each product by itself, and with these."""
+        """Return the best sizes for the stack, its time with the best sizes of each single matmul, and with these."""
         tried = {part: self._tried(problem, found) for part, problem in self.parts.items()}
         jobs = [(problem, tiles) for part, problem in self.parts.items() for tiles in tried[part]]
         wait([pool.submit(compile_all, MACHINE, problem, tiles) for problem, tiles in jobs])
@@ -86,12 +86,12 @@ class Stack:
         return best, first, least
 
     def _tried(self, problem: LinearProblem, found: Sequence[TimedLinear]) -> list[AnyTiles]:
-        """The fastest by themselves, first of all the very fastest; some with weights fetched ahead; the known."""
+        """Return the tiles that are fastest alone, fastest first; some that prefetch weights; and the known tiles."""
         fastest = [one.tiles for one in sorted(found, key=microseconds) if one.problem == problem][:KEPT]
         ahead: list[AnyTiles] = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
         for one in fastest[:4]:
             if isinstance(one, MatvecTiles):
-                waves = problem.columns // (one.block_n * 2 * MACHINE.cores)  # that follow the first
+                waves = problem.columns // (one.block_n * 2 * MACHINE.cores)  # waves after the first
                 ahead += [replace(one, ahead=later) for later in (1, 2, 4, 8) if later < waves]
         return list(dict.fromkeys([*fastest, *ahead, best_known(problem)]))
 
@@ -110,6 +110,6 @@ class Stack:
 
 
 def sizes(problem: LinearProblem, tiles: AnyTiles) -> dict[str, Any]:
-    """A product with its tile sizes, as JSON values."""
+    """Return a matmul with its tile sizes, as JSON values."""
     shape = {"columns": problem.columns, "depth": problem.depth, "gated": problem.gated}
     return {**shape, "tokens": STEPS[problem.tokens], **asdict(tiles)}

@@ -1,13 +1,13 @@
-"""Attention of steps that feed prompts on this GPU, beside FlashInfer's where it is installed.
+"""Measure prefill attention on this GPU, and FlashInfer's if it is installed.
 
     python benchmarks/kernels/prefill.py [--shape 8b] [--seconds 40] [--work FOLDER [--build]] [--json FILE]
 
-A step feeds chunks of prompts, and perhaps a token of other sequences beside them, through `paged_attention`. The pages
-of a sequence lie behind each other, as a pool gives them to a prompt, or where that is said are scattered. Our kernels
-are compiled as a model's are, into --work, where a later call finds them; FlashInfer is its own wrapper, whose plan is
-not timed. A CUDA graph of each holds a row of calls with random numbers of their own, four times what the last-level
-cache holds, or 32 calls; the graphs take turns. Results are poisoned, and the last one is compared with the reference.
-The operations are those of the pairs that a query sees: a product with its keys and one with its values.
+A step has chunks of prompts, and possibly a token of other sequences, through `paged_attention`. The pages of a
+sequence are consecutive, as a pool allocates them for a prompt, or scattered if the name says so. Ingot's kernels are
+compiled as for a model, into --work, where a later call finds them. FlashInfer runs through its own wrapper, without
+its plan's time. A CUDA graph of each holds a sequence of calls with their own random numbers: four times the last-level
+cache, or 32 calls. The graphs take turns. Results are poisoned, and the last one is compared with the reference.
+Operations are those of the pairs of query and key: a multiplication with the key and one with the value.
 """
 
 import math
@@ -30,10 +30,10 @@ from ingot.backends.triton.tune import device
 from ingot.backends.triton.tune.device import captured
 from ingot.ir.ops import paged_attention
 
-CACHES = 4  # times the last-level cache that all calls of a graph read
-CALLS = (2, 32)  # of a graph, at least and at most
-CHECKED = 256  # of a sequence's tokens, the last ones, which see all of its pages
-# (tokens fed, positions cached before) of each sequence.
+CACHES = 4  # multiple of the last-level cache that the calls of a graph read
+CALLS = (2, 32)  # minimum and maximum calls of a graph
+CHECKED = 256  # the last tokens of a sequence, which attend to all of its pages
+# (tokens of the step, positions cached before) of each sequence.
 STEPS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "1 x 128": ((128, 0),),
     "128 after 2000": ((128, 2000),),
@@ -47,12 +47,12 @@ STEPS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "2048, 32 decode after 2000": ((2048, 0), *((1, 2000),) * 32),
     "4 x 448, 256 decode after 600": (*((448, 0),) * 4, *((1, 600),) * 256),
 }
-SCATTERED = ("8192 after 24000",)  # measured over pages in a random order too
+SCATTERED = ("8192 after 24000",)  # also measured over pages in a random order
 
 
 @dataclass(frozen=True)
 class Case:
-    """A step: (tokens fed, positions cached before) of each sequence, its pages behind each other or scattered."""
+    """A step: (tokens of the step, positions cached before) of each sequence, with consecutive or scattered pages."""
 
     name: str
     heads: Heads
@@ -69,8 +69,9 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """A query sees what was cached before, and of what is fed with it those in front and itself; each pair is two
-        products of `dim` elements. Read are q and each cached position once, written is a result as large as q."""
+        """Return the call. A query attends to all cached positions, to the earlier tokens of its chunk, and to itself.
+        Each pair takes two multiplications of `dim` elements. It reads q and each cached position once, and writes a
+        result as large as q."""
         pairs = sum(fed * before + fed * (fed + 1) // 2 for fed, before in self.sequences)
         elements = 2 * sum(self.fed) * self.heads.q + 2 * sum(self.contexts) * self.heads.kv
         flop = 4 * pairs * self.heads.q * self.heads.dim
@@ -104,13 +105,13 @@ class Step:
 
     @property
     def checked(self) -> list[int]:
-        """Places of the tokens whose results are compared."""
+        """Return the places of the tokens with compared results."""
         ends = zip(self.lens[0].tolist(), self.case.fed, strict=True)
         return [place for start, fed in ends for place in range(start + max(0, fed - CHECKED), start + fed)]
 
     @property
     def expected(self) -> torch.Tensor:
-        """Of those, by the reference in float32."""
+        """Return the results of those tokens, by the reference in float32."""
         count = self.lens[1].clamp(max=CHECKED)
         starts = (count.cumsum(0) - count).int()
         args = (self.q[self.checked].float(), self.kv.float(), self.table, starts, count, self.lens[2])
@@ -119,15 +120,15 @@ class Step:
 
 
 def ours(run: Run, steps: list[Step]) -> Recorded:
-    """Raises RuntimeError for wrong results."""
-    run(*steps[-1].inputs)  # sets up what a first call does, outside of the recording
+    """Record Ingot's calls. Raises RuntimeError for wrong results."""
+    run(*steps[-1].inputs)  # run the setup of a first call outside the recording
     results: list[torch.Tensor] = []
     graph = captured(partial(lambda step: results.append(run(*step.inputs)[0]), step) for step in steps)
     return check(Recorded(graph, len(steps), (run, steps, results)), results[-1], steps[-1].expected, steps[-1].checked)
 
 
 def flashinfers(steps: list[Step]) -> Recorded:
-    """Raises RuntimeError for wrong results."""
+    """Record FlashInfer's calls. Raises RuntimeError for wrong results."""
     scratch, case = flashinfer_peer.workspace(steps[0].q.device), steps[0].case
     made = [
         flashinfer_peer.prefill_call(scratch, step.q, step.kv, step.table, case.fed, case.contexts) for step in steps
@@ -138,7 +139,7 @@ def flashinfers(steps: list[Step]) -> Recorded:
 
 
 def measure(case: Case, runs: Mapping[str, Run], peer: bool, cache: int) -> dict[str, list[float]]:
-    """Seconds of a call in each round, by contender. Raises RuntimeError for wrong results."""
+    """Return the seconds of a call in each round, by contender. Raises RuntimeError for wrong results."""
     generator = torch.Generator(device.DEVICE).manual_seed(1)
     least, most = CALLS
     count = max(least, min(most, math.ceil(CACHES * cache / case.call.bytes)))
@@ -154,7 +155,7 @@ def cases(heads: Heads) -> Iterator[Case]:
 
 def main() -> None:
     parser = kernel_parser(__doc__ or "", 40.0)
-    parser.add_argument("--work", type=Path, help="folder for what is compiled; by default one that goes at the end")
+    parser.add_argument("--work", type=Path, help="folder for compiled kernels; by default a temporary one")
     parser.add_argument("--build", action="store_true", help="compile, and measure nothing")
     options = parser.parse_args()
     heads, machine = Heads.of(SHAPES[options.shape]), this_machine()
@@ -168,7 +169,7 @@ def main() -> None:
         cache = torch.cuda.get_device_properties(0).L2_cache_size
         peer = flashinfer_peer.installed()
         work = ((case.call, partial(measure, case, runs, peer, cache)) for case in cases(heads))
-        chosen = next(iter(runs))  # what a compiled model takes
+        chosen = next(iter(runs))  # the one that a compiled model uses
         figures, missing = measure_figures("prefill", work, peak, options.seconds, ours=chosen, peer="flashinfer")
     missing |= {f"prefill.{contender}": reason for contender, reason in refusals.items()}
     missing |= flashinfer_peer.missing("prefill")

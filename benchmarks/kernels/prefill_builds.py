@@ -1,4 +1,4 @@
-"""Attention of prompts, compiled as a model's is, in other processes: nvcc takes a minute for some of it."""
+"""Compile prefill attention as for a model, in other processes: nvcc takes a minute for some of it."""
 
 import json
 import multiprocessing
@@ -29,7 +29,7 @@ from ingot.runtime.load_context import on_one_device
 DTYPE = torch.bfloat16
 PAGE = 16
 LIMIT = 8192  # tokens of a step
-SEQUENCES = 512  # of a step: twice the usual
+SEQUENCES = 512  # of a step: twice the default
 BUCKET = BucketClass(name="extend", tokens=(65, LIMIT))
 _EXECUTABLE, _REFUSAL = "executable.json", "refusal.json"
 Run = Callable[..., list[torch.Tensor]]
@@ -45,18 +45,18 @@ class Heads:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Heads":
-        """By a config.json."""
+        """Return the heads of a config.json."""
         return Heads(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
 
 
 def contenders(sm: int) -> tuple[str, ...]:
-    """Of ours, the cheapest by their claims first: of those that are there a compiled model takes that."""
+    """Return Ingot's kernels, cheapest claim first: a compiled model uses the first available one."""
     return ("fa3", "triton", "fa2") if kernel_for(sm, PAGE) == "fa3" else ("triton", "fa2")
 
 
 def build_all(heads: Heads, sm: int, folder: Path) -> None:
-    """Compile our kernels for these heads into `folder`, and FlashInfer's for itself where it is installed. What an
-    earlier call has compiled there is not compiled again."""
+    """Compile Ingot's kernels for these heads into `folder`, and FlashInfer's into its own cache if it is installed.
+    Kernels from an earlier call are not compiled again."""
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as processes:
         waiting = [processes.submit(emit, heads, contender, folder / contender) for contender in contenders(sm)]
         if flashinfer_peer.installed():
@@ -67,7 +67,7 @@ def build_all(heads: Heads, sm: int, folder: Path) -> None:
 
 
 def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
-    """What `build_all` left: what runs, by contender, and why there is nothing to run."""
+    """Load what `build_all` made: return the callables by contender, and the reasons of those that are missing."""
     runs, refusals = {}, {}
     for contender in contenders(sm):
         own = folder / contender
@@ -82,7 +82,7 @@ def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
 
 
 def emit(heads: Heads, contender: str, folder: Path) -> None:
-    """Compile the call for these heads as the driver does, or write down why there is none."""
+    """Compile the call for these heads as the driver does, or write the reason of the refusal."""
     if (folder / _EXECUTABLE).exists() or (folder / _REFUSAL).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def emit(heads: Heads, contender: str, folder: Path) -> None:
 
 
 def body_of(heads: Heads) -> Program:
-    """One call of `paged_attention`."""
+    """Return a program with one call of `paged_attention`."""
     dims = {name: Dim(name, 1, SEQUENCES if name == "B" else LIMIT) for name in "TBP"}
     program = Program("main", Stage.LOWERED, dims, bucket=BUCKET)
     ints = TensorType(torch.int32, ("B",))

@@ -1,12 +1,12 @@
-"""The small kernels of a step on this GPU: its ends, sampling with its penalties, log-probabilities, norms, gates.
+"""Measure the small kernels of a step on this GPU: its ends, sampling with penalties, log-probabilities, norms, gates.
 
     python benchmarks/kernels/step.py [--shape 8b] [--seconds 30] [--only sample,feed] [--json FILE]
 
-A CUDA graph holds a row of calls, each of which may begin before the one in front has ended, as in a captured step.
-Each has random numbers of its own, until they are four times what the last-level cache holds, or 400 calls: what is
-smaller lies in the cache, as it does in a step, where the kernel in front has just written it. After that the results
-of one more call, over poison, are compared with the op's reference. Bytes are those of the op's own count, and what a
-call that asks for more reads and writes beside them.
+A CUDA graph holds a sequence of calls, each of which may begin before the previous one has ended, as in a captured
+step. Each has its own random numbers, up to four times the last-level cache or 400 calls. Smaller data stays in the
+cache, as in a step, where the previous kernel has just written it. Then the results of one more call, over poison, are
+compared with the op's reference. Bytes are those of the op's own count, plus what a call with more options reads and
+writes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +33,8 @@ from ingot.ir.ops.registry import Op
 from ingot.ir.types import TensorType
 
 ROWS = (1, 32)
-CALLS = (50, 400)  # of a graph, at least and at most: some hundred microseconds against some of its launch
-CACHES = 4  # times the last-level cache that all calls of a graph read
+CALLS = (50, 400)  # minimum and maximum calls of a graph: some hundred microseconds, against a few for its launch
+CACHES = 4  # multiple of the last-level cache that the calls of a graph read
 LOWERINGS: Mapping[str, Lowering] = {
     name: lowering
     for module in (elementwise, gate, logprobs, norm, penalties, sampling, step)
@@ -44,7 +44,7 @@ LOWERINGS: Mapping[str, Lowering] = {
 
 @dataclass(frozen=True)
 class Lowered:
-    """A call with its launches. `outputs` are results, `states` the places of those inputs that it writes."""
+    """A call with its launches. `outputs` are results; `states` are the places of the inputs that it writes."""
 
     op: Op
     schedule: Schedule
@@ -53,7 +53,7 @@ class Lowered:
 
 
 def lower(case: Case, args: Sequence[torch.Tensor], machine: Machine) -> Lowered:
-    """For a step of as many tokens as the case has rows, and for tensors of such types."""
+    """Lower a case for a step with as many tokens as the case has rows, and for tensors of these types."""
     op = OPS[case.op]
     tensors = {name: one for name, one in op.bind(args, dict(case.kwargs)).items() if isinstance(one, torch.Tensor)}
     values: dict[str, Value | None] = {
@@ -75,15 +75,15 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 
 
 def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
-    """Seconds of a call in each round. Raises RuntimeError for wrong results."""
+    """Return the seconds of a call in each round. Raises RuntimeError for wrong results."""
     first = case.draw()
     lowered = lower(case, first, machine)
     launcher = Launcher(lowered.schedule, lowered.outputs[0] if lowered.outputs else None, {})
     least, most = CALLS
     draws = [first, *(case.draw() for _ in range(min(most, CACHES * cache // bytes_of(case, first))))]
-    states = {place: first[place].clone() for place in lowered.states}  # one for all calls
+    states = {place: first[place].clone() for place in lowered.states}  # one copy for all calls
     inputs = [[states.get(place, one) for place, one in enumerate(draw)] for draw in draws]
-    launcher(inputs[0])  # compiles
+    launcher(inputs[0])  # compile
     row = [inputs[number % len(inputs)] for number in range(max(least, len(inputs)))]
     recorded = Recorded(captured(partial(launcher, given) for given in row), len(row), (launcher, inputs))
     times = take_turns({"triton": recorded})
@@ -94,8 +94,8 @@ def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
 def check_once(
     case: Case, lowered: Lowered, launcher: Launcher, inputs: Sequence[torch.Tensor], args: Sequence[torch.Tensor]
 ) -> None:
-    """Call it on `inputs`, which are `args` with states that were written. Raises RuntimeError where a result is not
-    what the reference gives."""
+    """Call it on `inputs`, which are `args` with states that were written. Raises RuntimeError if a result differs from
+    the reference's."""
     outputs = [launcher.buffers[str(value.buffer)] for value in lowered.outputs]
     for one in outputs:
         one.fill_(float("nan") if one.is_floating_point() else torch.iinfo(one.dtype).min)
@@ -115,7 +115,7 @@ def bytes_of(case: Case, args: Sequence[torch.Tensor]) -> int:
 
 
 def calls(shape: str, machine: Machine, only: set[str], cache: int) -> Iterator[tuple[Call, Callable[[], Times]]]:
-    """What is measured, and how."""
+    """Yield each call, and the function that measures it."""
     for rows in ROWS:
         for case in cases(Sizes.of(SHAPES[shape]), rows, "cuda"):
             if not only or case.op in only:

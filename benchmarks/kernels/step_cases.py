@@ -11,8 +11,8 @@ SLOTS, PAGES = 64, 64  # sequences, and entries of the page table: 1024 position
 
 @dataclass(frozen=True)
 class Case:
-    """A call of an op. `draw` gives tensors in the order of its parameters, new ones each time but tables and states.
-    `asked` are bytes beside those of the op's count, which is of requests that ask for nothing but tokens."""
+    """A call of an op. `draw` returns tensors in the order of its parameters, new ones each time except tables and
+    states. `asked` are bytes beyond the op's count, which assumes requests without extra options."""
 
     op: str
     what: str
@@ -29,7 +29,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a decoder."""
+    """The sizes of a decoder."""
 
     vocab: int
     hidden: int
@@ -39,13 +39,13 @@ class Sizes:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Sizes":
-        """By a config.json."""
+        """Return the sizes in a config.json."""
         names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim")
         return Sizes(*(config[name] for name in names))
 
 
 def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
-    """Of a step with so many rows."""
+    """Yield the cases of a step with `rows` rows."""
     g = torch.Generator(device).manual_seed(rows)
     f32, vocab, hidden = torch.float32, sizes.vocab, sizes.hidden
 
@@ -59,11 +59,11 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
         return torch.full(shape or (rows,), value, dtype=dtype, device=device)
 
     def logits() -> torch.Tensor:
-        """Rounded to bfloat16, as a linear gives them. Of these a thousand and more tokens hold most of the mass."""
+        """Return logits rounded to bfloat16, as from a linear. A thousand or more tokens have most of the mass."""
         return (randn(rows, vocab) * 2).to(f32)
 
     def peaked() -> torch.Tensor:
-        """Of these a dozen hold it."""
+        """Return logits of which a dozen tokens have most of the mass."""
         found = logits()
         found[:, ::5003] += 12
         return found
@@ -115,10 +115,10 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
         ) -> tuple[torch.Tensor, ...]:
             return given(), *columns, counts, *by, all_of(-1, torch.int32, rows, 16)
 
-        yield Case("sample", what, rows, sampled, asked=2 * row * penalized)  # counts are read, and logits written
+        yield Case("sample", what, rows, sampled, asked=2 * row * penalized)  # it reads counts and writes logits
     for what, count in (("nothing asked", -1), ("chosen alone", 0), ("20 tokens", 20)):
 
         def rated(count: int = count) -> tuple[torch.Tensor, ...]:
             return logits(), whole(vocab, rows), none, all_of(count)
 
-        yield Case("top_logprobs", what, rows, rated, asked=row * (count >= 0))  # logits are read
+        yield Case("top_logprobs", what, rows, rated, asked=row * (count >= 0))  # it reads logits

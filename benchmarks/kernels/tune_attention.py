@@ -1,11 +1,11 @@
-"""Tile sizes of the kernel of attention for few tokens, tried on this GPU: a tool, whose document is no result.
+"""Try tile sizes of decode attention on this GPU: a tool, whose document is no benchmark result.
 
     python benchmarks/kernels/tune_attention.py [--out tune_attention.json] [--seconds 90] [--cache-dtype f8e4m3]
 
-Times what `compile-model --tune` times (backends/triton/tune/attention.py), for more problems at once: steps of 1, 16,
-32, 64 and 512 tokens with heads of 64 and 128 elements, some with heads of 80, over mixes of contexts. The best by the
-criterion there are printed, for the tables of lower/attention_tiles.py; the document has the times of all of them. How
-fast the kernel is with the sizes of the tables is what attention.py measures.
+It times what `compile-model --tune` times (backends/triton/tune/attention.py), for more problems at once: steps of 1,
+16, 32, 64 and 512 tokens with heads of 64 and 128 elements, some with heads of 80, over mixes of contexts. It prints
+the best by the criterion there, for the tables of lower/attention_tiles.py; the document has the times of all.
+attention.py measures the kernel with the sizes of the tables.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from ingot.backends.triton.tune.attention_candidates import candidates, more_can
 from ingot.backends.triton.tune.device import Machine, Pool
 from ingot.backends.triton.tune.search import compilers, measure_all
 
-MACHINE = Machine(sm=90, cores=132)  # that the table is of
+MACHINE = Machine(sm=90, cores=132)  # the machine of the table
 # The layers of Llama-3.1-8B and Llama-3.2-1B, by their config.json, in pages of 16 positions.
 PROBLEMS = [DecodeProblem(8, 4, dim, 16, "bf16", tokens, True) for tokens in (1, 512, 32, 16, 64) for dim in (128, 64)]
-# Those of Phi-2, and of GPT-2 of 2.7 B, whose keys are not rotated.
+# Those of Phi-2, and of GPT-2 of 2.7 B, with keys that are not rotated.
 PROBLEMS += [DecodeProblem(32, 1, 80, 16, "bf16", tokens, True) for tokens in (1, 32)]
 PROBLEMS += [DecodeProblem(32, 1, 80, 16, "bf16", 1, False)]
 
@@ -40,7 +40,7 @@ def tried(problem: DecodeProblem) -> list[DecodeTiles]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("tune_attention.json"))
-    parser.add_argument("--seconds", type=float, default=90.0, help="after which no more is tried")
+    parser.add_argument("--seconds", type=float, default=90.0, help="seconds after which no more sizes are tried")
     parser.add_argument("--cache-dtype", choices=(AUTO, "f8e4m3"), default=AUTO)
     options = parser.parse_args()
     problems = [replace(problem, cache_dtype=options.cache_dtype) for problem in PROBLEMS]

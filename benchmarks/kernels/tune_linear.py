@@ -1,15 +1,14 @@
-"""Tile sizes of the kernels of linear, tried on this GPU: a tool, whose document is no result.
+"""Try tile sizes of the linear kernels on this GPU: a tool, whose document is no benchmark result.
 
     python benchmarks/kernels/tune_linear.py [--out tune_linear.json] [--seconds 120] [--tokens 1,32,8,64]
 
-Times the products of three decoders' layers as a step calls them, with the norm, gate or residual that a region has
-around them. A CUDA graph holds a row of launches, each of which may begin before the one in front has ended, over
-weights that lie far apart in 3 GB, so that no cache holds any. Bytes are those of the weights. The fraction is of a
-copy in the same run, read and write together. Kernels are compiled in other processes, ahead of the measurements. At
-the end whole stacks of layers run, with a pause in place of attention, and each product in turn takes those of its best
-sizes that serve the stack best: there a kernel also has to leave room for the next one, which loads its first weights
-meanwhile. The best are printed, for the tables of lower/linear_tiles.py; how fast the kernels are with the sizes of the
-tables is what linear.py measures.
+It times the matmuls of the decoders' layers as a step calls them, with the norm, gate or residual of their regions. A
+CUDA graph holds a sequence of launches, each of which may begin before the previous one has ended, over weights spread
+over 3 GB, so that no cache holds any. Bytes are those of the weights. The fraction is of a copy in the same run, reads
+plus writes. Kernels are compiled in other processes, ahead of the measurements. At the end whole stacks of layers run,
+with a pause in place of attention. Each matmul in turn tries its best sizes and keeps those that are best for the
+stack: there, a kernel must also leave room for the next one, which loads its first weights at the same time. The best
+are printed, for the tables of lower/linear_tiles.py; linear.py measures the kernels with the sizes of the tables.
 """
 
 import argparse
@@ -37,7 +36,7 @@ from ingot.backends.triton.tune.search import compilers, measure_all, microsecon
 
 @dataclass(frozen=True)
 class Found:
-    """A measurement, and whose product it is of."""
+    """A measurement, with the decoder and the part of its matmul."""
 
     decoder: str
     part: str
@@ -58,8 +57,8 @@ class Found:
 def tune(
     bench: LinearBench, pool: ProcessPoolExecutor, tokens: int, earlier: Sequence[TimedLinear], deadline: float
 ) -> list[TimedLinear]:
-    """Measurements of all parts for steps of `tokens`: of all candidates, or, where there are `earlier` ones for
-    another number of tokens, of those that did best there."""
+    """Return measurements of all parts for steps of `tokens`: of all candidates or, if `earlier` has measurements for
+    another number of tokens, of the best sizes there."""
     jobs: list[list[tuple[LinearProblem, AnyTiles]]] = []
     for decoder in DECODERS:
         for part in decoder.parts(tokens).values():
@@ -69,7 +68,7 @@ def tune(
             kept = [one.tiles for one in known[:KEPT] if isinstance(one.tiles, Tiles)]
             tried = [for_other_tokens(part, tiles) for tiles in kept] or candidates(part, MACHINE)
             jobs.append([(part, tiles) for tiles in dict.fromkeys([best_known(part), *tried])])
-    in_turns = [job for turn in zip_longest(*jobs) for job in turn if job is not None]  # the deadline hits all alike
+    in_turns = [job for turn in zip_longest(*jobs) for job in turn if job is not None]  # the deadline cuts all equally
     now = time.monotonic()
     found = measure_all(bench, pool, compile_all, MACHINE, in_turns, now + 0.75 * (deadline - now))
     best = best_of(found).values()
@@ -78,7 +77,7 @@ def tune(
 
 
 def best_of(found: Sequence[TimedLinear]) -> dict[LinearProblem, TimedLinear]:
-    """The fastest for each product and number of tokens."""
+    """Return the fastest measurement for each matmul and number of tokens."""
     best: dict[LinearProblem, TimedLinear] = {}
     for one in sorted(found, key=microseconds):
         best.setdefault(one.problem, one)
@@ -86,7 +85,7 @@ def best_of(found: Sequence[TimedLinear]) -> dict[LinearProblem, TimedLinear]:
 
 
 def named(found: Sequence[TimedLinear]) -> list[Found]:
-    """The measurements by the decoders' parts, in their order."""
+    """Return the measurements by the decoders' parts, in order."""
     return [
         Found(decoder.name, part, one)
         for tokens in sorted({STEPS[one.problem.tokens] for one in found})
@@ -98,7 +97,7 @@ def named(found: Sequence[TimedLinear]) -> list[Found]:
 
 
 def print_table(best: Sequence[Found]) -> None:
-    """The best by themselves, as lines for the tables of lower/linear_tiles.py."""
+    """Print the best sizes of single matmuls, as lines for the tables of lower/linear_tiles.py."""
     for one in best:
         problem, timed = one.timed.problem, one.timed
         place = f"{STEPS[problem.tokens]:2} tokens, {one.decoder} {one.part}:"
@@ -107,7 +106,7 @@ def print_table(best: Sequence[Found]) -> None:
 
 
 def _share_of(deadline: float, part: float) -> float:
-    """When `part` of the time until the deadline is over."""
+    """Return the moment when `part` of the time until the deadline is over."""
     now = time.monotonic()
     return now + part * max(0.0, deadline - now)
 
@@ -115,10 +114,10 @@ def _share_of(deadline: float, part: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("tune_linear.json"))
-    parser.add_argument("--seconds", type=float, default=120.0, help="after which no more is tried")
-    parser.add_argument("--tokens", default="1,32,8,64", help="of a step, separated by commas; 64 follows 32")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds after which no more sizes are tried")
+    parser.add_argument("--tokens", default="1,32,8,64", help="tokens of a step, by commas; 64 starts from 32")
     options = parser.parse_args()
-    deadline = time.monotonic() + options.seconds - 10.0  # for the stacks, and to write
+    deadline = time.monotonic() + options.seconds - 10.0  # reserve time for the stacks and for writing
     found: list[TimedLinear] = []
     stacks: list[dict[str, Any]] = []
     with compilers() as pool:
@@ -126,7 +125,7 @@ def main() -> None:
         print(f"copy: {bench.pool.copy / 1e9:.0f} GB/s on {torch.cuda.get_device_name()}")
         steps = [int(tokens) for tokens in options.tokens.split(",")]
         for place, tokens in enumerate(steps):
-            # Of the time that is left, more than the last ones get: those begin from the measurements of the first.
+            # Early steps get more than their share of the time left: later ones start from their measurements.
             until = _share_of(deadline, min(1.0, 1.6 / (len(steps) - place)))
             earlier = [one for one in found if one.problem.tokens == 32 and tokens == 64]
             mine = tune(bench, pool, tokens, earlier, _share_of(until, 0.65))
