@@ -70,12 +70,12 @@ def measure(llm: LLM, long: int, short: int, output: int) -> dict[str, Figure]:
     seen: dict[bool, int] = {True: 0, False: 0}
     answer: list[int] = []
     while engine.has_unfinished():
-        for told in engine.step():
-            answer = list(told.outputs[0].token_ids)
+        for result in engine.step():
+            answer = list(result.outputs[0].token_ids)
         feeding = request.num_computed <= long
         seen[feeding] = max(seen[feeding], held())
     second = [*prompt, *answer, *drawn(_NEW)]
-    (told,) = llm.generate([{"prompt_token_ids": second}], SamplingParams(temperature=0.0, max_tokens=1))
+    (result,) = llm.generate([{"prompt_token_ids": second}], SamplingParams(temperature=0.0, max_tokens=1))
     for pool, kept in withheld.items():
         pool.free(kept)
     full = (long + output - 1) // limits.page_size * limits.page_size
@@ -89,7 +89,7 @@ def measure(llm: LLM, long: int, short: int, output: int) -> dict[str, Figure]:
         "whole": Figure(value=whole(long), unit="B", what=f"a sequence of {long} tokens, every token kept"),
         "peak": Figure(value=seen[True] / whole(long), unit="", what="held at most while its prompt is fed, of that"),
         "between": Figure(value=seen[False] / whole(long + output), unit="", what="held while it decodes, of that"),
-        "found": Figure(value=told.num_cached_tokens / full, unit="", what="tokens that a second turn finds, of all"),
+        "found": Figure(value=result.num_cached_tokens / full, unit="", what="tokens that a second turn finds, of all"),
         "sequences": Figure(value=min(capacities), unit="", what=f"sequences of {short} tokens that fit"),
         "fitting": Figure(value=min(capacities) / max(1, alone), unit="", what="over those of caches that keep all"),
     }

@@ -276,8 +276,8 @@ def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds:
     if running.returncode:
         lines = [line for line in printed.splitlines() if line.strip()]
         print(*lines[-20:], sep="\n", file=sys.stderr)
-        told = [line for line in lines if any(word in line for word in _ERROR)] or lines
-        reason = told[-1] if told else "it printed nothing"
+        errors = [line for line in lines if any(word in line for word in _ERROR)] or lines
+        reason = errors[-1] if errors else "it printed nothing"
         raise SampleError(f"{Path(str(script[0])).name} ended with status {running.returncode}: {reason}")
 
 

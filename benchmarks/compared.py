@@ -47,7 +47,7 @@ def bar_of(name: str) -> Bar:
         return Bar(f"of it: {rest}", limit=None)
     what = {
         "batch": f"a decode step of {rest.partition('_')[0]}",
-        "prompt": f"the first token behind a prompt of {rest}",
+        "prompt": f"the first token after a prompt of {rest}",
         "host": f"the host's time of a step, {rest}",
     }
     return Bar(what[kind])

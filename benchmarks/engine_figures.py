@@ -13,8 +13,8 @@ from ingot.bench.metrics import serve_metrics, throughput_metrics
 _WAITS = {
     "ttft": ("mean_ttft_ms", "until the first token, on average"),
     "ttft_p99": ("p99_ttft_ms", "until the first token, the 99th percentile"),
-    "tpot": ("mean_tpot_ms", "a token behind the first, on average"),
-    "tpot_p99": ("p99_tpot_ms", "a token behind the first, the 99th percentile"),
+    "tpot": ("mean_tpot_ms", "a token after the first, on average"),
+    "tpot_p99": ("p99_tpot_ms", "a token after the first, the 99th percentile"),
 }
 # Limits of a good request, in milliseconds: MLPerf Inference v5.0, Llama-2-70B, interactive.
 _GOOD = {"ttft": 450.0, "tpot": 40.0}
@@ -36,7 +36,7 @@ def serve_figures(served: Served) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     for tokens, tries in zip(load.prompt, served.prompt, strict=True):
         found[f"prompt_{tokens}"] = _tries(
-            tuple(one.duration for one in tries), f"the first token behind a prompt of {tokens}"
+            tuple(one.duration for one in tries), f"the first token after a prompt of {tokens}"
         )
     if load.requests:
         what = f"{load.requests} requests of {load.input} tokens in and {load.output} out, given at once"

@@ -62,10 +62,10 @@ class DrivenSglang:
 
     def step(self) -> "Iterator[Progress]":
         """Wait for one request, and report all that have news by then."""
-        told = [self._engine.loop.run_until_complete(self._told.get())]
+        reports = [self._engine.loop.run_until_complete(self._told.get())]
         while not self._told.empty():
-            told.append(self._told.get_nowait())
-        for index, output in told:
+            reports.append(self._told.get_nowait())
+        for index, output in reports:
             yield self._progress(index, output)
 
     def _progress(self, index: int, output: Any) -> "Progress":

@@ -129,5 +129,6 @@ def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 def _reason(lines: Sequence[str]) -> str:
     """Return the last line that names an error, or else the last line."""
-    told = [line for line in lines if line.strip()]
-    return next((line for line in reversed(told) if any(word in line for word in _ERROR)), told[-1] if told else "")
+    printed = [line for line in lines if line.strip()]
+    errors = [line for line in printed if any(word in line for word in _ERROR)]
+    return (errors or printed or [""])[-1]

@@ -125,7 +125,7 @@ def _note(soak: Soak, output: RequestOutput, now: float, longest: int) -> None:
     index = int(output.request_id)
     request, outcome = soak.requests[index], soak.outcomes[index]
     if outcome.ended:
-        outcome.fault = outcome.fault or f"was told of after its end by '{outcome.ended}'"
+        outcome.fault = outcome.fault or f"was reported after its end by '{outcome.ended}'"
         return
     if request.stream and math.isnan(outcome.first) and _tokens(output):
         outcome.first = now

@@ -83,11 +83,11 @@ def soak_requests(
     rng = random.Random(f"{seed} requests")
     longest, tokens = limits.max_seq_len, vocabulary.tokens
     trunks = [tuple(rng.choices(tokens, k=longest // 2)) for _ in range(_TRUNKS)]
-    alike = sharegpt_lengths(count, rng.getrandbits(32), longest)
+    lengths = sharegpt_lengths(count, rng.getrandbits(32), longest)
     times = arrival_times(count, rate, 1.0, rng.getrandbits(32))
     return [
         _request(rng, _lengths(rng, one, longest), time, limits, vocabulary, trunks)
-        for one, time in zip(alike, times, strict=True)
+        for one, time in zip(lengths, times, strict=True)
     ]
 
 
@@ -96,10 +96,10 @@ def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int 
     rng = random.Random(f"{seed} probes")
     output = min(_MOST_PROBE, limits.max_seq_len // 4)
     params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True, detokenize=False)
-    alike = sharegpt_lengths(count, rng.getrandbits(32), limits.max_seq_len - output)
+    lengths = sharegpt_lengths(count, rng.getrandbits(32), limits.max_seq_len - output)
     return [
         SoakRequest(tuple(rng.choices(tokens, k=one.prompt)), params, stream=index % 2 == 0, probe=index)
-        for index, one in enumerate(alike)
+        for index, one in enumerate(lengths)
     ]
 
 
@@ -137,14 +137,14 @@ def _request(
     )
 
 
-def _lengths(rng: random.Random, alike: Lengths, longest: int) -> Lengths:
+def _lengths(rng: random.Random, usual: Lengths, longest: int) -> Lengths:
     match rng.random():
         case drawn if drawn < NEAR_LIMIT:
             # It requests more tokens than there is room for, and ends at the limit.
             return Lengths(longest - rng.randint(1, _MOST_LEFT), 2 * _MOST_LEFT)
         case drawn if drawn < NEAR_LIMIT + VERY_SHORT:
             return Lengths(rng.randint(1, _MOST_SHORT), rng.randint(1, _MOST_SHORT))
-    return alike
+    return usual
 
 
 def _params(rng: random.Random, output: int, vocabulary: Vocabulary) -> SamplingParams:

@@ -32,8 +32,8 @@ def _nvcc() -> str:
     path = shutil.which("nvcc")
     if path is None:
         return "none: FlashInfer's kernels cannot be built, and Ingot's replace them"
-    told = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    return f"{next((line for line in told.splitlines() if 'release' in line), '')} ({path})"
+    output = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    return f"{next((line for line in output.splitlines() if 'release' in line), '')} ({path})"
 
 
 def _package(name: str, without: str, install: str = _EXTRA) -> Callable[[], str]:

@@ -149,6 +149,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _reason(error: BaseException) -> str:
     """Return the reason in one line. For a file missing in the cache, it is the error that prevented the download."""
-    told = next((one for one in _chain(error) if not isinstance(one, LocalEntryNotFoundError)), error)
-    lines = str(told).strip().splitlines()
-    return f"{type(told).__name__}: {lines[0][:300]}" if lines else type(told).__name__
+    cause = next((one for one in _chain(error) if not isinstance(one, LocalEntryNotFoundError)), error)
+    lines = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {lines[0][:300]}" if lines else type(cause).__name__

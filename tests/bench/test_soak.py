@@ -219,7 +219,7 @@ def test_whoever_leaves_too_late_is_no_fault() -> None:
         ("stops early", PLAIN, "length", "ended with 3 tokens by its length, which is 4"),
         ("takes and refuses the wrong ones", PLAIN, "refused", "was refused: "),
         ("takes and refuses the wrong ones", BAD, "length", "was not refused"),
-        ("goes on", LEAVES, "abort", "was told of after its end by 'abort'"),
+        ("goes on", LEAVES, "abort", "was reported after its end by 'abort'"),
         ("goes on", TWICE, "abort", "could be cancelled twice"),
     ],
 )

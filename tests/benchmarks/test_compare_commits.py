@@ -110,7 +110,7 @@ def test_what_fails_or_finds_no_time_is_told_and_the_rest_is_measured(compare: C
 def test_what_is_no_checkout_or_was_not_compiled_is_refused(compare: Callable[..., Any], tmp_path: Path) -> None:
     _, ended = compare("MS = 1", "MS = 1", "--only", "decode")
     assert ended == f"{tmp_path / 'work' / 'shape' / 'old' / 'model.ingot'} is missing: name `compile` in --only first"
-    with pytest.raises(SystemExit, match="holds no checkout of Ingot"):
+    with pytest.raises(SystemExit, match="is not a checkout of Ingot"):
         importlib.import_module("compare_commits").check_sides(
             [importlib.import_module("compare_commits").Side("old", tmp_path, tmp_path)], ("compile",)
         )
@@ -124,7 +124,7 @@ def test_another_ingot_than_the_checkout_s_is_not_measured(
     side = commits.Side("old", tmp_path / "old", tmp_path / "work" / "shape" / "old")
     elsewhere = commits.Side("new", tmp_path / "new", side.work)
     monkeypatch.setattr(commits.Side, "env", elsewhere.env)
-    with pytest.raises(commits.SampleError, match=r"Ingot was imported from .*new, and not from .*old"):
+    with pytest.raises(commits.SampleError, match=r"Ingot was imported from .*new, not from .*old"):
         commits.round_sample(["--vocab", 100], side, 60.0)
 
 

@@ -69,7 +69,7 @@ def test_serving(
         and figures["throughput"].value > 10
         and figures["throughput"].unit == "tokens/s"
     )
-    with pytest.raises(SystemExit, match="sequences of 256 tokens, and not of 4001"):
+    with pytest.raises(SystemExit, match="sequences of 256 tokens, not of 4001"):
         call("serve", artifact)
     none = [item for name in ("prompt", "requests", "spread", "arrivals", "sharing") for item in (f"--{name}", 0)]
     call("serve", artifact, *none, "--json", tmp_path / "found.json")

@@ -17,7 +17,7 @@ from ingot.ir.errors import ArtifactError, OptionError
 from ingot.runtime.artifact import Artifact
 from ingot.runtime.plan_file import read_plan_file
 
-_EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to tell a few thousand apart
+_EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to distinguish a few thousand
 
 
 def read_plans(artifact: Artifact) -> Plans:

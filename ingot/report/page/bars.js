@@ -1,11 +1,11 @@
-// A stacked bar with a table of its parts, which says in words and numbers what the bar shows.
+// A stacked bar with a table of its parts, with the same values in words and numbers.
 
 import { h, svg } from "./dom.js";
 
-const WIDTH = 1000; // of the drawing's own units; it is stretched to the width that there is
-const LEAST = 2; // units: what is drawn at all can be seen
+const WIDTH = 1000; // in the drawing's own units; it is scaled to the available width
+const LEAST = 2; // units: the minimum visible width
 
-/** `parts` are [name, value, note]; `text` writes a value. A part of no size has a row and no place in the bar. */
+/** `parts` are [name, value, note]; `text` formats a value. A part of size 0 has a row but no place in the bar. */
 export function stackedBar(title, parts, text) {
   const total = parts.reduce((sum, [, value]) => sum + value, 0);
   let place = 0;

@@ -11,7 +11,7 @@ export function code(text, link = (name) => h("span", { class: "name" }, `%${nam
   });
 }
 
-/** An op's name, its dialect in a quieter tone. */
+/** An op's name, with a dimmer dialect. */
 export function opName(op) {
   const dot = op.indexOf(".");
   return dot < 0
@@ -19,7 +19,7 @@ export function opName(op) {
     : [h("span", { class: "quiet" }, op.slice(0, dot + 1)), h("b", {}, op.slice(dot + 1))];
 }
 
-/** The parts of a list of arguments, split at the commas that stand in no bracket and no string. */
+/** Split a list of arguments at the commas outside brackets and strings. */
 export function splitArguments(text) {
   const parts = [];
   let depth = 0;
@@ -35,7 +35,7 @@ export function splitArguments(text) {
   return text ? [...parts, text.slice(begin).trim()] : [];
 }
 
-/** A recipe broken at the arguments of its steps, two blanks deeper each, where it does not fit on one line. */
+/** Break a recipe that does not fit on one line at the arguments of its steps, indented by two blanks each. */
 export function indented(text, width = 44) {
   if (text.length <= width) return text;
   const opened = text.indexOf("(");
@@ -46,13 +46,13 @@ export function indented(text, width = 44) {
   return `${text.slice(0, opened)}(\n  ${inner.join(",\n  ")}\n)`;
 }
 
-/** Who computes a node, in a colour of its own. */
+/** The backend of a node, in its own colour. */
 export function backendTag(app, backend) {
   if (!backend) return null;
   return h("span", { class: "backend", "data-hue": app.backends.indexOf(backend) % 6 }, backend);
 }
 
-/** Additions, removals and changes as small coloured numbers; none where nothing happened. */
+/** Additions, removals and changes as small coloured numbers; none if there are none. */
 export function countTags({ added, removed, changed }) {
   return [
     added > 0 && h("span", { class: "count added", title: `${added} added` }, `+${added}`),

@@ -1,4 +1,4 @@
-// Making elements. Text only ever becomes text nodes and attributes, so no string of an artifact can become markup.
+// Make elements. Text becomes only text nodes and attributes, so no string of an artifact can become markup.
 
 function make(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
@@ -12,7 +12,7 @@ function make(element, attributes, children) {
   return element;
 }
 
-/** An HTML element: `onclick` and its like are listeners, false and null leave an attribute or a child out. */
+/** An HTML element: `onclick` and similar attributes are listeners; false and null omit an attribute or a child. */
 export function h(tag, attributes = {}, ...children) {
   return make(document.createElement(tag), attributes, children);
 }

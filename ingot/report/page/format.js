@@ -1,4 +1,4 @@
-// Numbers and names as people read them.
+// Format numbers and names for readers.
 
 /** Bytes in decimal units: 13.6 MB. */
 export function bytes(count) {
@@ -12,7 +12,7 @@ export function bytes(count) {
   return unit === 0 ? `${value} B` : `${value.toFixed(1)} ${units[unit]}`;
 }
 
-/** Seconds with three digits that count: 18.8 s, 451 ms, 70 µs. */
+/** Seconds with three significant digits: 18.8 s, 451 ms, 70 µs. */
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value === 0) return "0 s";
@@ -26,7 +26,7 @@ export function seconds(value) {
   return `${Math.round(value * 1e6)} µs`;
 }
 
-/** Seconds of what runs on a GPU: 6.5 µs, 1.24 ms. */
+/** Seconds on a GPU: 6.5 µs, 1.24 ms. */
 export function microseconds(value) {
   return Math.abs(value) < 1e-3 ? `${(value * 1e6).toFixed(1)} µs` : `${(value * 1e3).toFixed(2)} ms`;
 }
@@ -56,12 +56,12 @@ export function ranges(numbers) {
   return runs.map(([first, last]) => (first === last ? `${first}` : `${first}–${last}`)).join(", ");
 }
 
-/** The program of a step: its entry where that is not the main one, and its bucket class where it is of one. */
+/** The program of a step: its entry unless that is main, and its bucket class if it has one. */
 export function bucketName({ entry, bucket }) {
   return [entry === "main" ? "" : entry, bucket ?? ""].filter(Boolean).join("@");
 }
 
-/** What a step is called: its pass, and whose program it ran on where there are several. */
+/** The name of a step: its pass, and its program if there are several. */
 export function stepName(step) {
   const where = bucketName(step);
   return where ? `${step.name}@${where}` : step.name;

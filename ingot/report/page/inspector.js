@@ -1,11 +1,11 @@
-// All about one node: where it comes from, what it is, who computes it, what it reads and who reads it, and its life.
+// Everything about one node: its origin, type and backend, its inputs and readers, and its history.
 
 import { code, indented, opName, backendTag, splitArguments } from "./code.js";
 import { button, h } from "./dom.js";
 import { plural, stepName } from "./format.js";
 import { lineText } from "./program.js";
 
-const LISTED = 40; // users shown; the position's or the mask's would fill the page
+const LISTED = 40; // maximum users shown; those of positions or masks would fill the page
 
 export function createInspector(app) {
   const element = h("aside", { class: "inspector", "aria-label": "Node", hidden: true });

@@ -32,7 +32,7 @@ function handle(app, search, event) {
   return true;
 }
 
-/** Go to a node or card's title; `choose` gets all of them and the number of the one that has the focus, or -1. */
+/** Go to a node or card's title; `choose` receives all of them and the index of the focused one, or -1. */
 function focusStop(app, choose) {
   const stops = [...app.program.querySelectorAll("[data-stop]")];
   const next = choose(stops, stops.indexOf(document.activeElement));
@@ -42,7 +42,7 @@ function focusStop(app, choose) {
   return true;
 }
 
-/** Close what was opened last: the node, then the search. */
+/** Close the node, or else the search. */
 function escape(app, search, target) {
   const { node, query } = app.store.state;
   if (target === search || node === null) {

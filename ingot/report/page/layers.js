@@ -1,12 +1,12 @@
 // A program as sections: its interface, what comes before the layers, the layers, what comes after, and regions.
-// Layers whose text is equal up to names, and that a step changed alike, are one section.
+// Layers with text equal up to names, and with equal changes in a step, are one section.
 
 import { pieces } from "./program.js";
 import { ranges } from "./format.js";
 
 const INTERFACE = new Set(["dim", "mesh", "input", "state"]);
 
-/** The nodes of a program with those that the step removed in their old places; each entry has node, mark and hit. */
+/** The nodes of a program, with removed ones in their old places; each entry has node, mark and hit. */
 function entries(program, changes, hit) {
   const removed = Map.groupBy(changes.removed, (node) => node.after);
   const gone = (key) => (removed.get(key) ?? []).map((node) => ({ node, mark: "removed", hit: hit(node) }));
@@ -17,7 +17,7 @@ function entries(program, changes, hit) {
   return made;
 }
 
-/** What entries say with every name replaced by its order, and the layer's own number by a sign. */
+/** The text of entries, with every name replaced by its order, and the layer's own number by a sign. */
 function shape(list, layer) {
   const order = new Map();
   const renamed = (name) => {
@@ -58,8 +58,8 @@ function section(id, title, members) {
 }
 
 /**
- * The sections of a program, each with one or more members: the equal layers that it stands for.
- * `hit` says of a node whether a search wants it; layers are folded only where it wants the same of them.
+ * The sections of a program, each with one or more members, which are equal layers.
+ * `hit` returns whether a search matches a node; layers are folded only if their matches are equal.
  */
 export function sections(program, changes, hit) {
   const parts = new Map([

@@ -1,4 +1,4 @@
-// Puts the page together.
+// Assemble the page.
 
 import { h } from "./dom.js";
 import { createInspector } from "./inspector.js";
@@ -18,7 +18,7 @@ import { createSlider, createTimeline } from "./timeline.js";
 
 const TABS = ["program", "time", "step", "memory", "nodes"];
 
-/** The first pass that changed a node: more to see than in the program as traced. */
+/** The first pass that changed a node, which shows more than the traced program. */
 function firstBusy(programs) {
   const counts = (_, number) => Object.values(programs.changes(number).counts);
   return Math.max(
@@ -42,7 +42,7 @@ function createApp(data) {
     programs,
     store,
     backends,
-    /** Show a node; where `inStep` is the step before a removal, stay where the removal is seen. */
+    /** Show a node; if `inStep` is the step before a removal, stay at the step that shows the removal. */
     select(key, inStep = null, go = false) {
       const { step } = store.state;
       const turn =
@@ -90,7 +90,7 @@ function programTab(app, search) {
     ),
     inspector.element,
   );
-  queueMicrotask(() => update(app.store.state)); // once it stands in the page, for it looks where things are
+  queueMicrotask(() => update(app.store.state)); // after it is in the page, because it measures positions
   return layout;
 }
 
@@ -140,5 +140,5 @@ try {
     h("code", {}, String(error)),
   );
   document.querySelector("main").replaceChildren(why);
-  throw error; // to the console, with its place
+  throw error; // to the console, with its stack
 }

@@ -1,4 +1,4 @@
-// What serving takes, and the memory of each bucket class's largest step, instruction by instruction.
+// The memory of serving, and the memory of each bucket class's largest step, instruction by instruction.
 
 import { stackedBar } from "./bars.js";
 import { h, svg } from "./dom.js";
@@ -24,7 +24,7 @@ function residentBar({ resident, memory, model }) {
     ["weights", resident.weights, "each tensor once"],
     ["KV cache", resident.sequence, `one sequence at full length, ${bytes(resident.page)} a page`],
     ...(resident.scratch_pages
-      ? [["scratch pages", resident.scratch_pages, "of windows: what one step alone reads"]]
+      ? [["scratch pages", resident.scratch_pages, "of windows: for reads of one step"]]
       : []),
     ["activations", activations, "at the peak of the largest step"],
     ["inputs and outputs", resident.inputs + resident.outputs, "of a step"],
@@ -39,7 +39,7 @@ function residentBar({ resident, memory, model }) {
   );
 }
 
-/** The groups of caches: what each keeps, and the pages that a sequence holds of it. */
+/** The cache groups: the tokens that each keeps, and its pages per sequence. */
 function cachePanel({ groups, step_tokens, together }) {
   const columns = ["group", "keeps", "a page", "pages between steps", "in a step", "layers", "a token in each layer"];
   const rows = groups.map((one) => [
@@ -52,8 +52,8 @@ function cachePanel({ groups, step_tokens, together }) {
     one.forms.join("; "),
   ]);
   const note = groups.length
-    ? `pages that one sequence at full length holds at most; a step feeds up to ${step_tokens} tokens`
-    : "none: the model keeps nothing of earlier tokens in pages";
+    ? `pages that one sequence at full length holds at most; a step has up to ${step_tokens} tokens`
+    : "none: the model has no paged KV cache";
   return h(
     "div",
     { class: "panel wide" },
@@ -75,14 +75,14 @@ function cachePanel({ groups, step_tokens, together }) {
   );
 }
 
-/** The scratch pages of a group, or why one with a window has none. */
+/** The scratch pages of a group, or why a group with a window has none. */
 function scratchNote({ name, scratch_pages, scratch_bytes, why_none }) {
   if (scratch_pages)
-    return `${name}: ${scratch_pages} scratch pages, ${bytes(scratch_bytes)} for all layers, hold what one step alone reads of a long prompt`;
+    return `${name}: ${scratch_pages} scratch pages, ${bytes(scratch_bytes)} for all layers, hold keys and values of a long prompt for one step`;
   return why_none && `${name}: no scratch pages, because ${why_none}`;
 }
 
-/** Bytes inside each instruction: the values alive, and what the call takes itself. */
+/** Bytes during each instruction: the live values, and the call's own scratch. */
 function curve(memory) {
   const steps = new Array(memory.calls.length + 1).fill(0);
   for (const [, size, first, last] of memory.storages) {
@@ -149,8 +149,8 @@ function stepPanel(app, memory) {
     h(
       "p",
       { class: "quiet" },
-      "Drawn are the values alive, what regions take beside them, and what calls like the one at the peak take; ",
-      "of other ops the plan keeps no figure.",
+      "The plot has the live values, the scratch of regions, and the scratch of calls like the one at the peak; ",
+      "the plan has no figures for other ops.",
     ),
     h("div", { class: "chart" }, h("span", { class: "axis" }, bytes(top)), chart),
     cursor,
@@ -165,7 +165,7 @@ function instruction(app, memory, at, height) {
   const name = (value) =>
     h("button", { type: "button", class: "link", onclick: () => app.showValue(memory, value) }, `%${value}`);
   const note = (first, last) =>
-    [first === at && "made here", last === at && "given back after"].filter(Boolean).join(", ");
+    [first === at && "made here", last === at && "freed after"].filter(Boolean).join(", ");
   const parts = alive
     .slice(0, LISTED)
     .map(([value, size, first, last]) =>

@@ -1,4 +1,4 @@
-// Every node of a bucket class in a table that any column sorts: who computes it, what it costs, who declined it.
+// Every node of a bucket class in a table that sorts by any column: its backend, its costs, and the refusals.
 
 import { backendTag } from "./code.js";
 import { h } from "./dom.js";
@@ -9,8 +9,8 @@ const FIELDS = "key name op layer backend region flops bytes seconds candidates 
 const PORTION = 200; // rows made at once
 
 /**
- * The columns: what sorts them, and what stands in a cell. Columns of `figure` are numbers, and the largest comes first
- * where `down`. An `optional` column is there only where a row has something for it.
+ * The columns: their sort keys and cells. Columns of `figure` are numbers; the largest comes first
+ * with `down`. An `optional` column is shown only if a row has a value for it.
  */
 function columnsOf(app) {
   const unknown = (value, text) => (value === null ? "–" : text(value));
@@ -70,7 +70,7 @@ export function nodesView(app) {
     ),
   );
 
-  /** Sort by a column; again turns it round. */
+  /** Sort by a column; a second call reverses the order. */
   function sortBy(column) {
     change({ column, down: view.column === column ? !view.down : Boolean(column.down) });
   }
@@ -130,14 +130,14 @@ export function nodesView(app) {
   );
 }
 
-/** What rows cost together, a region once and not what is in it; nothing where no costs are known. */
+/** The total costs of rows, with regions but without their inner calls; nothing if no costs are known. */
 function totals(rows) {
   const whole = rows.filter((row) => !row.region);
   const sum = (field) => whole.reduce((total, row) => total + row[field], 0);
   return [sum("flops") > 0 && `${count(sum("flops"))} flops`, sum("bytes") > 0 && bytes(sum("bytes"))].filter(Boolean);
 }
 
-/** Words by the alphabet with numbers in them by size; what is not known comes last either way. */
+/** Sort words alphabetically, with numbers in them by size; unknown values come last in both orders. */
 function compare(one, other, down) {
   if (one === null || other === null) return (one === null) - (other === null);
   const order = typeof one === "number" ? one - other : one.localeCompare(other, "en", { numeric: true });

@@ -1,10 +1,10 @@
-// What is recorded of one pass: contract, matches, time, ops more and fewer, and where it declined.
+// The record of one pass: contract, matches, time, ops added and removed, and its refusals.
 
 import { countTags } from "./code.js";
 import { h } from "./dom.js";
 import { bytes, plural, seconds } from "./format.js";
 
-const NODES_SHOWN = 12; // of those with one reason
+const NODES_SHOWN = 12; // maximum nodes per reason
 
 export function createPassView(app) {
   const element = h("section", { class: "pass-view", "aria-live": "polite" });
@@ -60,7 +60,7 @@ function changesText(step, counts) {
   ];
 }
 
-/** A list that is made when it is opened: that of a deep model is long. */
+/** A list that is made when it is opened, because a deep model's is long. */
 function disclosed(kind, summary, make) {
   const details = h("details", { class: `disclosed ${kind}` }, h("summary", {}, summary));
   const fill = () => details.open && details.childElementCount === 1 && details.append(h("ul", {}, make()));
@@ -74,7 +74,7 @@ function nodeLinks(app, names) {
   );
 }
 
-/** Each rewrite with the value at which it happened and what it made that the pass left there. */
+/** Each rewrite with its anchor value, and the values that it made and that still exist after the pass. */
 function rewrites(app, step) {
   return disclosed("rewrites", plural(step.rewrites.length, "rewrite"), () =>
     step.rewrites.map(([anchor, made], number) =>
@@ -94,7 +94,7 @@ function rewrites(app, step) {
   );
 }
 
-/** Reasons with the nodes that they are about, the most frequent first. */
+/** Reasons with their nodes, the most frequent first. */
 function refusals(app, step) {
   const byReason = Map.groupBy(step.refusals, ([, reason]) => reason);
   const reasons = [...byReason].sort(([, one], [, other]) => other.length - one.length);

@@ -1,6 +1,6 @@
 // The data of the page: gzip in base64 in a script element that no browser runs.
 
-/** The JSON value that the page was made for. */
+/** The JSON value of the report. */
 export async function readPayload(element) {
   const packed = Uint8Array.from(atob(element.textContent), (character) => character.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));

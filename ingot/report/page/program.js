@@ -1,9 +1,9 @@
-// The program after each step: nodes by key, who uses them, and what the step changed.
+// The program after each step: nodes by key, their users, and the changes of the step.
 
 const FIELDS = ["kind", "name", "op", "text", "type", "placement", "backend", "origin", "layer"];
 const SHOWN = new Set(["call", "param", "input", "state", "dim", "mesh"]);
 
-/** Pieces of a text: names with their percent sign, strings, and what stands between them. */
+/** Pieces of a text: names with their percent sign, strings, and the text between them. */
 export function pieces(text) {
   return text.split(/("(?:[^"\\]|\\.)*"|%[\w.]+)/);
 }
@@ -32,12 +32,12 @@ export function lineText(node) {
   }
 }
 
-/** Pairs of an output's name and the value that it is, of the text behind `return`. */
+/** Pairs of an output's name and its value, from the text after `return`. */
 function results(outputs) {
   return outputs ? outputs.split(", ").map((one) => one.split("=%")) : [];
 }
 
-/** All programs of a report; each is made when it is first asked for. */
+/** All programs of a report; each is made on first use. */
 export class Programs {
   constructor(data) {
     this.steps = data.steps;
@@ -63,7 +63,7 @@ export class Programs {
     return this.lines.get(number);
   }
 
-  /** The program after a step: `nodes` by key in order, a name in a region having the region's in front; `header`. */
+  /** The program after a step: `nodes` by key in order, a name in a region has the region's name first; `header`. */
   at(number) {
     if (!this.programs.has(number)) this.programs.set(number, this.#read(number));
     return this.programs.get(number);
@@ -89,7 +89,7 @@ export class Programs {
     return program;
   }
 
-  /** What a step did: `marks` of nodes by key, "added" or "changed"; `removed` nodes, with the key each came after. */
+  /** The changes of a step: `marks` of nodes by key, "added" or "changed"; `removed` nodes, with the key before each. */
   changes(number) {
     if (!this.differences.has(number)) this.differences.set(number, this.#compare(number));
     return this.differences.get(number);
@@ -116,18 +116,18 @@ export class Programs {
     return { marks, removed, counts: { added: marks.size - changed, removed: removed.length, changed } };
   }
 
-  /** The node that a name means, seen from inside `region`, in the program after a step. */
+  /** The node of a name in the scope of `region`, in the program after a step. */
   resolve(number, name, region = null) {
     const { nodes } = this.at(number);
     return (region && nodes.get(`${region}/${name}`)) || nodes.get(name) || null;
   }
 
-  /** The key of the node that is an output of the program after a step; null where it has no such output. */
+  /** The key of the node that is an output of the program after a step; null if it has no such output. */
   output(number, name) {
     return results(this.at(number).outputs).find(([output]) => output === name)?.[1] ?? null;
   }
 
-  /** The nodes that read a node, and the results of a program or region that it is. */
+  /** The nodes that read a node, and the results of the program or region that it defines. */
   users(number, node) {
     const program = this.at(number);
     const users = [...program.nodes.values()].filter(
@@ -151,7 +151,7 @@ export class Programs {
     return line;
   }
 
-  /** What became of a key along a line of descent: pairs of a step and "added", "changed" or "removed". */
+  /** The history of a key along a line of descent: pairs of a step and "added", "changed" or "removed". */
   life(number, key) {
     return this.lineage(number).flatMap((step) => {
       const { marks, removed } = this.changes(step);

@@ -8,15 +8,15 @@ import { lineText } from "./program.js";
 import { matcher } from "./search.js";
 
 const MARKS = { added: "+", removed: "−", changed: "~" };
-const OPEN_AT_FIRST = 3; // cards with changes that a pass opens by itself
+const OPEN_AT_FIRST = 3; // cards with changes that open automatically
 
-/** Whether a search wants a node; a search of nothing wants none. */
+/** Whether a search matches a node; an empty search matches none. */
 function wanted(query) {
   const matches = matcher(query);
   return (node) => matches !== null && matches(lineText(node), node.layer);
 }
 
-/** A name as a card of its layer shows it: without the layer, which the card's title tells. */
+/** A name as a card of its layer shows it: without the layer, which is in the card's title. */
 function within(layer, name) {
   const start = `layers.${layer}.`;
   return name.startsWith(start) ? name.slice(start.length) : name;
@@ -34,8 +34,8 @@ export function createProgramView(app) {
   const cards = h("div", { class: "cards" });
   const status = h("p", { class: "status", role: "status" });
   const element = h("section", { class: "program", "aria-label": "Program" }, status, cards);
-  const opened = new Map(); // of a section's id, whether the reader opened or closed it
-  const layers = new Map(); // of a section's id, which of its layers it shows
+  const opened = new Map(); // by section id: whether the reader opened or closed it
+  const layers = new Map(); // by section id: the layer that it shows
   let shown = []; // the sections as drawn
 
   function draw({ step, query, node }) {
@@ -67,7 +67,7 @@ export function createProgramView(app) {
     );
   }
 
-  /** Which member of a section holds a node, null where none does. */
+  /** The member of a section that contains a node; null if none does. */
   function holds(section, node) {
     if (!node) return null;
     const at = section.members.findIndex(({ entries }) => entries.some((entry) => entry.node.key === node));
@@ -127,7 +127,7 @@ export function createProgramView(app) {
     );
   }
 
-  /** The nodes of a card, its params behind what computes with them. */
+  /** The nodes of a card, with params after the nodes that use them. */
   function rows(title, { layer, entries }, query, selected) {
     const wantedEntries = entries.filter((entry) => !query || entry.hit);
     const isParam = ({ node }) => node.kind === "param";

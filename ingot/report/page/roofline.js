@@ -1,16 +1,16 @@
-// The roofline plot of a step: what each call computes in a second, over what it computes for each byte that it moves.
+// The roofline plot of a step: each call's flops per second, over its flops per byte moved.
 
 import { h, svg } from "./dom.js";
 import { count, microseconds } from "./format.js";
 
 const WIDTH = 640;
 const HEIGHT = 320;
-const LEFT = 54; // of the axis's words
+const LEFT = 54; // width of the axis labels
 const BELOW = 34;
 const ABOVE = 20;
-const LEAST = 3; // units: the radius of a call of no time
+const LEAST = 3; // units: the radius of a call with no time
 
-/** `calls` with what they take, under the roof of `time`; `hueOf` colours a kind, `select` shows a call. */
+/** `calls` with their times, under the roofline of `time`; `hueOf` returns a kind's colour, `select` shows a call. */
 export function rooflinePlot({ time, calls }, hueOf, select) {
   const shown = distinct(calls.filter(({ flops, bytes }) => flops > 0 && bytes > 0));
   const intensities = shown.map(({ flops, bytes }) => flops / bytes);
@@ -60,7 +60,7 @@ export function rooflinePlot({ time, calls }, hueOf, select) {
   );
 }
 
-/** Equal calls as one, with how many there are and what all of them take. */
+/** Equal calls as one, with their number and total time. */
 function distinct(calls) {
   const groups = new Map();
   for (const call of calls) {
@@ -82,7 +82,7 @@ function scale(low, high, from, to) {
   return Object.assign(along, { low, high });
 }
 
-/** Powers of ten, thinned out where there are many. */
+/** Powers of ten, fewer if there are many. */
 function ticks(axis, make) {
   const first = Math.ceil(Math.log10(axis.low));
   const last = Math.floor(Math.log10(axis.high));

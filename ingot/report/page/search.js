@@ -1,6 +1,6 @@
-// What a search wants: all of its words in a text, and of one layer where it says "layer 3".
+// A search matches if a text has all its words, in one layer only if it says "layer 3".
 
-/** A test of a text and a layer; null for a search of nothing. */
+/** A test of a text and a layer; null for an empty search. */
 export function matcher(query) {
   const [said, layer] = query.match(/\blayer (\d+)\b/i) ?? ["", null];
   const words = query.replace(said, " ").toLowerCase().split(/\s+/).filter(Boolean);

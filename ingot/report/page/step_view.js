@@ -1,4 +1,4 @@
-// How long a step takes on the GPU: by kinds of calls, along the step, under the roofline, and what would shorten it.
+// The time of a step on the GPU: by kinds of calls, along the step, under the roofline, and what would shorten it.
 
 import { stackedBar } from "./bars.js";
 import { h, svg } from "./dom.js";
@@ -6,9 +6,9 @@ import { bucketName, bytes, count, microseconds, plural } from "./format.js";
 import { rooflinePlot } from "./roofline.js";
 
 const FIELDS = "name kind flops bytes roofline taken".split(" ");
-const WIDTH = 1000; // of the drawing's own units; it is stretched to the width that there is
+const WIDTH = 1000; // in the drawing's own units; it is scaled to the available width
 const HEIGHT = 44;
-const FLOOR = 14; // of the strip that shows what the roofline allows
+const FLOOR = 14; // height of the strip that shows the roofline's times
 
 export function stepView(app) {
   const steps = app.data.step_times.map((one) => ({
@@ -39,7 +39,7 @@ function panels(app, one) {
   const hueOf = (kind) => `hue-${kinds.indexOf(kind) % 8}`;
   const select = (name) => app.select(name, one.step, true);
   const device = `${time.device}: ${bytes(time.bandwidth)}/s, ${count(time.rate)}flop/s; ${time.basis}`;
-  // What overlaps takes less than nothing, which no bar can show.
+  // Overlapping calls make negative gaps, which a bar cannot show.
   const parts = time.kinds.map(({ kind, calls, predicted }) => [
     kind,
     Math.max(0, predicted),
@@ -60,7 +60,7 @@ function panels(app, one) {
   ].filter(Boolean);
 }
 
-/** Every call in its order, as wide as it takes; the strip below shows how much of that the roofline asks for. */
+/** Every call in order, as wide as its time; the strip below shows the time of its roofline. */
 function timeline({ time, calls }, hueOf, select) {
   const total = Math.max(
     time.predicted,
@@ -108,7 +108,7 @@ function timeline({ time, calls }, hueOf, select) {
       },
       pieces,
     ),
-    h("p", { class: "quiet" }, "above: what each call takes; below: what of that the roofline asks for"),
+    h("p", { class: "quiet" }, "above: the time of each call; below: the time of its roofline"),
   );
 }
 

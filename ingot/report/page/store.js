@@ -1,4 +1,4 @@
-// What the reader looks at: one frozen state, replaced as a whole, and those who want to know.
+// The state of the view: one frozen object, replaced as a whole, and its listeners.
 
 export class Store {
   #listeners = [];
@@ -7,7 +7,7 @@ export class Store {
     this.state = Object.freeze(state);
   }
 
-  /** Replace some fields; listeners get the new and the old state when anything differs. */
+  /** Replace some fields; listeners receive the new and the old state if anything differs. */
   set(fields) {
     const old = this.state;
     if (Object.entries(fields).every(([name, value]) => Object.is(old[name], value))) return;

@@ -1,4 +1,4 @@
-// The views as tabs: one is shown; each is made when it is first asked for.
+// The views as tabs: one is shown; each is made on first use.
 
 import { h } from "./dom.js";
 

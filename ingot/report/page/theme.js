@@ -1,8 +1,8 @@
-// Light or dark: what the system says, until the reader chooses.
+// Light or dark: the system's setting, until the reader chooses.
 
 const KEY = "ingot-report-theme";
 
-/** A browser may keep nothing for a local file; then the choice lasts as long as the page. */
+/** A browser may store nothing for a local file; then the choice lasts as long as the page is open. */
 function stored(action) {
   try {
     return action(localStorage);

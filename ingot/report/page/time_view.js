@@ -1,10 +1,10 @@
-// Where compiling spent its time, and what starting takes.
+// The time of compiling by phase, and the time of a start.
 
 import { stackedBar } from "./bars.js";
 import { h } from "./dom.js";
 import { plural, seconds, stepName } from "./format.js";
 
-const EXE_SHOWN = 12; // hexadecimal digits of an executable's id: enough to tell a few thousand apart
+const EXE_SHOWN = 12; // hexadecimal digits of an executable's id: enough to distinguish a few thousand
 
 export function timeView(app) {
   const { phases, executables, cached } = app.data.times;

@@ -4,9 +4,9 @@ import { countTags } from "./code.js";
 import { button, h } from "./dom.js";
 import { bucketName, seconds, stepName } from "./format.js";
 
-const LEAST_SHOWN = 0.02; // of the slowest pass: a shorter bar would be a dot
+const LEAST_SHOWN = 0.02; // share of the slowest pass: a shorter bar would be a dot
 
-/** The passes in a column, grouped by where they lead. */
+/** The passes in a column, grouped by the stage that they lead to. */
 export function createTimeline(app) {
   const slowest = Math.max(...app.data.steps.map((step) => step.seconds ?? 0), 1e-9);
   const stops = app.data.steps.map((step, number) =>
@@ -75,7 +75,7 @@ export function createSlider(app) {
   return { element, update };
 }
 
-/** Go some passes on or back, as far as there are any. */
+/** Go some passes forward or back, within the list. */
 export function move(app, by) {
   const { step } = app.store.state;
   app.store.set({ step: Math.min(app.data.steps.length - 1, Math.max(0, step + by)) });

@@ -102,7 +102,7 @@ def _write(
 ) -> None:
     link = culprit.link
     assert link.one is not None and link.context is not None
-    whose = type(link.one)
+    pass_type = type(link.one)
     steps = expected.steps(blame.after, forced=mode == "forced", at_once=mode == "at once")
     at_once = whole(expected.requests, expected.pool)
     tensors = {
@@ -113,8 +113,8 @@ def _write(
         **_known(expected, program, blame.after, at_once=mode == "at once"),
     }
     about = {
-        "module": whose.__module__,
-        "class": whose.__qualname__,
+        "module": pass_type.__module__,
+        "class": pass_type.__qualname__,
         "options": link.one.options(),
         "under": link.under.name,
         "reached": link.ends_phase,
@@ -142,7 +142,7 @@ def _write(
     (folder / BEFORE).write_text(print_program(program), encoding="utf-8")
     if blame.changed:
         (folder / AFTER).write_text(print_program(blame.after), encoding="utf-8")
-    package = whose.__module__.partition(".")[0]
+    package = pass_type.__module__.partition(".")[0]
     text = _CHANGED + _TEXT.partition("\n")[2] if blame.changed else _TEXT
     needs = "" if package == "ingot" or blame.changed else f" and {package}"
     script = text.format(name=link.name, package=needs, before=BEFORE, tensors=TENSORS)
