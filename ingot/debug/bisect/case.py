@@ -21,7 +21,7 @@ from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, Program
 from ingot.runtime.artifact import Artifact, open_artifact
 
-# Prompts just past page boundaries of 16 tokens, and past two pages; `prompts` adds one past a window up to WINDOW.
+# Prompts below and above a page of 16 tokens, and above two; `prompts` adds one past a window up to WINDOW.
 PROMPT_LENGTHS = (1, 17, 35, 23)
 WINDOW = 128
 
