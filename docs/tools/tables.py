@@ -153,7 +153,7 @@ def _subject(one: Pass) -> str:
     return line.removeprefix(f"{one.name}: ")
 
 
-_LAYERS = 12  # the periods of windows and rotations, 2 to 6, divide it
+_LAYERS = 12  # divisible by the periods of windows and rotations: 2, 3, 4 and 6
 _SIZES: Mapping[str, Any] = {
     "hidden_size": 64,
     "num_hidden_layers": _LAYERS,
