@@ -1,4 +1,4 @@
-"""What the scheduler decided for one step, and how that becomes the step's inputs."""
+"""The scheduler's decision for one step, and its conversion to the step's inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,16 +17,15 @@ from ingot.runtime.token_counts import Recount
 
 
 class Chunk(NamedTuple):
-    """What one sequence does in a step: feed `length` tokens, the first at position `start`.
+    """The tokens of one sequence in a step: `length` tokens, the first at position `start`.
 
-    on_device   its tokens are not known on the host yet: the device takes the first, and its position, from the row,
-                and those after it from the row's drafts. `start` is then the furthest that the first may stand at
-    rows        rows of logits from which its next tokens are taken: those of its last tokens fed; 0 in the middle of a
-                prompt
-    block       positions of the block that is denoised, where its ending denoises blocks: the row holds them
-                `on_device`, else those of which the host knows no token are masked
-    scored      positions among those fed whose logits rate the prompt's next token
-    recounts    its row does not count the tokens before `start`, and has to
+    on_device   the host does not know the tokens yet: the device reads the first and its position from the row, and the
+                others from the row's drafts; `start` is then the largest possible position of the first
+    rows        logit rows for the sequence's next tokens, those of its last fed tokens; 0 in the middle of a prompt
+    block       positions of the denoised block, with an ending that denoises blocks; the row holds the block if
+                `on_device`, else positions without a known token are masked
+    scored      fed positions whose logits score the prompt's next token, for prompt_logprobs
+    recounts    the row's token counts lack the tokens before `start`, and must be recomputed
     """
 
     request: Request
@@ -40,7 +39,7 @@ class Chunk(NamedTuple):
     block: int = 0
 
     def tokens(self) -> Sequence[int] | Array:
-        """What it feeds, as `Fed.tokens` says."""
+        """Return the tokens to feed, encoded as in `Fed.tokens`."""
         if self.on_device:
             return (-2 if self.block else -1) - np.arange(self.length)
         end = self.start + self.length
@@ -52,12 +51,15 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One scheduled step: first the sequences of `decodes`, each of which feeds the token that its device row holds and
-    gets the next one, then those of `chunks`. `sampled` are all requests that get tokens, in the order of the logit
-    rows, each with as many rows as `rows` says; None: one each.
+    """One scheduled step.
 
-    After their rows come those of `scored`: a request and how many rows it has, in the order of its prompt. Without
-    either, one dummy logit row is computed, and its token is to be ignored.
+    decodes   the first sequences: each feeds the token in its device row, and gets the next one
+    chunks    the sequences after them
+    sampled   all requests that get tokens, in the order of the logit rows
+    rows      logit rows of each sampled request; None: one each
+    scored    requests with prompt_logprobs and their numbers of logit rows, which follow the sampled rows
+
+    Without sampled and scored rows, the step computes one dummy logit row, whose token is ignored.
     """
 
     step: int
@@ -70,12 +72,12 @@ class StepBatch:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """All whose tokens it feeds."""
+        """All requests with tokens in the step."""
         return (*self.decodes, *(chunk.request for chunk in self.chunks))
 
     @property
     def num_sampled_rows(self) -> int:
-        """Rows of logits from which tokens are taken."""
+        """Rows of logits from which tokens are sampled."""
         return len(self.sampled) if self.rows is None else sum(self.rows)
 
     @property
@@ -94,8 +96,8 @@ def build_step(
     groups: Sequence[CacheGroup] = (FULL,),
     least_shared: int | None = None,
 ) -> StepBatch:
-    """Fill `buffer` with the inputs of these sequences, at least one. `groups` are those of `tables.pages`, and
-    `least_shared` is that of the scheduler's config."""
+    """Fill `buffer` with the inputs of these sequences (at least one) and return the step. `groups` are the cache
+    groups of `tables.pages`; see `SchedulerConfig.least_shared`."""
     sampling = [chunk for chunk in chunks if chunk.rows]
     sampled = (*decodes, *[chunk.request for chunk in sampling])
     counts: tuple[int, ...] | None = None
@@ -106,7 +108,7 @@ def build_step(
         scored = tuple((chunk.request, len(chunk.scored)) for chunk in chunks if chunk.scored)
     rows = np.array([request.row for request in decodes] + [chunk.row for chunk in chunks], np.int32)
     num_sampled = len(sampled) if counts is None else sum(counts)
-    # Steps that only decode differ from each other in little as long as the same sequences run.
+    # While the same sequences run, consecutive decode steps differ only in their varying inputs.
     stamp = None if chunks else (rows.tobytes(), tables.version)
     last = buffer.last
     repeats = last if last is not None and last.stamp is not None and last.stamp == stamp else None
@@ -125,7 +127,7 @@ def build_step(
     inputs = buffer.views(sizes)
 
     def totals() -> Array:
-        """Most tokens that the sequences of the sampled rows have when those are taken."""
+        """Return, for each sampled row, the most tokens of its sequence, the sampled token included."""
         lens = [request.num_computed + 1 for request in decodes]
         for chunk in sampling:
             lens += range(chunk.start + chunk.length - chunk.rows + 1, chunk.start + chunk.length + 1)
@@ -152,7 +154,7 @@ def _fed(
     page_size: int,
     groups: Sequence[CacheGroup],
 ) -> Fed:
-    """What a step feeds: first the tokens of sequences that decode, one each, then those of `chunks`."""
+    """Return the values of a step: first one token of each decoding sequence, then the tokens of `chunks`."""
     lengths, samples = np.ones(len(rows), np.int32), np.ones(len(rows), np.int32)
     lengths[num_decodes:] = [chunk.length for chunk in chunks]
     samples[num_decodes:] = [chunk.rows for chunk in chunks]
@@ -166,12 +168,12 @@ def _fed(
     count = int(last[-1])
     asking, logit_rows = np.full(sizes.L, -1, np.int32), np.zeros(sizes.L, np.int32)
     asking[:count] = np.repeat(rows, samples)
-    # The row of logits i of a sequence with n of them is that of its token n - i from the end.
+    # Logit row i of n of a sequence belongs to its token n - i from the end.
     logit_rows[:count] = np.repeat(ends - last, samples) + np.arange(count)
     rated: list[Rated] = []
     for chunk, end in zip(chunks, ends[num_decodes:].tolist(), strict=True) if count < sizes.L else ():
         if chunk.scored:
-            begin = end - chunk.length - chunk.start  # where position 0 would stand in T
+            begin = end - chunk.length - chunk.start  # the index in T that position 0 would have
             request = chunk.request
             targets = request.prompt_ids[chunk.scored.start + 1 : chunk.scored.stop + 1]
             logit_rows[count : count + len(targets)] = begin + np.arange(chunk.scored.start, chunk.scored.stop)

@@ -1,13 +1,13 @@
-"""Names of token blocks by what a KV cache holds for them, so that equal beginnings of sequences can share pages.
+"""Hashes of token blocks, under which sequences with equal prefixes share KV pages.
 
-A block's KV depends on its tokens and on everything before them, so its hash covers its parent's:
+A block's KV depends on its tokens and on all tokens before them, so its hash covers the hash of its parent block:
 
     root     = SHA-256(TAG, block size u32, length of salt u64, salt)
     block i  = SHA-256(hash of block i - 1 or root, token ids u32 each, for each extra key: its length u64, the key)
 
-All integers are little-endian and every part has a fixed or a given length, so no two different contents read the same.
-SHA-256 and not something faster: whoever can make two blocks collide reads another's cache. The salt keeps tenants
-apart, who could else learn from the speed of an answer that somebody has asked the same before.
+All integers are little-endian, and every part has a fixed or stated length, so different contents have different
+encodings. The hash is SHA-256, not a faster one: an attacker who can make two blocks collide reads another request's
+cache. The salt separates tenants. Without it, response times would reveal that another tenant has sent the same prompt.
 """
 
 import copy
@@ -24,10 +24,11 @@ _TOKEN_BYTES = 4
 
 
 class BlockHashes:
-    """The hashes of a sequence's full blocks, which grow as tokens come.
+    """The hashes of a sequence's full blocks. `extend` adds to them as tokens arrive.
 
-    `block_size` is in tokens. Sequences share blocks under one `salt` (a tenant's secret, or nothing) and the same
-    `extra_keys`, which name whatever else their KV depends on (an adapter's id, the digest of an image), in order.
+    block_size   tokens in a block
+    salt         sequences share blocks only under an equal salt (a tenant's secret, or empty)
+    extra_keys   other values that the KV depends on, in order (an adapter's id, the digest of an image)
     """
 
     def __init__(self, block_size: int, *, salt: bytes = b"", extra_keys: Sequence[bytes] = ()) -> None:
@@ -41,19 +42,19 @@ class BlockHashes:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far, those of the block that is not full included."""
+        """Tokens so far, including those of the last block, which is not full."""
         return len(self.digests) * self.block_size + len(self._open) // _TOKEN_BYTES
 
     def copy(self) -> "BlockHashes":
-        """Those of a sequence with the same tokens so far, which goes on by itself."""
+        """Return a copy, for another sequence with the same tokens so far."""
         found = copy.copy(self)
         found.digests, found._open = self.digests[:], self._open[:]
         return found
 
     def extend(self, tokens: Iterable[int]) -> list[bytes]:
-        """Take the sequence's next tokens; the hashes of the blocks that they fill.
+        """Add the sequence's next tokens. Return the hashes of the blocks that they fill.
 
-        Raises InternalError, and takes none, when one is no token id.
+        Raises InternalError if one is no token id, and then adds none.
         """
         fresh = list(tokens)
         try:

@@ -1,4 +1,4 @@
-"""The instructions of one bucket class, bound to weights, states and code: a step's inputs in, its outputs out."""
+"""The instructions of one bucket class, bound to weights, states and code: they turn a step's inputs into outputs."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class _Step:
     args: tuple[Any, ...]
     slots: tuple[tuple[int, int], ...]  # (position among args, slot in the table)
     kwargs: dict[str, Any]
-    results: tuple[int, ...]  # a slot each, -1 where nothing takes the result
+    results: tuple[int, ...]  # a slot for each result; -1 if it is unused
     single: bool
     frees: tuple[int, ...]
     what: str
@@ -32,7 +32,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class Call:
-    """An instruction that is about to run: the `number`th of its bucket class, on these arguments."""
+    """An instruction about to run: number `number` of its bucket class, with its arguments."""
 
     bucket: BucketPlan
     number: int
@@ -45,11 +45,12 @@ class Call:
         return self.bucket.instructions[self.number]
 
     def __call__(self) -> Any:
-        """Run it. An op gives its result, or a tuple of several; a region a list; what only updates states, None."""
+        """Run the instruction. An op returns its result or a tuple of results; a region returns a list; an instruction
+        that only updates states returns None."""
         return self._run(*self.args, **self.kwargs)
 
 
-# Sees every instruction in place of its running, and gives what the instruction yields: `call()`, or something else.
+# Called instead of each instruction. Returns the instruction's result: `call()`, or a replacement.
 Watch = Callable[[Call], Any]
 
 
@@ -77,7 +78,7 @@ class Bucket:
         self._libraries = libraries
         self._types: dict[int, TensorType] = {slot[name]: parse_type(v.type) for name, v in plan.values.items()}
         self._steps = [self._bind(instruction, slot, executables) for instruction in plan.instructions]
-        # Types of what is passed on are the plan's promise; the first step of a bucket checks that all keep it.
+        # The plan promises the types of all values; the first step of a bucket checks them.
         self._checked = False
 
     def _bind(
@@ -91,7 +92,7 @@ class Bucket:
         kwargs: Mapping[str, Argument] = instruction.kwargs
         if instruction.calls is not None:
             run, single = executables[instruction.calls], False
-            args, kwargs = tuple(arg for arg in args if isinstance(arg, Ref)), {}  # the rest is compiled in
+            args, kwargs = tuple(arg for arg in args if isinstance(arg, Ref)), {}  # constants are compiled in
         else:
             library = self._libraries.get(instruction.backend)
             run = find_op(instruction.target, instruction.backend, library)
@@ -110,12 +111,12 @@ class Bucket:
     def run(
         self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None
     ) -> dict[str, torch.Tensor]:
-        """Both segments of a step."""
+        """Run both segments of a step and return its outputs."""
         self.begin(inputs, sizes, watch)
         return self.end(sizes, watch)
 
     def begin(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None) -> None:
-        """The forward segment of a step. `end` comes before anything else runs here."""
+        """Run the forward segment of a step. Call `end` before this bucket runs anything else."""
         table = self._table
         for name, index in self._inputs:
             table[index] = inputs[name]
@@ -126,7 +127,7 @@ class Bucket:
             raise
 
     def end(self, sizes: Mapping[str, int], watch: Watch | None = None) -> dict[str, torch.Tensor]:
-        """The ending of a step that was begun: its outputs."""
+        """Run the ending of a step that was begun, and return its outputs."""
         try:
             self._run_steps(sizes, watch, range(self.plan.ending, len(self._steps)))
             self._checked = True
@@ -151,8 +152,8 @@ class Bucket:
                 else:
                     result = watch(Call(self.plan, number, tuple(args), step.kwargs, step.run))
             except torch.OutOfMemoryError:
-                raise  # no fault of the instruction
-            except Exception as error:  # whatever a library raises, one error says which instruction it was
+                raise  # callers handle it; the instruction is not at fault
+            except Exception as error:  # name the instruction, whatever a library raises
                 raise BackendError(
                     f"{step.what} failed: {type(error).__name__}: {error}",
                     where=f"bucket class {self.plan.bucket.name}",
@@ -163,7 +164,7 @@ class Bucket:
                 for place, index in enumerate(step.results):
                     if index >= 0:
                         table[index] = result[place]
-            result = None  # the table alone holds values, so that memory goes when the plan says so
+            result = None  # only the table holds values, so that memory is freed when the plan says
             if not self._checked:
                 self._check(step, sizes)
             for index in step.frees:
@@ -178,7 +179,7 @@ class Bucket:
 def bound_buckets(
     plan: Plan, resident: Mapping[str, torch.Tensor], executables: Executables, libraries: Libraries
 ) -> list[Bucket]:
-    """The bucket classes of a plan over its weights and states, `resident`, in order."""
+    """Return the bucket classes of a plan, in order, bound to `resident`: its weights and states."""
     return [
         Bucket(
             bucket,

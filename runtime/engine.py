@@ -26,10 +26,10 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """What `Engine.add_requests` takes: an id, a prompt, and how to sample.
+    """One request of `Engine.add_requests`: an id, a prompt, and how to sample.
 
-    stream     False: the engine gives an output only when all sequences have ended
-    priority   the lower, the sooner it is served; other than 0 only where the scheduler's policy is "priority"
+    stream     False: the engine returns an output only when all sequences have ended
+    priority   the lower, the sooner it is served; must be 0 unless the scheduler's policy is "priority"
     """
 
     request_id: str
@@ -39,7 +39,7 @@ class EngineRequest:
     priority: int = 0
 
 
-_Told = Callable[[list[Any]], Sequence[Any]]  # how a list that grows is told of
+_ListView = Callable[[list[Any]], Sequence[Any]]  # copies a growing list (`list`), or wraps it without a copy (`SoFar`)
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class _Sequence:
     request: Request
     logprobs: SequenceLogprobs | None
 
-    def output(self, index: int, told: "_Told") -> CompletionOutput:
+    def output(self, index: int, view: "_ListView") -> CompletionOutput:
         request, logprobs = self.request, self.logprobs
         reason, stop = (None, None) if request.end is None else request.end
         return CompletionOutput(
             index,
             "" if request.text is None else request.text.text,
-            told(request.output_ids),
+            view(request.output_ids),
             None if logprobs is None else logprobs.cumulative,
-            None if logprobs is None else told(logprobs.entries),
+            None if logprobs is None else view(logprobs.entries),
             reason,
             stop,
         )
@@ -83,15 +83,15 @@ class _Group:
         return None not in [sequence.request.end for sequence in self.sequences]
 
     def output(self, finished: bool) -> RequestOutput:
-        # Most outputs are only to say what has come since the one before: all else is not copied for them.
-        told: _Told = list if finished else SoFar
+        # Most outputs only report the tokens since the last output, so they do not copy the whole lists.
+        view: _ListView = list if finished else SoFar
         return RequestOutput(
             self.request_id,
             self.prompt.text,
             self.prompt.token_ids,
-            [sequence.output(index, told) for index, sequence in enumerate(self.sequences)],
+            [sequence.output(index, view) for index, sequence in enumerate(self.sequences)],
             finished,
-            None if self.prompt_logprobs is None else told(self.prompt_logprobs.entries),
+            None if self.prompt_logprobs is None else view(self.prompt_logprobs.entries),
             self.sequences[0].request.cached.num_found,
         )
 
@@ -100,9 +100,9 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
     """Serves requests for tokens.
 
     eos_token_ids   the model's end tokens; None: the tokenizer's
-    seed            of the generator that seeds requests without a seed of their own, as in vLLM's `LLM(seed=0)`
+    seed            seeds the generator of seeds for requests that have none, as in vLLM's `LLM(seed=0)`
 
-    The other arguments are those of `ServingLoop`.
+    See `ServingLoop` for the other arguments.
     """
 
     def __init__(
@@ -119,14 +119,14 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         super().__init__(executor, scheduler, tokenizer, vocab_size=vocab_size, work=work)
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer is None else tokenizer.eos_token_ids
-        # Some configs name one that the model does not have: it never comes, and cannot be held back.
+        # Some configs name an end token outside the vocabulary: no model samples it, and min_tokens cannot ban it.
         self._eos_ids = frozenset(token for token in eos_token_ids if token < vocab_size)
         self._random = random.Random(seed)
 
     def add_request(
         self, request_id: str, prompt: PromptLike, params: SamplingParams | None = None, *, stream: bool = True
     ) -> None:
-        """Queue one request. Raises RequestError; then nothing has changed."""
+        """Queue one request. Raises RequestError for a bad one, and then queues nothing."""
         self.add_requests([EngineRequest(request_id, prompt, params or SamplingParams(), stream)])
 
     def _queue(self, group: _Group) -> None:
@@ -154,7 +154,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
             )
         stops = StopStrings(params.stop) if params.stop else None
         sequences: list[_Sequence] = []
-        prompt_ids = list(prompt.token_ids)  # apart from the list that callers get
+        prompt_ids = list(prompt.token_ids)  # a copy: callers get the other list
         cache_salt = (prompt.cache_salt or "").encode("utf-8", "surrogatepass")
         for index in range(params.n):
             request = Request(
@@ -178,11 +178,11 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         return _Group(given.request_id, prompt, params, given.stream, sequences, prompt_logprobs)
 
     def _check(self, request: Request) -> None:
-        """Raise RequestError for a request that could never be served."""
+        """Raise RequestError if the engine could never serve the request."""
         self._scheduler.check(request)
         if request.params.min_tokens and len(ends := request.end_tokens()) > MAX_BANNED:
             raise RequestError(
-                f"{len(ends)} end tokens are to be held back until min_tokens",
+                f"min_tokens bans {len(ends)} end tokens",
                 where="SamplingParams.min_tokens",
                 expected=f"at most {MAX_BANNED}, the model's own and stop_token_ids together",
             )
@@ -193,7 +193,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
     def _retire(self, batch: StepBatch, handle: SampledStep, read: list[int]) -> list[RequestOutput]:
         logprobs = handle.logprobs() if batch.gives_logprobs else None
         if logprobs is not None:
-            self._rate_prompts(batch, logprobs)
+            self._add_prompt_logprobs(batch, logprobs)
         changed: dict[str, _Group] = {}
         rejected = None if batch.rows is None else handle.rejected()
         for request, token, row in self._scheduler.retire(batch, read, rejected):
@@ -215,8 +215,8 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
                 self._forget(group)
         return outputs
 
-    def _rate_prompts(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
-        """Take the log-probabilities of prompts; those of a request that has ended meanwhile are dropped."""
+    def _add_prompt_logprobs(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
+        """Store the log-probabilities of prompts. Drop those of requests that have ended since the launch."""
         row = batch.num_sampled_rows
         for request, count in batch.scored:
             group, _ = self._by_request.get(request, (None, None))

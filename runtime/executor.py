@@ -1,7 +1,7 @@
-"""What runs a plan: the protocol of executors, and of the steps that they launch.
+"""The protocols of executors, which run plans, and of the steps that they launch.
 
-The executor of each device is a subclass, and only `ingot.runtime.loader` names it. Everyone else asks what stands
-here: an engine that of `StepLauncher`, all others that of `Executor`.
+Each device has an executor, a subclass that only `ingot.runtime.loader` names. All other code uses these protocols: an
+engine uses `StepLauncher`, all others use `Executor`.
 """
 
 import math
@@ -23,63 +23,66 @@ class SampledStep(Protocol):
     """A launched step as an engine sees it."""
 
     def finish(self) -> None:
-        """Launch the ending of a step with late inputs, which have been filled in by now; nothing for other steps."""
+        """Launch the ending of a step with late inputs, once they are filled. Do nothing for other steps."""
         ...
 
     def tokens(self) -> list[int]:
-        """The sampled token of each row of logits; waits for the step. -1 where the logits were not finite."""
+        """Wait for the step and return the sampled token of each row of logits; -1 for non-finite logits."""
         ...
 
     def rejected(self) -> list[int]:
-        """Of each sequence, how many of the last tokens that it fed were not kept; asked only of steps that feed
-        drafts."""
+        """Return, for each sequence, how many of its last fed tokens were rejected. Only for steps with drafts or
+        denoised blocks."""
         ...
 
     def logprobs(self) -> StepLogprobs:
-        """The log-probabilities that were asked for, by row of logits; asked only of steps that give some."""
+        """Return the requested log-probabilities, by row of logits. Only for steps that compute some."""
         ...
 
     def vectors(self) -> torch.Tensor:
-        """f32[B, N] on the host: the vector of each sequence; asked only of steps that pool. Waits for the step."""
+        """Wait for the step and return the vector of each sequence, f32[B, N] on the host. Only for steps that pool."""
         ...
 
 
 class StepHandle(SampledStep, Protocol):
-    """A launched step with all that it computes."""
+    """A launched step with all of its outputs."""
 
     @property
     def bucket(self) -> str:
-        """The name of the bucket class that serves it."""
+        """The name of the bucket class that serves the step."""
         ...
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """All outputs by name, on the executor's device; waits for the step. They may be overwritten by the step that
-        is launched next."""
+        """All outputs by name, on the executor's device; waits for the step. The next launched step may overwrite
+        them."""
         ...
 
 
 class StepLauncher(Protocol):
-    """What an engine asks of an executor, or of several that run in each step (`ingot.runtime.round`).
+    """The part of an executor that an engine uses. Several executors may run in each step (`ingot.runtime.round`).
 
-    Steps run in the order in which they are launched.
+    Steps run in launch order.
     """
 
     def launch(self, inputs: StepInputs) -> SampledStep:
         """Start a step on these inputs (tensors by name, on the host) and return without waiting for it.
 
-        Rows in `inputs.recounts` are counted anew in front of it.
-
-        The inputs stay as they are until `tokens()` of this step has returned. Raises StepMemoryError when the device
-        has no memory for the step; rows, pages and token counts of its sequences may then have been written.
+        Before the step, recounts the tokens of the rows in `inputs.recounts`. The caller must not change the inputs
+        until `tokens()` of this step has returned. Raises StepMemoryError if the device has no memory for the step;
+        rows, pages and token counts of its sequences may then have been written.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Captured:
-    """The seconds that capturing each step took: of decode steps by sequences, and apart from these of those that read
-    shared prefixes once; of steps that feed prompts by tokens and sequences."""
+    """The seconds that each graph capture took.
+
+    decode    decode steps, by sequences
+    shared    decode steps that read shared prefixes once, by sequences
+    prompts   steps that feed prompts, by (tokens, sequences)
+    """
 
     decode: Mapping[int, float] = field(default_factory=dict)
     shared: Mapping[int, float] = field(default_factory=dict)
@@ -97,10 +100,9 @@ class Executor(StepLauncher, Protocol):
     params    the plan's weights by name, on the device
     states    the states of all entries, on the device
     sizes     load-time dims (`pages`, `R`, `S`)
-    replays   whether steps may be replayed from captured graphs, whose instructions no `watch` sees
+    replays   whether steps may replay captured graphs, whose instructions no `watch` sees
 
-    Steps run in the order of their launches; executors of one artifact share weights and states, and run in the order
-    of the launches of all of them.
+    Steps run in launch order. Executors of one artifact share weights and states, so the order covers all of them.
     """
 
     plan: Plan
@@ -112,33 +114,33 @@ class Executor(StepLauncher, Protocol):
 
     @property
     def captured(self) -> Captured:
-        """The steps that were captured so far; none on a CPU."""
+        """The steps captured so far; none on a CPU."""
         ...
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> StepHandle:
-        """Start a step on `inputs`, the plan's by name on the host; states move on. `watch` runs the instructions, one
-        by one. Raises as `StepLauncher.launch` does."""
+        """Start a step on `inputs`, the plan's by name on the host. The step updates the states. With `watch`, each
+        instruction runs through it. Raises as `StepLauncher.launch` does."""
         ...
 
     def warm_up(self) -> None:
-        """Do what the first steps would wait for, where that changes no state. Weights may hold anything. Raises
-        OptionError when there is no memory for the largest step."""
+        """Do the setup that the first steps would wait for. It changes no state, and weights need no values yet. Raises
+        OptionError if there is no memory for the largest step."""
         ...
 
     def capture(self, rows: int) -> None:
-        """Make sure that decode steps of `rows` sequences have a graph, where one can hold them. Raises OptionError
-        when there is no memory for it."""
+        """Capture a graph for decode steps of `rows` sequences, if they have none and one can hold them. Raises
+        OptionError if there is no memory for it."""
         ...
 
     def capture_all(self) -> None:
-        """Make sure that every step has its graph that can have one. Raises OptionError when there is no memory."""
+        """Capture every graph that can be captured and is not yet. Raises OptionError if there is no memory."""
         ...
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when
-        nothing is left to do in them. Nothing that runs is disturbed."""
+        """Prepare later steps for up to `seconds` of idle host time, without disturbing running steps. Return False if
+        nothing is left that fits into that time."""
         ...
 
     def synchronize(self) -> None:
-        """Wait for all steps that were launched."""
+        """Wait for all launched steps."""
         ...

@@ -1,4 +1,4 @@
-"""Views of lists that only grow, for callers who are told again and again what is there so far."""
+"""Views of lists that only grow, for callers that receive the list so far again and again."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar, overload
@@ -7,8 +7,9 @@ T = TypeVar("T")
 
 
 class SoFar(Sequence[T], Generic[T]):
-    """What a list held when this was made, as long as it is only appended to: nothing is copied, and nothing of it
-    changes. Equal to a list of the same elements; slices and sums are lists.
+    """A view of a list's present elements, without a copy. It stays the same while the list is only appended to.
+
+    It equals a list of the same elements; slices and sums are lists.
     """
 
     __slots__ = ("_count", "_list")

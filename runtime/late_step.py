@@ -10,7 +10,7 @@ from ingot.runtime.logprobs import StepLogprobs
 
 
 class LateStep:
-    """A step of the bucket class `bucket` whose forward segment was launched; `end` launches its ending."""
+    """A step of bucket class `bucket` whose forward segment is launched. `end` launches its ending."""
 
     def __init__(self, bucket: str, end: Callable[[], StepHandle]) -> None:
         self.bucket = bucket
@@ -40,5 +40,5 @@ class LateStep:
 
     def _ended(self) -> StepHandle:
         if self._handle is None:
-            raise InternalError("a step with late inputs is read before its ending was launched")
+            raise InternalError("a step with late inputs is read before its ending is launched")
         return self._handle

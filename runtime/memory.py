@@ -1,4 +1,4 @@
-"""How much memory serving may take, and how many KV pages and slots of state that leaves."""
+"""The memory that serving may use, and the numbers of KV pages and state slots that fit into it."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,19 @@ from ingot.ir.cache.slot_limits import KEPT_PER_SEQUENCE, KEPT_SHARE
 from ingot.ir.errors import OptionError
 from ingot.runtime.limits import Limits
 
-# What a KV pool takes on a CPU when no bound is given: vLLM's default for its CPU backend, 4 GiB, and never more
-# than half of the machine.
+# The default size of the KV pool on a CPU: 4 GiB, vLLM's default for its CPU backend, but at most half of the machine.
 DEFAULT_KV_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
 class ServingMemory:
-    """What a device has for serving, in bytes.
+    """A device's memory for serving, in bytes.
 
-    most         what serving can take, whatever is asked for
-    usual        what it takes when it is not bounded
-    pool         what the KV pool takes of that at most when it is not bounded; None for all that is left
-    beside       of either, what goes to what no plan counts: on a GPU the code of kernels, captured graphs, libraries
-    granularity  bytes in multiples of which it maps memory into ranges of addresses; None where it does not
+    most         upper bound for serving, whatever the user requests
+    usual        the default for serving
+    pool         upper bound of the KV pool by default; None: all memory that is left
+    beside       the part of `most` or `usual` that no plan counts: on a GPU kernel code, captured graphs, libraries
+    granularity  the unit in which the device maps memory into address ranges; None: it cannot
     """
 
     most: int
@@ -35,17 +34,17 @@ class ServingMemory:
 
 
 def host_memory(memory: int, granularity: int | None = 1) -> ServingMemory:
-    """A machine of `memory` bytes that serves on its CPU, beside other work."""
+    """Return the memory of a machine of `memory` bytes that serves on its CPU and does other work too."""
     return ServingMemory(memory, memory, pool=min(DEFAULT_KV_BYTES, memory // 2), granularity=granularity)
 
 
-# The pages of each group of caches, by the name of the group; those that are never handed out count.
+# Number of pages by cache group name, including reserved pages.
 Pages = Mapping[str, int]
 
 
 def shared_pages(rooms: Sequence[Pages]) -> Pages:
-    """The pages of every rank, decided from what each rank has room for (`kv_pages`), in any order: the least. All
-    ranks keep the same sequences in pages of the same names."""
+    """Return the pages for every rank: the minimum over the ranks' `kv_pages`. All ranks hold the same sequences in
+    pages of the same numbers."""
     return {name: min(room[name] for room in rooms) for name in rooms[0]}
 
 
@@ -58,12 +57,14 @@ def kv_pages(
     *,
     keep_states: bool = True,
 ) -> Pages:
-    """What one rank has room for: pages for every sequence at full length, or as many as fit beside all else that its
-    plans need.
+    """Return the KV pages that one rank has room for: enough for every sequence at full length, or as many as fit.
 
-    `asked` is how many of each group are asked for, and `memory` the bytes that serving may take. A model without
-    such caches has no group. `keep_states`: the prefix cache gets slots beside them. Raises OptionError for what is no
-    such number, and when too few pages fit, with what would.
+    asked         the number of pages per group that the user requests, or None
+    memory        the bytes that serving may use, or None
+    keep_states   reserve slots for the states that the prefix cache keeps
+
+    A model without paged caches has no group. Raises OptionError if `asked` or `memory` is no positive integer, or if
+    too few pages fit; the error says what would fit.
     """
     for name, value in (("KV pages", asked), ("bytes of memory", memory)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -97,7 +98,7 @@ def kv_pages(
         what = f"the KV pages of one sequence, {need.sequence} bytes ({each}),"
         expected = f"{need.fixed + need.sequence + room.beside} bytes"
         raise _no_room(need, room, limit, what, expected, _what_fits(need, limits, limit - room.beside))
-    # Without a word about memory the pool takes its usual share, which holds one sequence at least.
+    # By default the pool takes at most its usual share, but at least enough for one sequence.
     if memory is None and room.pool is not None:
         left = min(left, max(need.sequence + kept, room.pool))
     left -= kept
@@ -107,8 +108,8 @@ def kv_pages(
 def state_slots(
     plans: Plans, room: ServingMemory, asked: int | None, memory: int | None, *, keep_states: bool = True
 ) -> int:
-    """The slots of states that stand once per sequence, where `kv_pages` has found room for the pages: one of each
-    sequence that runs, and with `keep_states` those that the prefix cache keeps; 0 without such states."""
+    """Return the number of slots for per-sequence states, after `kv_pages` has found room for the pages: one per
+    running sequence, and with `keep_states` those that the prefix cache keeps. Returns 0 without such states."""
     need = MemoryNeed.of(plans, room.granularity)
     if not need.slot:
         return 0
@@ -117,8 +118,8 @@ def state_slots(
 
 
 def _kept_slots(need: MemoryNeed, left: int, asked: int | None) -> int:
-    """The slots that the prefix cache may keep, of `left` bytes for them and for pages. Pages that are asked for, and
-    those of one sequence at full length, come first."""
+    """Return how many slots the prefix cache may keep in `left` bytes for slots and pages. Requested pages, and the
+    pages of one sequence at full length, have precedence."""
     if not need.slot or not need.groups:
         return 0
     pages = need.sequence
@@ -129,8 +130,8 @@ def _kept_slots(need: MemoryNeed, left: int, asked: int | None) -> int:
 
 
 def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
-    """The pages of each group in `memory` bytes, which hold one sequence. Groups with a window get what the sequences
-    of the largest step need, and half of the memory at most where another group keeps every token."""
+    """Return the pages of each group in `memory` bytes, which hold at least one sequence. Groups with a window get the
+    pages for the sequences of the largest step, but at most half of the memory if another group keeps every token."""
     most = {name: need.most(name, limits.max_batch) for name in need.groups}
     windows = [name for name in need.groups if CacheGroup.named(name).forgets]
     others = [name for name in need.groups if name not in windows]
@@ -142,7 +143,8 @@ def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
 
 
 def _in_proportion(need: MemoryNeed, most: Pages, names: Sequence[str], memory: int) -> dict[str, int]:
-    """As many pages of these groups as are of use, or as fit: each its least, and an equal part of what it wants."""
+    """Return the useful number of pages of each group, or as many as fit: its minimum and an equal fraction of the
+    rest."""
     least = {name: need.least(name) for name in names}
     spare = memory - sum(count * need.groups[name].page for name, count in least.items())
     wanted = sum((most[name] - least[name]) * need.groups[name].page for name in names)
@@ -152,17 +154,17 @@ def _in_proportion(need: MemoryNeed, most: Pages, names: Sequence[str], memory: 
 
 
 def _each(need: MemoryNeed) -> str:
-    """The bytes of a page, of each group where there are several."""
+    """Return the text for the bytes of a page, by group if there are several."""
     if len(need.groups) == 1:
         return f"{need.page} bytes"
     return f"{', '.join(f'{group.page} bytes ({name})' for name, group in need.groups.items())} each"
 
 
 def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
-    """What to do where not even one sequence at full length fits."""
+    """Return the hint for the case that not even one sequence at full length fits."""
 
     def taken(pages: int) -> int:
-        """Bytes of the pages of a sequence of so many pages of tokens."""
+        """Return the bytes of the pages of a sequence of `pages` pages of tokens."""
         return sum(
             (one.pages_between_steps(pages * limits.page_size, limits.page_size) + one.reserved)
             * need.groups[name].page
@@ -173,7 +175,7 @@ def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
     counts = range(1, -(-limits.max_seq_len // limits.page_size))
     if pages := bisect_right(counts, memory - need.fixed, key=taken):
         return f"give more memory, or compile with a max_seq_len of at most {pages * limits.page_size}"
-    # Activations and the other states grow with the tokens and the sequences of a step, in about this proportion.
+    # Activations and other states grow about in proportion to a step's tokens and sequences.
     left = (memory - need.weights - need.page) / max(1, need.activations + need.states + need.sequences * need.slot)
     tokens, batch = (int(left * limit) for limit in (limits.max_tokens, limits.max_batch))
     if tokens < 1 or batch < 1:

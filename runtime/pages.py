@@ -1,4 +1,4 @@
-"""The pool of KV-cache pages: which are held, what they are kept for, which wait for a step to retire."""
+"""The pool of KV-cache pages: which are held, which are cached, which wait for a step to retire."""
 
 import itertools
 import random
@@ -9,23 +9,22 @@ from ingot.ir.errors import InternalError
 
 
 class PagePool:
-    """Pages 0..num_pages-1 of `page_size` tokens each, the first `reserved` of which are never handed out. Hands out
-    page ids and knows nothing of requests.
+    """A pool of pages 0..num_pages-1, of `page_size` tokens each. It never hands out the first `reserved` pages. It
+    knows page ids, and nothing of requests.
 
-    `allocate` gives a page to its first holder, `share` to further ones; `free` takes it from one. A page that its last
-    holder frees while a step is in flight may still be read or written by that step, so it can be allocated again only
-    once the step has retired: `free(pages, busy_until=step)` puts it aside, `retire(step)` releases it.
+    `allocate` gives a page to its first holder, `share` to a further one, and `free` takes it from one. A step in
+    flight may still read or write a page that its last holder frees. `free(pages, busy_until=step)` sets such pages
+    aside, and `retire(step)` makes them allocatable.
 
-    What a page holds can be given a digest by `keep`, under which `find` finds it. Such a page is worth something when
-    no sequence holds it any more: it stays until it is allocated for something else. Pages that are worth nothing go
-    first, then those kept that were freed longest ago, and of pages that were freed together the last one, whose
-    content cannot be found without those in front of it.
+    `keep` registers a page's content under a digest, and `find` finds it there. A kept page that no sequence holds
+    stays until it is allocated. The pool allocates pages that are not kept first, then the kept page that was freed
+    longest ago. Of pages freed together it takes the last first, because that page is found only after the others.
 
-    scratch        numbers of pages after those of the pool, which hold what one step alone reads: `take_scratch` gives
-                   them to the step that is being made, and `end_scratch` takes them all back
+    scratch        numbers of pages after those of the pool, for data that only one step reads: `take_scratch` hands
+                   them to the step being built, and `end_scratch` takes all back
     permute_seed   hand out pages in a random order, so that tests meet page tables that are not monotonic
-    on_release     called with the pages that can be allocated and hold nothing of worth any more (tests poison them
-                   there); with one that was kept, just before it is allocated
+    on_release     called with pages that are allocatable and no longer kept (tests poison them there); a kept page is
+                   passed just before it is allocated
     """
 
     def __init__(
@@ -47,12 +46,12 @@ class PagePool:
         self.page_size = page_size
         self.num_scratch = len(scratch)
         self._scratch = scratch
-        self._in_scratch = 0  # of these the first so many belong to the step that is being made
+        self._in_scratch = 0  # number of scratch pages that the step being built has taken
         self._holders = [0] * num_pages
-        # Where a page is that no sequence holds:
+        # A page that no sequence holds is in one of these:
         self._free = list(range(reserved, num_pages))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # kept, the next to be given up first
-        self._busy: dict[int, int] = {}  # the step that it waits for
+        self._idle: OrderedDict[int, None] = OrderedDict()  # kept pages, in the order of eviction
+        self._busy: dict[int, int] = {}  # page: the step that it waits for
         self._releasing: deque[tuple[int, list[int]]] = deque()  # (step, pages), steps ascending
         self._digests: dict[int, bytes] = {}  # by page
         self._kept: dict[bytes, int] = {}  # the page, by digest
@@ -61,12 +60,12 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be allocated now, kept ones included."""
+        """Pages that can be allocated now, including kept pages."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_releasing(self) -> int:
-        """Pages that become free when the steps in flight retire."""
+        """Pages that become allocatable when the steps in flight retire."""
         return len(self._busy)
 
     @property
@@ -80,19 +79,19 @@ class PagePool:
         return len(self._kept)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens."""
+        """Return the number of pages for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` pages for a first holder, ascending: kernels read pages that lie one after the other at once.
+        """Return `count` pages for a first holder, ascending: kernels read adjacent pages together.
 
-        Raises InternalError when fewer are free: callers look at `num_free`.
+        Raises InternalError if fewer are free: callers check `num_free` first.
         """
         if self._random is not None:
             self._random.shuffle(self._free)
         if (short := count - len(self._free)) > 0:
             if short > len(self._idle):
-                raise InternalError(f"{count} pages asked for, {self.num_free} free", where="PagePool.allocate")
+                raise InternalError(f"{count} pages requested, {self.num_free} free", where="PagePool.allocate")
             self.forget(list(itertools.islice(self._idle, short)))
         pages = [self._free.pop() for _ in range(count)]
         if self._random is None and count > 1:
@@ -102,25 +101,25 @@ class PagePool:
         return pages
 
     def take_scratch(self, count: int) -> list[int]:
-        """`count` scratch pages for the step that is being made.
+        """Return `count` scratch pages for the step being built.
 
-        Raises InternalError when fewer are left: they are as many as the largest step can need.
+        Raises InternalError if fewer are left: there are as many as the largest step needs.
         """
         pages = self._scratch[self._in_scratch : self._in_scratch + count]
         if len(pages) < count:
-            raise InternalError(f"{count} scratch pages asked for, {len(pages)} left", where="PagePool.take_scratch")
+            raise InternalError(f"{count} scratch pages requested, {len(pages)} left", where="PagePool.take_scratch")
         self._in_scratch += count
         return list(pages)
 
     def end_scratch(self) -> None:
-        """The inputs of the step are made: the next step may write all scratch pages."""
+        """Take back all scratch pages for the next step. Call after the step's inputs are built."""
         self._in_scratch = 0
 
     def free(self, pages: Sequence[int], busy_until: int | None = None) -> None:
-        """Take pages, in the order of their tokens, from one holder. With `busy_until`, those that none holds then
-        become allocatable when that step retires.
+        """Take pages from one holder, in token order. With `busy_until`, pages without a holder become allocatable when
+        that step retires.
 
-        Raises InternalError for a page that is not held, and then frees none.
+        Raises InternalError if a page is not held, and then frees none.
         """
         if len(set(pages)) != len(pages) or not all(
             0 <= page < self.num_pages and self._holders[page] for page in pages
@@ -138,19 +137,19 @@ class PagePool:
             self._releasing.append((busy_until, released))
 
     def retire(self, step: int) -> None:
-        """Release what waited for `step` or for one before it."""
+        """Release the pages that waited for `step` or an earlier step."""
         while self._releasing and self._releasing[0][0] <= step:
             until, pages = self._releasing.popleft()
-            # Not those that were shared meanwhile, even when they were freed again, for a later step.
+            # Skip pages that were shared since, even if they were freed again, for a later step.
             pages = [page for page in pages if self._busy.get(page) == until]
             for page in pages:
                 del self._busy[page]
             self._release(pages)
 
     def keep(self, page: int, digest: bytes) -> int:
-        """Let `find` find what a held page holds, which is not written again.
+        """Register a held page under `digest`, for `find`. The page is not written again.
 
-        Gives the page that is found: another one, when it has held the same for longer.
+        Returns the page that `find` returns: an earlier one, if it already holds the same content.
         """
         if not self._holders[page] or self._digests.get(page, digest) != digest:
             raise InternalError(f"page {page} kept", where="PagePool.keep", expected="a held page, with one digest")
@@ -160,7 +159,7 @@ class PagePool:
         return kept
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
-        """The pages that hold the first of these contents, as far as each one is kept."""
+        """Return the pages of the first digests, up to the first digest without a kept page."""
         pages: list[int] = []
         for digest in digests:
             if (page := self._kept.get(digest)) is None:
@@ -169,21 +168,21 @@ class PagePool:
         return pages
 
     def find_one(self, digest: bytes) -> int | None:
-        """The page that holds this content, if one is kept."""
+        """Return the kept page of this digest, or None."""
         return self._kept.get(digest)
 
     def is_held(self, page: int) -> bool:
-        """Whether any sequence holds a page."""
+        """Return whether any sequence holds the page."""
         return self._holders[page] > 0
 
     def num_free_beside(self, pages: Iterable[int]) -> int:
-        """Pages that can be allocated once these, which were found, are shared."""
+        """Return the number of pages that can be allocated after `pages`, which were found, are shared."""
         return self.num_free - sum(page in self._idle for page in pages)
 
     def share(self, pages: Sequence[int]) -> None:
-        """Give pages that were found to a further holder, or to a first one again.
+        """Add a holder to pages that were found, which may have none.
 
-        Raises InternalError for a page that is neither held nor kept, and then shares none.
+        Raises InternalError if a page is neither held nor kept, and then shares none.
         """
         if odd := [page for page in pages if not self._holders[page] and page not in self._digests]:
             raise InternalError(f"page {odd[0]} shared", where="PagePool.share", expected="a page that is held or kept")
@@ -193,7 +192,7 @@ class PagePool:
             self._holders[page] += 1
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Stop `find` from finding these pages. Sequences that hold them keep them."""
+        """Remove these pages from `find`. Sequences that hold them keep them."""
         worthless: list[int] = []
         for page in pages:
             if (digest := self._digests.pop(page, None)) is None:
@@ -205,11 +204,11 @@ class PagePool:
         self._release(worthless)
 
     def forget_all(self) -> None:
-        """Stop `find` from finding any page."""
+        """Remove all pages from `find`."""
         self.forget(list(self._digests))
 
     def _release(self, pages: Sequence[int]) -> None:
-        """Make pages allocatable that no sequence holds and no step uses."""
+        """Make pages allocatable. No sequence holds them and no step uses them."""
         self._idle.update((page, None) for page in reversed(pages) if page in self._digests)
         if worthless := [page for page in pages if page not in self._digests]:
             self._free += worthless

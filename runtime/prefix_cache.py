@@ -1,16 +1,16 @@
-"""The prefix cache: sequences that begin alike share the KV pages of what they have in common.
+"""The prefix cache: sequences with equal prefixes share the KV pages of those prefixes.
 
-Only full pages are shared, and a sequence writes each of its pages once, so none writes what another one reads. A
-page can be found, by its block's hash, once the step that writes its last token has been launched: steps run in the
-order of their launches. What a sequence finds it does not feed; but it always feeds its last token, for the logits, and
-so where everything is there, it computes its last page again, in a page of its own.
+Sequences share full pages only. A sequence writes each of its pages once, so none writes a page that another reads. A
+page can be found, by its block's hash, once the step that writes its last token has been launched: steps run in launch
+order. A sequence does not feed tokens that it finds, but always feeds its last token, for the logits. If every page is
+found, it recomputes its last page, in a page of its own.
 
-Where a model has states that stand once per sequence, a sequence goes on only after a page at whose end a state is kept
-too (`ingot.runtime.state_slots`).
+With per-sequence states, a sequence resumes only after a page at whose end a state is kept too
+(`ingot.runtime.state_slots`).
 
-A request waits for one step where that step writes at least half of what it would feed itself. Where two sequences have
-computed the same page side by side all the same, the later one goes on with the earlier one's. So what holds a page
-holds those in front of it as they are found, and none is given up before what comes after it.
+A waiting request waits for one step if that step writes at least half of the tokens that the request would feed itself.
+Two sequences may still compute the same page at once; then the later one switches to the earlier one's page. So the
+holder of a page holds the same earlier pages that `find` returns, and no page is evicted before its successors.
 """
 
 import itertools
@@ -26,11 +26,11 @@ from ingot.runtime.sequence_pages import Found, SequencePages
 
 @dataclass
 class PrefixCacheStats:
-    """What the cache was good for so far, in tokens.
+    """Token counts of the cache so far.
 
-    queries      of requests that looked into the cache when they were first admitted
-    hits         of these, found there
-    recomputed   of preempted requests, fed once more: what the cache had lost until they were admitted again
+    queries      tokens of requests that looked into the cache at their first admission
+    hits         of these, tokens found there
+    recomputed   tokens of preempted requests that the cache had lost at readmission, so they are fed again
     """
 
     queries: int = 0
@@ -39,7 +39,7 @@ class PrefixCacheStats:
 
 
 class PrefixCache:
-    """Finds pages for requests in `pool`, and keeps theirs. Not `enabled`: finds none and keeps none."""
+    """Finds cached pages for requests, and registers theirs. If not `enabled`, it does neither."""
 
     def __init__(self, pages: SequencePages, blocks: Blocks, *, enabled: bool) -> None:
         self.enabled = enabled
@@ -47,13 +47,13 @@ class PrefixCache:
         self._pages = pages
         self._blocks = blocks
         self._page_size = pages.page_size
-        # What others can find when the step that is being made has been launched, page after page; and ends of pieces
-        # after which they can go on then, whether or not they can before them.
+        # Digests of pages that others can find once the step being built is launched; and of the last pages of chunks,
+        # after which others can then resume even if they cannot resume at an earlier page.
         self._coming: set[bytes] = set()
         self._coming_ends: set[bytes] = set()
 
     def begin(self, request: Request, like: Request | None = None) -> None:
-        """Hash the prompt of a new request, unless it is that of `like`, which was begun just now."""
+        """Hash the prompt of a new request, or copy the hashes of `like`, a request with the same prompt and salt."""
         if like is not None and like.cached.hashes is not None:
             request.cached.hashes = like.cached.hashes.copy()
         elif self.enabled:
@@ -61,7 +61,7 @@ class PrefixCache:
             request.cached.hashes.extend(request.prompt_ids)
 
     def extend(self, request: Request) -> bool:
-        """Hash the block that a token has filled. False where it has filled none."""
+        """Hash the block that the last token filled. Return False if it filled none."""
         hashes = request.cached.hashes
         if hashes is None or (known := request.num_known) < (len(hashes.digests) + 1) * self._page_size:
             return False
@@ -69,9 +69,11 @@ class PrefixCache:
         return True
 
     def find(self, request: Request) -> Found:
-        """What a waiting request need not compute: as many pages as are there of every group that keeps each token, and
-        of each group with a window those that the next token reads. Where states stand once per sequence, no more than
-        those after which one is kept."""
+        """Return the cached prefix of a waiting request.
+
+        Every group that keeps each token must hold all pages of the prefix. Every group with a window must hold those
+        that the next token reads. With per-sequence states, the prefix ends where a state is kept.
+        """
         if request.cached.hashes is None:
             return Found.nothing(len(self._pages.groups))
         digests = request.cached.hashes.digests[: self._most_cached(request) // self._page_size]
@@ -99,12 +101,12 @@ class PrefixCache:
         return Found(count, tuple(pages), slot, branch)
 
     def begin_step(self) -> None:
-        """Nothing is written yet by the step that is being made."""
+        """Start a new step, which writes no pages yet."""
         self._coming.clear()
         self._coming_ends.clear()
 
     def feed(self, request: Request, length: int) -> None:
-        """The step feeds so many tokens of a prompt."""
+        """Note that the step being built feeds the next `length` tokens of a prompt."""
         if request.cached.hashes is not None:
             size, start = self._page_size, request.num_computed
             end = self._blocks.final(min(start + length, request.num_known))
@@ -114,21 +116,21 @@ class PrefixCache:
                 self._coming_ends.add(request.cached.hashes.digests[end // size - 1])
 
     def is_coming(self, request: Request, found: int) -> bool:
-        """Whether a waiting request that has found so many pages finds in the next step what it had better not feed in
-        this one."""
+        """Return whether a waiting request that has found `found` pages should wait: the step being built writes at
+        least half of the tokens that the request would feed."""
         if request.cached.hashes is None or not (self._coming or self._coming_ends):
             return False
         size = self._page_size
-        behind = request.cached.hashes.digests[found : self._most_cached(request) // size]
+        missing = request.cached.hashes.digests[found : self._most_cached(request) // size]
         coming = 0
         if self._coming_ends:
-            coming = max((place for place, one in enumerate(behind, 1) if one in self._coming_ends), default=0)
+            coming = max((place for place, one in enumerate(missing, 1) if one in self._coming_ends), default=0)
         if self._pages.slots is None:
-            coming = max(coming, sum(1 for _ in itertools.takewhile(self._coming.__contains__, behind)))
+            coming = max(coming, sum(1 for _ in itertools.takewhile(self._coming.__contains__, missing)))
         return 2 * coming * size >= request.num_tokens - found * size
 
     def admit(self, request: Request, found: int) -> None:
-        """Count what a request that is admitted with `found` tokens has found."""
+        """Update the counts for a request that is admitted with `found` cached tokens."""
         if request.cached.num_found is None:
             request.cached.num_found = found
             if request.cached.hashes is not None and self._most_cached(request):
@@ -138,16 +140,16 @@ class PrefixCache:
             self.stats.recomputed += max(0, request.cached.num_lost - found)
 
     def keep(self, request: Request, *, last: bool = False) -> list[list[tuple[int, int]]] | None:
-        """Let others find the full pages of a request that holds pages, and its state where it stands at the end of a
-        page; `last`: it is about to give up all that it holds.
+        """Register the full pages of a request, and its state if the request is at the end of a page. `last`: the
+        request is about to release its pages and slots.
 
-        Gives for each group (place, page) where the request is to hold another page instead, which has held the same
-        for longer; None where there is no such page.
+        Returns for each group the (place, page) pairs at which the request must hold an earlier page of equal content
+        instead of its own. Returns None if there are none.
         """
         size, cached = self._page_size, request.cached
         if cached.hashes is None:
             return None
-        # A state that found no free slot may be kept in its own at last.
+        # A state that could not be kept for want of a free slot can be kept in the request's own slot at the end.
         if request.num_computed < (cached.num_kept + 1) * size and not (last and self._pages.slots is not None):
             return None
         full = self._blocks.final(min(request.num_known, request.num_computed)) // size
@@ -168,18 +170,18 @@ class PrefixCache:
         return others
 
     def _most_cached(self, request: Request) -> int:
-        """How many tokens a request may find instead of feeding them."""
+        """Return how many tokens a request may find instead of feeding them."""
         if request.given.scores_prompt and request.num_scored < len(request.prompt_ids) - 1:
-            return request.num_scored  # the others' logits are asked for
+            return request.num_scored  # prompt_logprobs needs the logits of the others
         return self._blocks.findable(request.num_tokens)
 
 
 def _readable(
     count: int, windows: Sequence[tuple[CacheGroup, Sequence[int | None]]], page_size: int, blocks: Blocks
 ) -> int:
-    """The most pages, up to `count`, after which every window finds the pages that the next token reads. `windows` has
-    for each group with a window the page of each block, None where it is gone."""
-    gone = [[0] for _ in windows]  # by group: of the first blocks how many are gone
+    """Return the largest page count, up to `count`, after which every window still has the pages that the next token
+    reads. `windows` has, for each group with a window, the page of each block, or None if it is gone."""
+    gone = [[0] for _ in windows]  # by group: how many of the first i blocks are gone
     for before, (_, kept) in zip(gone, windows, strict=True):
         for page in kept:
             before.append(before[-1] + (page is None))

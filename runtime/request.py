@@ -10,7 +10,7 @@ from ingot.runtime.outputs import FinishReason
 from ingot.runtime.pooling_params import PoolingParams
 from ingot.runtime.sampling_params import SamplingParams
 
-INVALID_TOKEN = -1  # what an executor gives for a row whose logits were not finite
+INVALID_TOKEN = -1  # an executor's token for a row with non-finite logits
 
 
 class Status(enum.Enum):
@@ -20,7 +20,7 @@ class Status(enum.Enum):
 
 
 class End(NamedTuple):
-    """Why a sequence ended: `FinishReason`, and the stop string, the stop token, or what was missing."""
+    """Why a sequence ended: the reason, and the stop string, the stop token, or the text of an error."""
 
     reason: FinishReason
     stop: int | str | None = None
@@ -28,13 +28,13 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a caller gave.
+    """The fixed part of a sequence, from the caller's request.
 
     eos_ids        the model's end tokens
-    scores_prompt  its prompt's log-probabilities are asked for, and no other sequence of the same prompt gives them
-    cache_salt     keeps its cached pages to requests of the same salt
+    scores_prompt  this sequence computes prompt_logprobs for its request (of n sequences, the first does)
+    cache_salt     only requests with the same salt share cached pages
     priority       the lower, the sooner it is served
-    streamed       its caller takes each token as it comes, and not all of them together
+    streamed       the caller takes each token as it comes, instead of all at the end
     """
 
     request_id: str
@@ -47,24 +47,24 @@ class Given:
     streamed: bool = True
 
     def model_ends(self) -> frozenset[int]:
-        """The model's own tokens that end the sequence."""
+        """Return the model's end tokens; none with `ignore_eos`."""
         return frozenset() if self.params.ignore_eos else self.eos_ids
 
     def end_tokens(self) -> frozenset[int]:
-        """The tokens that end the sequence: the model's own, unless they are ignored, and the request's."""
+        """Return the tokens that end the sequence: the model's, unless ignored, and the request's stop tokens."""
         return self.model_ends() | frozenset(self.params.stop_token_ids)
 
 
 @dataclass(slots=True)
 class Cached:
-    """What a sequence has to do with the prefix cache.
+    """The prefix-cache fields of a sequence.
 
-    hashes      of its full blocks; None where it shares no pages
-    branch      tokens after which a state is to be kept: others have their pages, and none a slot
-    generated   names the state that it has kept after tokens of its own
-    num_kept    pages in front that others can find
-    num_found   tokens that it found when it was first admitted; None before
-    num_lost    tokens whose KV it had when it was last preempted
+    hashes      hashes of its full blocks; None: it shares no pages
+    branch      token count after which to keep a state: the pages up to there are cached, but no state
+    generated   digest of the state that it has kept after generated tokens
+    num_kept    its first pages that others can find
+    num_found   cached tokens at its first admission; None before
+    num_lost    tokens with KV when it was last preempted
     """
 
     hashes: BlockHashes | None = None
@@ -77,28 +77,28 @@ class Cached:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One sequence: its tokens, where it stands, what it holds. Changed by the scheduler alone.
+    """One sequence: its tokens, its progress, its pages and slots. Only the scheduler changes it.
 
-    seed           keys the random numbers, with the position
-    text           the text of its outputs, whose stop strings end it; None without a tokenizer
-    rank           the order of those that wait and of those that run; set when it is added
+    seed           seeds the random numbers, together with the position
+    text           the detokenized output, with its stop strings; None without a tokenizer
+    rank           the order among waiting and among running requests; set when it is added
     max_total      most tokens, prompt and output together; set when it is added
     row            its device row while it runs, else -1
-    pages          its KV pages in each group of caches, in the order of positions; see `ingot.runtime.sequence_pages`
-    given_back     by group of caches, so many places in front hold no page any more
-    state_read     the slot that its next step reads, and that it holds; -1: none. See `ingot.runtime.state_slots`
+    pages          its KV pages in each cache group, in order of position; see `ingot.runtime.sequence_pages`
+    given_back     by cache group: how many of the first places no longer hold a page
+    state_read     the slot that its next step reads; it holds that slot; -1: none. See `ingot.runtime.state_slots`
     state_write    the slot that its next step writes; -1: the model has no such state, or the sequence no row
-    state_at       where it stood when it got these two; -1: it has written its slot since
-    num_scored     positions of the prompt that have log-probabilities, from a step that ran or is in flight
-    num_computed   tokens whose KV is written or being written by a step in flight, at most: of drafts that a step in
-                   flight feeds it is not known how many are kept
-    in_flight      tokens to come from steps in flight, at most
-    miscounted     penalties ask for its tokens, and its row does not count those that are computed
+    state_at       num_computed when it got these two slots; -1: it has written `state_write` since
+    num_scored     prompt positions with log-probabilities, from steps that ran or are in flight
+    num_computed   tokens whose KV is written, or will be by a step in flight; an upper bound, because the host does not
+                   know how many drafts in flight are accepted
+    in_flight      upper bound of the tokens to come from steps in flight
+    miscounted     it uses penalties, and its row's token counts lack the computed tokens
     denoises       its row holds the block that it is denoising
-    preemptions    how often its pages were taken away
+    preemptions    how often it was preempted
     decodes_until  see `ingot.runtime.steady_decode`
-    looks_at       outputs with which a block is full or the sequence may end; set when it is added
-    ends           the tokens that end it, INVALID_TOKEN among them; set when it is added
+    looks_at       number of outputs at which a block is full or the sequence may end; set when it is added
+    ends           the tokens that end it, including INVALID_TOKEN; set when it is added
     end            why it ended; None while it runs
     """
 
@@ -145,16 +145,16 @@ class Request:
 
     @property
     def num_known(self) -> int:
-        """Tokens whose ids the host knows: the prompt and the outputs so far."""
+        """Number of tokens that the host knows: the prompt and the outputs so far."""
         return len(self.given.prompt_ids) + len(self.output_ids)
 
     @property
     def num_tokens(self) -> int:
-        """All tokens, those in flight included."""
+        """Number of tokens, including those in flight."""
         return len(self.given.prompt_ids) + len(self.output_ids) + self.in_flight
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
-        """Token ids at positions start..stop-1, all of them known."""
+        """Return the token ids at positions start..stop-1, which must be known."""
         prompt = self.given.prompt_ids
         if stop <= (prompt_len := len(prompt)):
             return prompt[start:stop]
@@ -163,19 +163,19 @@ class Request:
         return prompt[start:] + self.output_ids[: stop - prompt_len]
 
     def scored_in(self, start: int, stop: int) -> range:
-        """The positions in start..stop-1 whose logits rate the prompt's next token, and which no step has rated."""
+        """Return the positions in start..stop-1 whose logits score the prompt's next token, and that no step has scored
+        yet."""
         if not self.given.scores_prompt:
             return range(0)
         first = max(start, self.num_scored)
         return range(first, max(first, min(stop, len(self.prompt_ids) - 1)))
 
     def end_tokens(self) -> frozenset[int]:
-        """The tokens that end the sequence."""
+        """Return the tokens that end the sequence."""
         return self.given.end_tokens()
 
     def look(self, token: int) -> None:
-        """Set `end` where the sequence ends with `token`, its last output: here and nowhere else is it decided that a
-        sequence has come to its end."""
+        """Set `end` if `token`, the last output, ends the sequence. Only this method decides that a token ends it."""
         if token == INVALID_TOKEN:
             self.output_ids.pop()
             self.stop(End("error"))
@@ -196,7 +196,7 @@ class Request:
         self.end = end
 
     def stop(self, end: End) -> None:
-        """End the sequence for a reason that no token of its own gives."""
+        """End the sequence for a reason other than its tokens."""
         if self.text is not None and self.end is None:
             self.text.finish()
         self.end = end

@@ -9,15 +9,15 @@ from ingot.runtime.step import StepInputs
 
 
 class Round(StepLauncher):
-    """Launches several entries for each step, and gives the outputs of the first.
+    """Launches several entries for each step, and returns the handle of the first.
 
-    They share a stream, so each entry finds in the states what those in front of it have left there."""
+    The entries share a stream, so each reads the states as the entries before it left them."""
 
     def __init__(self, entries: Sequence[Executor]) -> None:
         self._entries = tuple(entries)
 
     def launch(self, inputs: StepInputs) -> SampledStep:
-        """Start a step of every entry, in order, and return without waiting for it. Raises as an executor does."""
+        """Start a step of every entry, in order, and return without waiting. Raises as an executor does."""
         first, *others = self._entries
         handle = first.launch(inputs)
         if not inputs.layout.late or not others:
@@ -34,5 +34,5 @@ class Round(StepLauncher):
         return LateStep(handle.bucket, end)
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """As `Executor.prepare`, of every entry."""
+        """Do as `Executor.prepare`, for the first entry with work left."""
         return any(entry.prepare(seconds) for entry in self._entries)

@@ -1,4 +1,4 @@
-"""What the steps need per device row, kept as arrays so that a step gathers it instead of rebuilding it."""
+"""Per-row data of steps, kept in arrays by device row, so that a step gathers them instead of rebuilding them."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,14 @@ from ingot.runtime.request import Request
 
 
 class RowTables:
-    """By device row: the pages of its sequence in each group of caches, and what the sequence asks for (`tables`).
+    """Tables by device row: the pages of its sequence in each cache group, and the request's values for `tables`.
 
-    `num_pages` are those of the first group, which has the most. `state_read` and `state_write` are the slots that the
-    next step of each row reads and writes; None for a model without states that stand once per sequence. `asking` are
-    the rows that ask for anything, by table. `version` is another object after every change of anything but the pages.
+    num_pages     number of pages in the first group, which has the most
+    state_read    the slot that the row's next step reads; None for a model without per-sequence states
+    state_write   the slot that the row's next step writes; None likewise
+    asked         the values of each table
+    asking        the rows with a value other than the default, by table
+    version       a new object after every change except to pages
     """
 
     def __init__(
@@ -36,7 +39,7 @@ class RowTables:
         self.asking: dict[str, set[int]] = {one.name: set() for one in tables}
 
     def set_request(self, row: int, request: Request) -> None:
-        """Keep what the request asks for, which has got the row."""
+        """Store the values of the request that got the row."""
         self.version = object()
         for one in self._declared:
             value, table = one.of(request), self.asked[one.name]
@@ -53,17 +56,17 @@ class RowTables:
                 table[row, : len(value)] = value
 
     def add_pages(self, group: int, row: int, pages: Sequence[int], held: int) -> None:
-        """Put pages after those that the sequence of a row holds in a group, by its place."""
+        """Append pages to the `held` ones that the row's sequence holds in cache group number `group`."""
         self.pages[group][row, held : held + len(pages)] = pages
         if group == 0:
             self.num_pages[row] = held + len(pages)
 
     def clear_pages(self, group: int, row: int, places: range) -> None:
-        """Let page 0 stand at some places of a group with a window."""
+        """Set some places of a group with a window to page 0."""
         self.pages[group][row, places.start : places.stop] = 0
 
     def cut_pages(self, group: int, row: int, held: int) -> None:
-        """Forget the pages of a row in a group after the first `held`."""
+        """Remove the pages of a row in a group after the first `held`."""
         self.pages[group][row, held:] = 0
         if group == 0:
             self.num_pages[row] = held
@@ -72,7 +75,7 @@ class RowTables:
         self.pages[group][row, place] = page
 
     def set_slots(self, row: int, read: int, write: int) -> None:
-        """The slots that the next steps of a row read and write."""
+        """Set the slots that the next step of a row reads and writes."""
         assert self.state_read is not None and self.state_write is not None
         self.state_read[row], self.state_write[row] = read, write
         self.version = object()

@@ -1,16 +1,17 @@
-"""Continuous batching: which sequences feed which tokens in the next step, and which pages they hold.
+"""Continuous batching: choose the tokens of each step, and the pages of each sequence.
 
-Requests are ranked by priority and then by arrival. A step first feeds one token of every decoding sequence, then
-pieces of prompts as far as the token budget goes, then it admits waiting requests while there are rows and pages.
-When a decoding sequence needs a page and none is left, the last by rank of those that run gives up its pages, goes
-back among the waiting ones and is computed again later, outputs included, as far as the prefix cache has lost them.
-So does the last one of a step that the device has no memory for, and until one of the others has ended none is
-admitted. The first of those that run is not preempted for pages, so it comes to an end; and where all have one
-priority, no request starves.
+The scheduler ranks requests by priority, then by arrival. A step first feeds one token of every decoding sequence. Then
+it feeds chunks of prompts up to the token budget. Then it admits waiting requests while rows and pages are free.
 
-Steps overlap: step n+1 is scheduled while step n runs, before its tokens are known. What is known ahead is the number
-of tokens, so lengths need no surplus step; a stop costs one surplus token, which is dropped. Where drafts are fed, or
-blocks that are denoised (`ingot.runtime.blocks`), only the most tokens that may come are known ahead.
+When a decoding sequence needs a page and none is free, the scheduler preempts the running request of lowest rank. That
+request gives up its pages and waits again. Later it recomputes all its tokens, outputs included, that the prefix cache
+has lost. The scheduler also preempts when the device has no memory for a step; it then admits no request until a
+running one ends. The first running request is never preempted for pages, so it finishes. With one priority for all, no
+request starves.
+
+Steps overlap: the scheduler builds step n+1 while step n runs, before the tokens of step n are known. Their number is
+known ahead, so a length limit costs no surplus step. A stop costs one surplus token, which is dropped. With drafts or
+denoised blocks (`ingot.runtime.blocks`), only the largest possible number of tokens is known ahead.
 """
 
 from bisect import bisect_left, insort
@@ -37,15 +38,18 @@ from ingot.runtime.step import StepBuffer, StepLayout, StepSizes
 from ingot.runtime.step_room import StepRoom, prompt_tokens
 
 _rank = attrgetter("rank")
-# A token that counts: whose it is, which, and the row of logits that it was chosen from. A step makes one for each
-# sequence, hence no class.
+# An accepted token: its request, its id, and the row of logits that it was sampled from. A plain tuple, because a step
+# makes one for each sequence.
 Accepted = tuple[Request, int, int]
 
 
 class Scheduler:
-    """`add` requests, then in turn `schedule` a step and `retire` the one before it; at most one is in flight
-    meanwhile. `pools` are those of the groups of caches, `slots` that of states that stand once per sequence. `layout`
-    is that of the steps' inputs; without one it holds every input that the host knows."""
+    """Builds steps and takes their tokens. After `add`, alternate: `schedule` the next step, `retire` the step before.
+
+    pools    the page pool of each cache group
+    layout   the layout of step inputs; None: every input that the host knows
+    slots    the pool of state slots of a model with per-sequence states
+    """
 
     def __init__(
         self, config: SchedulerConfig, pools: Pools, layout: StepLayout | None = None, slots: PagePool | None = None
@@ -55,14 +59,14 @@ class Scheduler:
         self.config = config
         self.blocks = config.blocks
         self.requests: dict[str, Request] = {}  # not finished, by id
-        self.waiting: list[Request] = []  # by rank, as those that run
+        self.waiting: list[Request] = []  # by rank, as `running`
         self.running: list[Request] = []
         max_pages = -(-config.max_seq_len // config.page_size)
         layout = layout or StepLayout.usual()
-        # A token fed gives at most one row of logits.
+        # Each fed token has at most one row of logits.
         max_rows = min(config.max_tokens, config.max_batch * config.rows + MAX_SCORED)
         largest = StepSizes(config.max_tokens, config.max_batch, max_rows, max_pages, G=config.max_batch)
-        # Two, because step n's inputs may still be copied to the device while step n+1 is built.
+        # Two buffers: step n's inputs may still be copied to the device while step n+1 is built.
         self._buffers = [StepBuffer(layout, largest, config.pin_memory) for _ in range(2)]
         self._tables = RowTables(layout.tables, config.max_batch, max_pages, len(pools), slots=slots is not None)
         cuts, size = config.chunked_prefill, config.page_size
@@ -71,13 +75,13 @@ class Scheduler:
         self._free_rows = list(reversed(range(config.max_batch)))
         self._in_flight: deque[StepBatch] = deque()
         self._next_step = 0
-        self._most_running: int | None = None  # sequences, since a step of more had no memory
+        self._most_running: int | None = None  # no admissions at this number: a larger step ran out of memory
         self._cache = PrefixCache(self.pages, self.blocks, enabled=config.prefix_caching)
-        # Windows give back what they would share, and drafts feed several tokens of a sequence.
+        # Shared reads need a cache that keeps every token, and one fed token per sequence, so no drafts.
         shares = FULL in self.pages.groups and "sharing" in layout.names and not config.max_drafts
         self._least_shared = config.least_shared if shares else None
         self._num_arrived = 0
-        self.num_preemptions = 0  # so far; a pool that is large enough keeps it at 0
+        self.num_preemptions = 0  # so far; 0 with a large enough pool
 
     @property
     def num_free_rows(self) -> int:
@@ -93,8 +97,8 @@ class Scheduler:
         return replace(self._cache.stats)
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache. False, and nothing changes, while sequences hold pages: what comes after a page that
-        was forgotten would be found again."""
+        """Empty the prefix cache. Return False and change nothing while sequences hold pages: a sequence would later
+        register pages that follow a forgotten one."""
         if self.pages.num_held or self.pages.num_releasing:
             return False
         self.pages.forget_all()
@@ -105,16 +109,16 @@ class Scheduler:
         return bool(self.requests)
 
     def check(self, request: Request) -> None:
-        """Raise RequestError for a request that could never be served."""
+        """Raise RequestError if the scheduler could never serve the request."""
         if request.request_id in self.requests:
             where = f"request {request.request_id}"
             raise RequestError("a request with this id is being served", where=where, expected="an id of its own")
         check_servable(request, self.config, self.pages)
 
     def add(self, request: Request, like: Request | None = None) -> None:
-        """Queue a new request, which may have the prompt and salt of one that was added just now: `like`.
+        """Queue a new request. `like` is a request with the same prompt and salt that was added just before.
 
-        Raises RequestError for one that could never be served.
+        Raises RequestError if the scheduler could never serve it.
         """
         self.check(request)
         request.max_total = max_total(request, self.config)
@@ -128,7 +132,7 @@ class Scheduler:
         insort(self.waiting, request, key=_rank)
 
     def schedule(self) -> StepBatch | None:
-        """The next step, or None when nothing can be fed before the step in flight has retired."""
+        """Return the next step, or None if nothing can be fed before the step in flight retires."""
         if len(self._in_flight) > 1:
             raise InternalError(
                 "two steps are in flight", where="Scheduler.schedule", expected="retire the older one first"
@@ -139,10 +143,10 @@ class Scheduler:
         decodes, chunks, prefilling, short_of_pages = self._schedule_decodes()
         room = StepRoom(self.blocks, prompt_tokens(self.config, decodes, chunks) if prefilling or self.waiting else 0)
         for request in prefilling:
-            if request.status is Status.RUNNING:  # and was not preempted just now
+            if request.status is Status.RUNNING:  # not preempted by `_schedule_decodes`
                 self._feed(request, chunks, room)
-        # Else new requests would take the pages that running ones wait for; and one that was preempted just now, with a
-        # token in flight, has to wait for that token.
+        # While pages are short, new requests would take those that running ones wait for. A request that was preempted
+        # in this step with a token in flight must wait for that token.
         if not short_of_pages:
             self._admit(chunks, room)
         if not decodes and not chunks:
@@ -171,11 +175,13 @@ class Scheduler:
         return batch
 
     def retire(self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int] | None = None) -> list[Accepted]:
-        """Take the tokens of the oldest step in flight, one per logit row. Of a sequence that was fed drafts, the last
-        `rejected` tokens fed were not kept, by its place in the step; None: all were.
+        """Take the tokens of the oldest step in flight, one per logit row.
 
-        Returns those that count, in order: a request that has ended meanwhile drops its tokens, and one that ends here
-        those after its end. The requests that end here are finished when this returns.
+        `rejected[i]` is the number of last tokens that sequence i of the step fed in vain, as rejected drafts. None: 0
+        for each.
+
+        Returns the accepted tokens, in order. Tokens of a request that has ended are dropped, and tokens after an end
+        token too. Requests that end here are finished on return.
         """
         if len(tokens) != batch.inputs.sizes.L:
             raise InternalError(f"{len(tokens)} tokens for {batch.inputs.sizes.L} logit rows", where="Scheduler.retire")
@@ -184,21 +190,23 @@ class Scheduler:
         if batch.rows is not None:
             self._retire_drafted(batch, tokens, rejected or [0] * batch.inputs.sizes.B, accepted)
             return accepted
-        # After the sampled rows come scored ones, or a dummy.
+        # Scored rows, or a dummy row, come after the sampled rows.
         for row, (request, token) in enumerate(zip(batch.sampled, tokens, strict=False)):
             request.in_flight -= 1
             if request.end is None:
                 accepted.append((request, token, row))
                 output_ids = request.output_ids
                 output_ids.append(token)
-                # Most tokens end nothing, and a step of 256 sequences saves 256 calls.
+                # Most tokens end nothing, so this saves 256 calls in a step of 256 sequences.
                 if len(output_ids) >= request.looks_at or token in request.ends:
                     self._look_at(request, token)
         return accepted
 
     def retire_pooled(self, batch: StepBatch, finite: Sequence[bool]) -> list[tuple[Request, int]]:
-        """Take the vectors of the oldest step in flight, one per sequence; `finite` says which hold finite numbers.
-        Gives the requests whose last tokens it fed, each with its place in the step; they are finished."""
+        """Take the vectors of the oldest step in flight, one per sequence. `finite[i]`: vector i is finite.
+
+        Returns each request that has now fed its last token, with its index in the step. Those requests are finished.
+        """
         self._retire_step(batch)
         done: list[tuple[Request, int]] = []
         for place, chunk in enumerate(batch.chunks):
@@ -220,8 +228,11 @@ class Scheduler:
     def _retire_drafted(
         self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int], accepted: list[Accepted]
     ) -> None:
-        """The tokens of a step that fed drafts: of each sequence those after the tokens that were kept. Or of one that
-        fed blocks: those of each that it has committed, but what the host knew."""
+        """Accept the tokens of a step with drafts or denoised blocks.
+
+        With drafts, each sequence gets one token for each fed token that was not rejected. With blocks, it gets the
+        tokens of each committed block, except those that the host already knew.
+        """
         assert batch.rows is not None
         places = [
             *range(len(batch.decodes)),
@@ -231,7 +242,7 @@ class Scheduler:
         for request, rows, place in zip(batch.sampled, batch.rows, places, strict=True):
             request.in_flight -= rows
             if request.status is Status.RUNNING:
-                request.num_computed -= rejected[place]  # one that was preempted has none
+                request.num_computed -= rejected[place]  # a preempted sequence has 0
             known = request.num_known % self.blocks.denoised if self.blocks.denoised else 0
             for row in range(first + known, first + rows - rejected[place]):
                 if request.end is not None:
@@ -242,7 +253,7 @@ class Scheduler:
             first += rows
 
     def _look_at(self, request: Request, token: int) -> None:
-        """Finish a request that ends with `token`, its last output, and hash the block that this may have filled."""
+        """Finish a request if its last output, `token`, ends it. Hash the block that `token` fills, if any."""
         request.look(token)
         if self._cache.extend(request):
             self._look_again(request)
@@ -250,11 +261,11 @@ class Scheduler:
             self.finish(request, request.end)
 
     def withdraw(self, batch: StepBatch) -> Request | None:
-        """Take back the newest step in flight, which the device had no memory for; its sequences stand where they did.
+        """Undo the newest step in flight, which the device had no memory for. Restore the positions of its sequences.
 
-        The last of them by rank is preempted, or the first where states lie in slots, with all after it, and none is
-        admitted until one that runs has ended. A step of one sequence preempts none: gives that sequence, which cannot
-        go on.
+        Preempts the step's last sequence by rank, and all running requests after it. With state slots, preempts from
+        the step's first sequence on. Then no request is admitted until a running one ends. A step of one sequence
+        preempts none: returns that sequence, which cannot continue. Else returns None.
         """
         if not self._in_flight or self._in_flight[-1] is not batch:
             raise InternalError(
@@ -274,7 +285,7 @@ class Scheduler:
         if self.pages.slots is not None:
             self.pages.slots.withdraw(fed)
         for request in fed:
-            # Part of the step may have run. What it wrote is written again, but tokens would be counted twice.
+            # Part of the step may have run. Caches are written again, but token counts would count tokens twice.
             request.miscounted = request.params.penalizes
             request.denoises = False
             steady_decode.leave(request)
@@ -282,14 +293,14 @@ class Scheduler:
             return fed[0]
         ids = {request.request_id for request in fed}
         places = [place for place, request in enumerate(self.running) if request.request_id in ids]
-        # States in slots may be those after the step, so that none of its sequences can go on.
+        # Slots may already hold the states after the step, so none of its sequences can continue.
         for request in reversed(self.running[places[-1 if self.pages.slots is None else 0] :]):
             self._preempt(request)
         self._most_running = places[-1]
         return None
 
     def finish(self, request: Request, end: End) -> None:
-        """End a request that is being served, and free what it holds."""
+        """End a request that is being served, and free its row, pages and slots."""
         if request.end is None:
             request.stop(end)
         if request.finished:
@@ -303,7 +314,7 @@ class Scheduler:
         del self.requests[request.request_id]
 
     def abort(self, request_id: str) -> bool:
-        """End a request as "abort"; False when no such request is being served."""
+        """End a request with reason "abort". Return False if no such request is being served."""
         request = self.requests.get(request_id)
         if request is None:
             return False
@@ -311,36 +322,36 @@ class Scheduler:
         return True
 
     def reset(self) -> None:
-        """End all requests as "abort" and forget the steps in flight, whose tokens will never come."""
+        """End all requests with reason "abort", and drop the steps in flight: their tokens never arrive."""
         for request in list(self.requests.values()):
             self.finish(request, End("abort"))
         for batch in self._in_flight:
             batch.inputs.let_go()
         self._in_flight.clear()
         self.pages.retire(self._next_step)
-        self.pages.forget_all()  # whatever those steps were to write may not be there
+        self.pages.forget_all()  # those steps may not have written their pages
 
     def _schedule_decodes(self) -> tuple[list[Request], list[Chunk], list[Request], bool]:
-        """One token of every sequence that has only one left to feed, by rank, and the drafts after it.
+        """Schedule every running sequence that has one token left to feed, by rank, and its drafts.
 
-        Gives those whose token their device rows hold; as chunks those whose token the host knows, and those with
-        drafts; those that have more left; and whether pages were short.
+        Returns four values: requests whose token is in their device row; chunks of those whose token the host knows, or
+        that have drafts; requests with more tokens to feed; whether pages were short.
         """
         chunks: list[Chunk] = []
         prefilling: list[Request] = []
         short, slots = False, self.pages.slots
         others = steady_decode.others(self.running, in_flight=bool(self._in_flight))
         if not others:
-            return list(self.running), chunks, prefilling, short  # as most steps of many sequences
+            return list(self.running), chunks, prefilling, short  # the usual case with many sequences
         for request in others:
             if request.status is not Status.RUNNING:
-                continue  # preempted just now
+                continue  # preempted in this loop
             steady_decode.leave(request)
-            # What the step in flight writes, others can find: steps run in the order of their launches.
+            # Others may find pages that the step in flight writes: steps run in launch order.
             if held_longer := self._cache.keep(request):
                 self.pages.exchange(request, held_longer, self._busy_until)
             if self.pages.windows:
-                # Of drafts in flight it is not known how many are kept.
+                # The host does not know yet how many drafts in flight are accepted.
                 position = self.blocks.final(min(request.num_computed, request.num_known))
                 self.pages.give_back(request, position, self._busy_until)
             if self.blocks.denoised:
@@ -366,10 +377,11 @@ class Scheduler:
         return steady_decode.steady(self.running), chunks, prefilling, short
 
     def _denoise(self, request: Request, chunks: list[Chunk], prefilling: list[Request]) -> bool:
-        """Feed the block of a sequence that its row holds, or what is left in front of it. False: pages were short."""
+        """Feed the block that the sequence's row holds, or list the sequence in `prefilling` if tokens before the block
+        are left. Return False if pages were short."""
         size = self.blocks.denoised
         if request.denoises and request.num_computed >= request.max_total:
-            return True  # its last block may end in flight
+            return True  # the step in flight may commit its last block
         if not self._grow(request, size):
             return False
         if not request.denoises:
@@ -380,7 +392,7 @@ class Scheduler:
         return True
 
     def _admit(self, chunks: list[Chunk], room: StepRoom) -> None:
-        """Give waiting requests rows and pages, by rank."""
+        """Admit waiting requests by rank: assign rows and pages, and feed their first chunks."""
         while self.waiting and self._free_rows and room.tokens and len(self.running) != self._most_running:
             request = self.waiting[0]
             found = self._cache.find(request)
@@ -390,7 +402,7 @@ class Scheduler:
                 break
             if fits == 0 or (not self.config.chunked_prefill and fits < length <= self.config.max_tokens):
                 break
-            # One more than its pages now, or it would be preempted at its first decode.
+            # Room for one more token (or block), or its first decode would preempt the request.
             more = request.num_tokens + max(1, self.blocks.denoised)
             most = min(self.blocks.fed(more), self.blocks.most_fed(request.max_total))
             at_once = self.blocks.least(start, start + length) if self.config.chunked_prefill else fits
@@ -409,7 +421,7 @@ class Scheduler:
             self._feed(request, chunks, room)
 
     def _feed(self, request: Request, chunks: list[Chunk], room: StepRoom) -> None:
-        """As much of a prompt as there is room for."""
+        """Feed as much of a prompt as the step has room for."""
         start, goal = request.num_computed, self.blocks.fed(request.num_tokens)
         fits = room.fit(request, start)
         end = self.pages.tokens_within(request, start + fits)
@@ -421,10 +433,10 @@ class Scheduler:
             room.take(chunks[-1])
             self._cache.feed(request, length)
         elif self.blocks.granule > 1 or fits > 0:
-            room.tokens = 0  # or the room that it waits for would be given away again and again
+            room.tokens = 0  # or later requests would take the room that this one waits for, step after step
 
     def _chunk(self, request: Request, length: int, goal: int) -> Chunk:
-        """What a sequence feeds that gets new tokens at the position `goal`."""
+        """Return the chunk of a sequence's next `length` tokens. The sequence gets new tokens at position `goal`."""
         start = request.num_computed
         last, block = start + length == goal, self.blocks.denoised
         request.denoises = last and block > 0
@@ -441,7 +453,8 @@ class Scheduler:
         )
 
     def _grow(self, request: Request, count: int = 1) -> bool:
-        """Give a request room for so many more tokens. False: not now, or the request itself was preempted."""
+        """Allocate pages for `count` more tokens of a request. Return False if none are free now, or if this preempted
+        the request itself."""
         num_tokens = request.num_computed + count
         for pool, pages in self.pages.short(request, num_tokens):
             if pool.num_free < pages and not self._make_free(pool, pages, request):
@@ -450,19 +463,19 @@ class Scheduler:
         return True
 
     def _make_free(self, pool: PagePool, pages: int, request: Request) -> bool:
-        """Preempt the last of those that run until so many pages are free for a request. False: pages come when the
-        step in flight retires, or the request itself was preempted."""
+        """Preempt the last running request until `pages` pages are free. Return False if the pages come only when the
+        step in flight retires, or if this preempted `request` itself."""
         while pool.num_free + pool.num_releasing < pages:
             victim = self.running[-1]
             if victim is request and request.in_flight > 1:
-                return False  # it gives pages of its windows back when it is known which drafts are kept
+                return False  # its windows free pages once the accepted drafts are known
             self._preempt(victim)
             if victim is request:
                 return False
         return pool.num_free >= pages
 
     def _look_again(self, request: Request) -> None:
-        """Find out with how many outputs a request needs a look."""
+        """Set `looks_at`: the number of outputs from which on `_look_at` checks the request."""
         if request.text is not None:
             request.looks_at = 0
             return
@@ -485,14 +498,14 @@ class Scheduler:
         return self._in_flight[-1].step if self._in_flight else None
 
     def _release(self, request: Request) -> None:
-        """Take row and pages from a request that runs."""
+        """Take the row and pages from a running request."""
         del self.running[bisect_left(self.running, request.rank, key=_rank)]
         failed = request.end is not None and request.end.reason == "error"
         if not failed and (others := self._cache.keep(request, last=True)):
             self.pages.exchange(request, others, self._busy_until)
-        # The row needs no such delay as the pages: its next sequence starts with explicit tokens and positions, in a
-        # step after those in flight.
-        self.pages.release(request, self._busy_until, worthless=failed)  # they may hold what is not finite
+        # Unlike pages, the row is free at once: its next sequence starts with explicit tokens and positions, in a step
+        # after those in flight.
+        self.pages.release(request, self._busy_until, worthless=failed)  # they may hold non-finite values
         self._tables.clear(request.row)
         self._free_rows.append(request.row)
         request.row, request.denoises, request.cached.num_kept = -1, False, 0

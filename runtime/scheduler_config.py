@@ -1,4 +1,4 @@
-"""What a scheduler is asked for, and the requests that it could never serve."""
+"""The scheduler's configuration, and the check that it can serve a request."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,8 +12,8 @@ from ingot.runtime.request import Request
 from ingot.runtime.sequence_pages import SequencePages
 
 Policy = Literal["fcfs", "priority"]
-# A product of as many rows comes near an H200's matrix rate, and a step of an 8B model does not take much longer there
-# than the 40 ms that MLPerf Inference v5.0 (Llama-2-70B, interactive) lets a token take.
+# A matmul of this many rows nears the peak rate of an H200. There, such a step of an 8B model takes little longer than
+# the 40 ms per token that MLPerf Inference v5.0 (Llama-2-70B, interactive) allows.
 DEFAULT_MIXED_TOKENS = 2048
 POLICIES: tuple[Policy, ...] = ("fcfs", "priority")
 
@@ -21,22 +21,22 @@ POLICIES: tuple[Policy, ...] = ("fcfs", "priority")
 @dataclass(frozen=True)
 class SchedulerConfig:
     """max_batch        sequences in a step, which is also the number of device rows
-    max_tokens        tokens in a step, at least max_batch, so that every running sequence can decode
+    max_tokens        tokens in a step; at least max_batch, so that every running sequence can decode
     max_seq_len       tokens of a sequence, prompt and output together
     page_size         tokens in a page
-    chunked_prefill   False: a prompt is fed in one step, so one longer than max_tokens is refused. (What a preempted
-                      sequence computes again may be longer than max_tokens; that alone is fed in pieces even then.)
-    pin_memory        keep step inputs in page-locked memory, for copies to a GPU that do not block
-    prefix_caching    sequences that begin alike share pages, and kept slots of state
-    policy            which request is served first: "fcfs", the one that came first; "priority", the one of lower
-                      priority, and of equal ones the one that came first
-    max_mixed_tokens  tokens of prompts in a step that gives others a token that a caller waits for
-    whole             the model sees every token of a sequence in one step: no prompt is fed in pieces
-    max_drafts        tokens that a sequence may feed after its last one, which the model proposed for it
-    least_shared      positions whose reads a decode step saves at least where it reads shared prefixes once for all
-                      sequences; None: each sequence reads its own
-    blocks            the blocks that tokens fall into, by the model's masks and its ending
-    unserved          sampling parameters that the model's ending does not serve: a request that asks for one is refused
+    chunked_prefill   False: a prompt is fed in one step, so one longer than max_tokens is refused. (A preempted
+                      sequence may have more tokens than max_tokens to recompute; only those are fed in chunks then.)
+    pin_memory        keep step inputs in page-locked memory, for non-blocking copies to a GPU
+    prefix_caching    sequences with equal prefixes share pages and kept state slots
+    policy            which request is served first: "fcfs", the earliest; "priority", the one with the lowest priority
+                      number, then the earliest
+    max_mixed_tokens  prompt tokens in a step that also decodes tokens of streamed requests
+    whole             the model needs every token of a sequence in one step: no prompt is fed in chunks
+    max_drafts        draft tokens, proposed by the model, that a sequence may feed after its last token
+    least_shared      a decode step reads shared prefixes once for all sequences if that saves the reads of at least
+                      this many positions; None: each sequence reads its own
+    blocks            the blocks of tokens that the model's masks and ending require
+    unserved          sampling parameters that the model's ending does not serve: a request that sets one is refused
     """
 
     max_batch: int
@@ -74,17 +74,17 @@ class SchedulerConfig:
 
     @property
     def rows(self) -> int:
-        """Rows of logits that a sequence takes tokens from in a step, at most."""
+        """Most rows of logits from which a sequence takes tokens in a step."""
         return max(1 + self.max_drafts, self.blocks.denoised)
 
 
 def _least_outputs(request: Request) -> int:
-    """Tokens that a request makes at least. A vector stands for one that takes no place in the sequence."""
+    """Return the fewest tokens that a request generates. A pooling request generates none."""
     return 0 if isinstance(request.params, PoolingParams) else 1
 
 
 def max_total(request: Request, config: SchedulerConfig) -> int:
-    """Most tokens that a request may come to, prompt and output together, a vector counted as one."""
+    """Return the most tokens of a request, prompt and output together. A pooling request's vector counts as one."""
     if isinstance(request.params, PoolingParams):
         return len(request.prompt_ids) + 1
     limit, max_tokens = config.max_seq_len, request.params.max_tokens
@@ -92,7 +92,7 @@ def max_total(request: Request, config: SchedulerConfig) -> int:
 
 
 def check_servable(request: Request, config: SchedulerConfig, pages: SequencePages) -> None:
-    """Raise RequestError for a request that could never be served."""
+    """Raise RequestError if a scheduler of this configuration could never serve the request."""
     prompt_len, where = len(request.prompt_ids), f"request {request.request_id}"
     if prompt_len == 0:
         raise RequestError("the prompt is empty", where=where, expected="at least one token")
@@ -121,7 +121,7 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
     together = min(config.blocks.granule, prompt_len)
     if together > config.max_tokens:
         raise RequestError(
-            f"{together} tokens of the prompt see each other, and are fed together",
+            f"{together} tokens of the prompt see each other, and must be fed in one step",
             where=where,
             expected=f"at most max_tokens = {config.max_tokens}",
             hint="compile with larger max_tokens",
@@ -130,13 +130,13 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
         together = prompt_len
     if request.given.scores_prompt and min(together, prompt_len - 1) > MAX_SCORED:
         raise RequestError(
-            f"{together} tokens of the prompt are fed together, and their log-probabilities are asked for",
+            f"{together} tokens of the prompt are fed in one step, with prompt_logprobs",
             where=where,
             expected=f"at most {MAX_SCORED + 1}",
             hint="" if config.chunked_prefill else "turn chunked prefill on",
         )
-    # The last token is never fed, so it needs no place in the cache.
-    # A preempted sequence may come to more than its prompt, and without pieces that is fed at once as well.
+    # The last token is never fed, so it needs no place in the cache. A preempted sequence recomputes more tokens than
+    # its prompt; without chunked prefill it feeds up to max_tokens of them in one step.
     most = config.blocks.most_fed(max_total(request, config))
     at_once = config.blocks.least(0, most) if config.chunked_prefill else min(most, config.max_tokens)
     for group, pool in zip(pages.groups, pages.pools, strict=True):
@@ -146,14 +146,14 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
                 f"prompt and output need {need} KV pages{named}",
                 where=where,
                 expected=f"at most {pool.capacity} pages of {pool.page_size} tokens, which is the whole cache{named}",
-                hint=f"ask for fewer max_tokens, or serve with num_kv_pages of at least {need}, or more memory",
+                hint=f"request fewer max_tokens, or serve with num_kv_pages of at least {need}, or more memory",
             )
     if request.given.priority and config.policy != "priority":
         raise RequestError(
-            f"priority {request.given.priority} where requests are served in the order in which they come",
+            f'priority {request.given.priority} with the scheduling policy "fcfs"',
             where=where,
             expected="priority 0",
-            hint='ask for the scheduling policy "priority"',
+            hint='choose the scheduling policy "priority"',
         )
     for param in config.unserved:
         if param.asked_by(request.params):
@@ -161,5 +161,5 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
                 f"{param.name} = {getattr(request.params, param.name)!r}, which the model's ending does not serve",
                 where=f"{where}, SamplingParams.{param.name}",
                 expected=f"{param.name} = {param.nothing!r}",
-                hint="ask for that, or compile a definition whose entry 'main' has an ending that takes it",
+                hint="use that, or compile a definition whose entry 'main' has an ending that serves it",
             )

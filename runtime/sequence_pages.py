@@ -1,12 +1,12 @@
-"""The pages that sequences hold in each group of caches: taken for what they feed, given back when nothing reads them.
+"""The pages that each sequence holds in each cache group: allocated for its tokens, freed when no token reads them.
 
-A group that keeps every token gives a sequence the pages of its whole prompt when it is admitted, so what was admitted
-can be computed. One with a window gives the pages of a piece of the prompt when that piece is fed, and takes back those
-that no later token reads; page 0 then stands in their places. States that stand once per sequence lie in slots
-(`ingot.runtime.state_slots`), which come and go with the pages.
+A group that keeps every token allocates the pages of the whole prompt at admission, so an admitted prompt can be
+computed. A group with a window allocates pages for each chunk of the prompt, and frees pages that no later token reads.
+Page 0 then replaces them. Per-sequence states have slots (`ingot.runtime.state_slots`), allocated and freed with the
+pages.
 
-Of a long piece most pages are read by its own step alone. Where the pool is short, they are scratch pages
-(`ingot.ir.cache.scratch_pages`): they stand in the page table of that step, and the sequence never holds them.
+Most pages of a long chunk are read only by the chunk's own step. If the pool is short, these are scratch pages
+(`ingot.ir.cache.scratch_pages`): they are in the page table of that step, and the sequence never holds them.
 """
 
 import math
@@ -21,14 +21,17 @@ from ingot.runtime.row_tables import RowTables
 from ingot.runtime.state_slots import StateSlots
 
 Pools = Mapping[CacheGroup, PagePool]
-_PLENTY = 1 << 62  # tokens or pages, where nothing bounds them
+_PLENTY = 1 << 62  # tokens or pages without a bound
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a waiting request need not compute: the first `count` pages of its tokens. `pages` has those that it then
-    holds in each group, 0 in place of those that no later token reads, and `slot` holds its state after them. After
-    `branch` pages, where that is more, pages are there and no slot."""
+    """The cached prefix of a waiting request: the first `count` pages of its tokens.
+
+    pages    of each group, the pages to hold; 0 in place of those that no later token reads
+    slot     the slot of the state after the prefix
+    branch   pages that are cached, counting those after `count` for which no state is kept
+    """
 
     count: int
     pages: tuple[list[int], ...]
@@ -41,10 +44,12 @@ class Found:
 
 
 class SequencePages:
-    """The pages of `pools`, by group of caches, and what each sequence holds of them: `Request.pages` has a list for
-    each group, in the order of `groups`, and `tables` the same by device row. Without a group, sequences hold no pages
-    and need none. `slots`: those of a model that has states that stand once per sequence. `blocks`: those that tokens
-    fall into."""
+    """Allocates the pages of `pools`, one pool per cache group, to sequences.
+
+    `Request.pages` has a list for each group, in the order of `groups`; `tables` has the same by device row. Without
+    groups, sequences need no pages. `slots` are the state slots of a model with per-sequence states. `blocks` are the
+    blocks of tokens (`ingot.runtime.blocks`).
+    """
 
     def __init__(
         self,
@@ -63,17 +68,17 @@ class SequencePages:
         self.page_size = page_size
         self._tables = tables
         self._blocks = blocks
-        # Pages that a piece can leave to later steps beyond those of a window: it need not end with a granule.
+        # Pages that later steps may read besides those of a window, because a chunk need not end with a granule.
         unit = math.lcm(max(blocks.granule, blocks.denoised), page_size) // page_size
         self._beyond = unit - 1 + self.pages_for(blocks.denoised)
-        self._scratch: list[tuple[int, Request, range]] = []  # places of sequences, by group, in the step being made
-        self._fed_with_scratch: set[Request] = set()  # by the step that was made last
+        self._scratch: list[tuple[int, Request, range]] = []  # (group, request, places) in the step being built
+        self._fed_with_scratch: set[Request] = set()  # by the step built last
         self._num_sequences = 0  # that hold pages
         self.windows = [(place, group, pool) for place, (group, pool) in enumerate(pools.items()) if group.forgets]
 
     @property
     def num_free(self) -> int:
-        """Pages of each group that can be taken now."""
+        """The fewest pages that any group can allocate now."""
         return min([pool.num_free for pool in self.pools], default=_PLENTY)
 
     @property
@@ -86,40 +91,40 @@ class SequencePages:
 
     @property
     def occupied(self) -> tuple[int, int, int, int]:
-        """Pages that sequences hold, that steps in flight keep, that the prefix cache finds, and all."""
+        """Numbers of pages: held by sequences, busy in steps in flight, kept for the prefix cache, and in total."""
         kept = sum(pool.num_kept for pool in self.pools)
         return self.num_held, self.num_releasing, kept, sum(pool.capacity for pool in self.pools)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages of a group that hold `num_tokens` tokens."""
+        """Return the number of pages of a group for `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
     def tokens_held(self, request: Request) -> int:
-        """For how many tokens a sequence has a place in every group. Those with a window, which come last, take pages
-        together, and never before one that keeps every token."""
+        """Return how many tokens the sequence has pages for in every group. Groups with a window come last; they
+        allocate together, and never before a group that keeps every token."""
         return len(request.pages[-1]) * self.page_size if request.pages else _PLENTY
 
     def tokens_within(self, request: Request, num_tokens: int) -> int:
-        """Of so many tokens how many have a place once what is free is taken, in this step at least."""
+        """Return how many of `num_tokens` tokens fit into held, free and scratch pages in this step."""
         for place, pool in self.numbered:
             most = len(request.pages[place]) + pool.num_free
             if self.pages_for(num_tokens) > most:
-                # Of the end that is asked for and of every earlier one: others may cut the piece further.
+                # This must hold for every earlier end too: others may shorten the chunk.
                 left = self.pages_for(request.num_computed) + self._survive(self.groups[place])
                 if left > most and request in self._fed_with_scratch and left <= most + pool.num_releasing:
-                    return request.num_computed  # once the step in flight has retired a long piece can be fed
+                    return request.num_computed  # wait: a long chunk fits once the step in flight retires
                 if left > most or not self._unread(request, place, num_tokens):
                     num_tokens = most * self.page_size
         return num_tokens
 
     def _survive(self, group: CacheGroup) -> int:
-        """The pages of a piece of a prompt, however long, that later steps may read."""
+        """Return the most pages of a prompt chunk of any length that later steps may read."""
         return group.pages_between_steps(_PLENTY, self.page_size) + self._beyond
 
     def _unread(self, request: Request, place: int, num_tokens: int) -> int:
-        """Once a step feeds a sequence up to so many tokens: how many pages after those that are written are read in
-        that step alone, and can be scratch pages. The last page boundary before the end stays a place where a sequence
-        can go on: the prefix cache finds it."""
+        """Return how many pages after the written ones can be scratch pages, if a step feeds a sequence up to
+        `num_tokens` tokens: only that step reads them. A sequence can still resume at the last page boundary before
+        the end, so the prefix cache finds it."""
         if not self.pools[place].num_scratch:
             return 0
         known = min(num_tokens, request.num_known)
@@ -128,8 +133,8 @@ class SequencePages:
         return max(0, first - self.pages_for(request.num_computed))
 
     def admits(self, request: Request, found: Found, num_tokens: int, at_once: int) -> bool:
-        """Whether there are pages for a request that comes to `num_tokens` tokens before it decodes, and feeds at least
-        `at_once` of them together; those that were found are shared."""
+        """Return whether there are pages for a request that has `num_tokens` tokens before it decodes, and feeds at
+        least `at_once` of them in one step. It shares the pages of `found`."""
         for group, pool, shared in zip(self.groups, self.pools, found.pages, strict=True):
             own = group.held(shared)
             if self.least(group, num_tokens, at_once) - len(own) > pool.num_free_beside(own):
@@ -137,8 +142,8 @@ class SequencePages:
         return self.slots is None or self.slots.admits
 
     def least(self, group: CacheGroup, num_tokens: int, at_once: int) -> int:
-        """Pages of a group with which a sequence can come to `num_tokens` tokens, of which it feeds `at_once` at a
-        time."""
+        """Return the fewest pages of a group with which a sequence can reach `num_tokens` tokens, feeding `at_once` in
+        a step."""
         between = group.pages_between_steps(num_tokens, self.page_size)
         beside = self.pages_for(at_once - 1)
         if self.pools[self.groups.index(group)].num_scratch:
@@ -146,7 +151,7 @@ class SequencePages:
         return min(self.pages_for(num_tokens), between + beside)
 
     def begin(self, request: Request, found: Found) -> None:
-        """Give a request that gets its row what was found."""
+        """Assign the found pages and slot to a request that has just got its row."""
         for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, found.pages, strict=True)):
             pool.share(group.held(pages))
             self._tables.add_pages(place, request.row, pages, 0)
@@ -157,10 +162,13 @@ class SequencePages:
             self.slots.begin(request, found.slot)
 
     def take(self, request: Request, num_tokens: int, *, keeping: bool = False, feeding: bool = False) -> None:
-        """Give a sequence pages for so many tokens in every group; `keeping`: in those that keep every token. With
-        `feeding` the step that is being made feeds up to them, so that scratch pages may stand for what no later step
-        reads. They do where the pool would be left without a page for each sequence: the prefix cache finds what lies
-        in its pages, and sequences that decode need some before those of this step come back."""
+        """Allocate pages for `num_tokens` tokens of a sequence in every group. `keeping`: only in groups that keep
+        every token.
+
+        `feeding`: the step being built feeds up to these tokens, so pages that no later step reads may be scratch
+        pages. They are scratch only if the pool would keep less than one free page per sequence. Pool pages are better
+        for the prefix cache, but decoding sequences need some before this step returns its pages.
+        """
         count = self.pages_for(num_tokens)
         for place, pool in self.numbered:
             held = request.pages[place]
@@ -172,8 +180,8 @@ class SequencePages:
                 held += pages
 
     def _take_scratch(self, request: Request, place: int, num_tokens: int) -> int:
-        """Put scratch pages where the step alone reads; pages that the sequence got there stand after them. Gives how
-        many it lacks then."""
+        """Use scratch pages where only this step reads. Move pages that the sequence already has there after them.
+        Return the number of pages still missing."""
         held, pool, begin = request.pages[place], self.pools[place], self.pages_for(request.num_computed)
         lacking = self.pages_for(num_tokens) - len(held)
         if (unread := min(self._unread(request, place, num_tokens), lacking)) == 0:
@@ -185,11 +193,11 @@ class SequencePages:
         return lacking - unread
 
     def scratch_end(self, request: Request) -> int:
-        """In the step that is being made, the place after the last scratch page of a sequence; 0 where it has none."""
+        """Return the place after a sequence's last scratch page in the step being built; 0 if it has none."""
         return max((places.stop for _, one, places in self._scratch if one is request), default=0)
 
     def end_step(self) -> None:
-        """The inputs of the step are made: let page 0 stand where scratch pages stood."""
+        """Replace scratch pages by page 0 in the tables. Call after the step's inputs are built."""
         if not self.windows:
             return
         for place, request, places in self._scratch:
@@ -200,8 +208,8 @@ class SequencePages:
             pool.end_scratch()
 
     def withdraw(self, request: Request, busy_until: int | None) -> None:
-        """A step that fed a sequence did not run. Where scratch pages stood in it, the sequence gives back what it took
-        for it in groups with a window: the next step may cut the prompt otherwise."""
+        """Undo the allocations for a step that did not run, if the sequence had scratch pages in it. The sequence frees
+        the step's pages in groups with a window, because the next step may cut the prompt differently."""
         count = self.pages_for(request.num_computed)
         if any(0 in request.pages[place][count:] for place, _, _ in self.windows):
             for place, group, pool in self.windows:
@@ -210,7 +218,7 @@ class SequencePages:
                 self._tables.cut_pages(place, request.row, count)
 
     def short(self, request: Request, num_tokens: int) -> list[tuple[PagePool, int]]:
-        """The pools of which a sequence lacks pages for so many tokens, and how many."""
+        """Return each pool in which a sequence lacks pages for `num_tokens` tokens, with the number of those pages."""
         needed = -(-num_tokens // self.page_size)
         return [
             (pool, needed - held)
@@ -219,21 +227,21 @@ class SequencePages:
         ]
 
     def give_back(self, request: Request, position: int, busy_until: int | None) -> None:
-        """Take from a sequence the pages that no token at `position` or after it reads."""
+        """Free the pages of a sequence that no token at or after `position` reads."""
         for place, group, pool in self.windows:
             held, end = request.pages[place], group.first_page(position, self.page_size)
             if request.cached.hashes is not None:
-                end = min(end, request.cached.num_kept)  # first it is to be found
+                end = min(end, request.cached.num_kept)  # pages must be registered before they are freed
             begin = request.given_back[place]
             if begin < end:
-                # The pool gives up the last of them first, and a sequence goes on from a late place.
+                # Reversed: the pool evicts the last freed page first, and sequences resume at late pages.
                 pool.free(group.held(held[begin:end])[::-1], busy_until)
                 held[begin:end] = [0] * (end - begin)
                 self._tables.clear_pages(place, request.row, range(begin, end))
                 request.given_back[place] = end
 
     def exchange(self, request: Request, others: Sequence[Iterable[tuple[int, int]]], busy_until: int | None) -> None:
-        """Let a request hold other pages of equal content at some places of each group."""
+        """Replace some pages of a request by other pages of equal content, in each group."""
         for place, (pool, changes) in enumerate(zip(self.pools, others, strict=True)):
             held = request.pages[place]
             given = [held[one] for one, _ in changes]
@@ -245,7 +253,7 @@ class SequencePages:
                     self._tables.set_page(place, request.row, one, page)
 
     def release(self, request: Request, busy_until: int | None, *, worthless: bool = False) -> None:
-        """Take all pages from a sequence that gives up its row. `worthless`: none is to be found any more."""
+        """Free all pages and slots of a sequence that gives up its row. `worthless`: also stop finding them."""
         for group, pool, held in zip(self.groups, self.pools, request.pages, strict=True):
             own = group.held(held)
             if worthless:
@@ -267,8 +275,8 @@ class SequencePages:
 
 
 def pools_of(pages: Mapping[str, int], page_size: int, scratch: Mapping[str, range]) -> Pools:
-    """A pool for each group of caches by name, the one that keeps every token first; `scratch`: the numbers of the
-    scratch pages of groups that have such."""
+    """Return a pool for each named cache group, first the one that keeps every token. `scratch` has the numbers of
+    each group's scratch pages, if any."""
     return {
         group: PagePool(
             pages[group.name], page_size, reserved=group.reserved, scratch=scratch.get(group.name, range(0))
@@ -278,5 +286,5 @@ def pools_of(pages: Mapping[str, int], page_size: int, scratch: Mapping[str, ran
 
 
 def one_pool(pool: PagePool) -> Pools:
-    """The pools of a model whose caches all keep every token."""
+    """Return the pools of a model with one cache group that keeps every token."""
     return {FULL: pool}

@@ -1,4 +1,4 @@
-"""The serving loop of every kind of model: requests are queued, steps are launched, one is in flight."""
+"""The serving loop of every kind of model: queue requests, launch steps, keep one step in flight."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from ingot.runtime.tokenizer import Tokenizer
 
 
 class Asked(Protocol):
-    """A caller's request, as far as every loop knows it."""
+    """The fields of a caller's request that every loop reads."""
 
     @property
     def request_id(self) -> str: ...
@@ -28,8 +28,8 @@ class Asked(Protocol):
 
 
 class Group(Protocol):
-    """A caller's request while it is served: its sequences, reported together. `stream` False: an output is given only
-    when all of them have ended."""
+    """A caller's request while it is served: its sequences, reported together. `stream` False: the loop returns an
+    output only when all sequences have ended."""
 
     @property
     def request_id(self) -> str: ...
@@ -52,10 +52,10 @@ Out = TypeVar("Out")
 
 
 class ServingLoop(ABC, Generic[_Given, Served, Out]):
-    """Serves requests with an executor and a scheduler; what becomes of a step is said by the kind of model.
+    """Serves requests with an executor and a scheduler. Subclasses turn the results of a step into outputs.
 
-    vocab_size   of the model: prompt token ids are below it
-    work         what makes later steps quicker, done while the host only waits: it gets the seconds that there are
+    vocab_size   the model's; prompt token ids are below it
+    work         prepares later steps while the host waits; its argument is the number of seconds that it may take
 
     Not thread-safe: one thread adds, steps and aborts.
     """
@@ -82,22 +82,22 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
 
     @abstractmethod
     def _group(self, given: _Given, prompt: Prompt) -> Served:
-        """Check everything else about a request, and queue nothing. Raises RequestError."""
+        """Check the rest of a request and return its group, without queueing it. Raises RequestError."""
 
     @abstractmethod
     def _queue(self, group: Served) -> None:
-        """Give the sequences of a group that was checked to the scheduler."""
+        """Add the sequences of a checked group to the scheduler."""
 
     @abstractmethod
     def _read(self, handle: SampledStep) -> Any:
-        """What the host takes of a step; waits for it."""
+        """Wait for a step and return its results on the host."""
 
     @abstractmethod
     def _retire(self, batch: StepBatch, handle: SampledStep, read: Any) -> list[Out]:
-        """What a step gave to the requests. Returns those that changed."""
+        """Apply a step's results to the requests. Return the outputs of those that changed."""
 
     def add_requests(self, requests: Sequence[_Given]) -> None:
-        """Queue requests, all or none. Raises RequestError for a bad one; then nothing has changed."""
+        """Queue all requests. Raises RequestError for a bad one, and then queues none."""
         groups: dict[str, Served] = {}
         prompts = read_prompts([request.prompt for request in requests], self._tokenizer, self._vocab_size)
         for request, prompt in zip(requests, prompts, strict=True):
@@ -109,8 +109,7 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
             self._queue(group)
 
     def _own_id(self, request_id: str, index: int) -> str:
-        """The id of a sequence: the serial number keeps it apart whatever callers choose; the rest is for people who
-        read messages."""
+        """Return a unique id for a sequence. The serial number makes it unique; the rest helps readers of messages."""
         self._serial += 1
         return f"{request_id}[{index}]#{self._serial}"
 
@@ -123,27 +122,28 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return self._scheduler.prefix_cache_stats
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache. False, and nothing changes, while requests run."""
+        """Empty the prefix cache. Return False and change nothing while requests run."""
         if not self._groups and self._launched is not None:
-            self.step()  # the surplus token of one that has stopped is in flight, and is dropped
+            self.step()  # retire the step in flight, which has only surplus tokens of stopped requests
         return self._scheduler.reset_prefix_cache()
 
     def has_unfinished(self) -> bool:
-        """True while a request runs or waits, or a step is in flight."""
+        """Return whether a request runs or waits, or a step is in flight."""
         return bool(self._groups) or self._launched is not None
 
     def idle(self) -> bool:
-        """Do a piece of what makes later steps quicker, which takes some hundredths of a second; for callers that
-        wait for requests. False when nothing is left to do, or requests are there to be served.
+        """Do one piece of preparation for later steps, in some hundredths of a second. Callers use it while they wait
+        for requests. Return False if nothing is left to prepare, or if there are requests to serve.
         """
         return not self.has_unfinished() and self._work(math.inf)
 
     def step(self) -> list[Out]:
-        """Launch the next step, then take what the one before gave. Returns the requests that changed.
+        """Launch the next step, then take the results of the step before it. Return the outputs of changed requests.
 
-        The first call after a pause launches only, and returns none. A step that the device has no memory for is taken
-        back and made smaller; a sequence that does not fit alone ends as "error". When the executor fails otherwise,
-        all requests end, what they held is free again, and the error goes on; the engine can be used afterwards.
+        The first call after a pause only launches, and returns none. If the device has no memory for a step, the loop
+        withdraws it and builds a smaller one; a sequence that does not fit alone ends with reason "error". If the
+        executor fails otherwise, all requests end and free their rows and pages, and the error propagates. The engine
+        stays usable.
         """
         try:
             batch = self._scheduler.schedule()
@@ -160,14 +160,14 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
                 self._launched[0].inputs.fill_late()
                 self._launched[1].finish()
             return outputs if too_large is None else outputs + self._end_alone(*too_large)
-        except BaseException:  # KeyboardInterrupt too: half a step cannot be gone on with
+        except BaseException:  # KeyboardInterrupt too: the loop cannot resume half a step
             self._reset()
             raise
 
     def abort(self, request_id: str) -> Out | None:
-        """End a request now; its pages are free once the step in flight has retired.
+        """End a request now. Its pages are free once the step in flight has retired.
 
-        Returns its last output, unfinished sequences as "abort"; None when there is no such request.
+        Returns its last output, in which unfinished sequences end with "abort". Returns None for an unknown id.
         """
         group = self._groups.get(request_id)
         if group is None:
@@ -179,11 +179,11 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return last
 
     def launch_through(self, executor: StepLauncher) -> None:
-        """Give all later steps to `executor`, which is to pass them on to the one that the engine was made with."""
+        """Launch all later steps with `executor`, a wrapper of the executor that the engine was made with."""
         self._executor = executor
 
     def _waited(self, launched: tuple[StepBatch, SampledStep] | None) -> list[Out]:
-        """Take what a step gives, and use the time until it is there."""
+        """Wait for a step and return its outputs. Use spare time until then."""
         if launched is None:
             self._spare.begin()
             return []
@@ -194,7 +194,7 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return self._retire(batch, handle, read)
 
     def _end_alone(self, request: Request | None, reason: str) -> list[Out]:
-        """End a sequence that a step has no memory for though it has no other; None where there is something to try."""
+        """End a sequence that needs more memory than the device has, even alone in a step. None: no such sequence."""
         if request is None or request.finished:
             return []
         group, _ = self._by_request[request]

@@ -1,8 +1,7 @@
-"""Which sequences of a step begin with the same pages, so that attention reads these once.
+"""Groups of sequences in a step that begin with the same pages, so that attention reads these pages once per group.
 
-Sequences form groups by the pages that they share, which the prefix cache gave them. A group that has much in common
-may fall into groups that have more: of both, what saves more reads is taken. The table is that of
-`ingot.ir.features.sharing`.
+The prefix cache gave the sequences equal pages. A group may split into subgroups that share more pages; the code takes
+the group or its subgroups, whichever saves more reads. `ingot.ir.features.sharing` defines the table.
 """
 
 import math
@@ -17,22 +16,23 @@ from ingot.ir.features.asking import Array
 from ingot.ir.features.sharing import COLUMNS, COUNT, FIRST, LEADER, LENGTH, MEMBER, MOST_GROUPS, OWN
 from ingot.ir.machine.gpus import Gpu
 
-# Pages that a group shares at least: those of a tile of keys, as long as pages have 16 positions as usual.
+# The fewest pages that a group shares: one tile of keys, at the usual 16 positions per page.
 _FEWEST = 4
-# Seconds that reading prefixes apart takes a layer in any case: a launch more, which the rest of the attention waits
-# for. On an H200 (Triton 3.6.0) that launch takes 10.8 us where 64 sequences share 2048 positions, and 25.4 us where
-# they share 8192: by a straight line 6 us for none.
+# Fixed cost per layer, in seconds, of reading prefixes separately: one more launch, which the rest of the attention
+# waits for. On an H200 (Triton 3.6.0) that launch takes 10.8 us if 64 sequences share 2048 positions, and 25.4 us if
+# they share 8192; a straight line through both yields 6 us for none.
 _APART = 6e-6
-# Groups of groups that are looked into: prompts of a system, of its examples, of a conversation.
+# Levels of nested groups to search, such as system prompt, few-shot examples, conversation.
 _DEEPEST = 4
 
-PrefixGroup = tuple[Array, int]  # the sequences of the step, and the pages that they begin with
+PrefixGroup = tuple[Array, int]  # sequences of the step, and the number of first pages that they share
 
 
 def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: int) -> Array | None:
-    """The table of a step of the sequences in `rows`, by `pages` i32[rows, P], of which each has `held` i32[rows].
+    """Return the sharing table of a step of the sequences in `rows`. `pages` i32[rows, P] has their pages, `held`
+    i32[rows] the number of pages of each.
 
-    None where it saves the reads of fewer than `least` positions.
+    Returns None if the table saves the reads of fewer than `least` positions.
     """
     first = pages[rows, 0]
     order = np.argsort(first, kind="stable")
@@ -58,14 +58,14 @@ def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: in
 
 
 def _alike(values: Array, order: Array) -> Iterator[Array]:
-    """Of the sequences `order`, sorted by their `values`, those of equal value, where there are several."""
+    """Return each set of two or more sequences of equal value. `order` has the sequences sorted by their `values`."""
     ends = np.flatnonzero(np.diff(values[order])) + 1
     return (one for one in np.split(order, ends) if len(one) > 1)
 
 
 def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, depth: int) -> list[PrefixGroup]:
-    """The groups of `members`, which begin with `known` equal pages, that save most reads: all of them together, or
-    groups of those that have more in common."""
+    """Return the groups of `members` that save most reads: one group of all, or subgroups that share more pages. All
+    members share their first `known` pages."""
     most = int(held[rows[members]].min())
     table = pages[rows[members], known:most]
     differs = (table != table[0]).any(0)
@@ -86,12 +86,12 @@ def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, de
 
 
 def _saved(groups: list[PrefixGroup]) -> int:
-    """Pages that are not read, since a group reads them once."""
+    """Return the number of page reads that the groups save, because each reads its pages once."""
     return sum((len(members) - 1) * count for members, count in groups)
 
 
 def least_saved(plan: Plan, gpu: Gpu, page_size: int) -> int:
-    """Positions whose reads a step has to save, before it pays to read shared prefixes apart."""
+    """Return how many positions' reads a step must save before reading shared prefixes separately pays off."""
     layers = sum(state.group == FULL.name for state in plan.states.values())
     position = plan.memory.groups[FULL.name].page / layers / page_size  # bytes, in one layer
     return math.ceil(_APART * (gpu.bandwidth or 0) / position)

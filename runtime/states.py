@@ -1,7 +1,7 @@
-"""The states of a model on the device: what every entry reads and updates in place, and what moves their contents.
+"""The states of a model on the device, which entries read and update in place, and ops that move their contents.
 
 Copy-on-write, preemption and rewind copy, clear and move pages or slots between steps. The runtime cannot compile, so
-each state kind gets its three ops from here, along the axis that its type names.
+this module runs three reference ops for each state, along the axis that the state's type names.
 """
 
 import math
@@ -20,18 +20,19 @@ from ingot.ir.types import TensorType
 from ingot.runtime.cpu.allocator import HostAllocator
 from ingot.runtime.scratch_states import caches_with_scratch
 
-# The dim that counts what a group hands out: pages of tokens, device rows, or slots of sequences.
+# The dims that count a group's units: pages of tokens, or device rows or slots of sequences.
 _UNIT_DIMS: Mapping[str, tuple[str, ...]] = {"token": ("pages",), "sequence": ("R", "S")}
 
 
 class States(Mapping[str, torch.Tensor]):
-    """Every state by name, zero at first, where `allocator` has its memory: a CPU's by default. `sizes`: load-time
-    dims (`pages`, `R`, `S`); `pages`: those of groups of caches whose pools have a size of their own, by name.
+    """Every state by name, initially zero, in the memory of `allocator` (default: the CPU's).
 
-    Caches of a group that `scratch` names have more pages than its pool: those numbered `scratch_pages`, by the name of
-    the group, are the same memory in all of them.
+    sizes     load-time dims (`pages`, `R`, `S`)
+    pages     the pages of cache groups with their own pool size, by group name
+    scratch   scratch pages by group name: caches of such a group have more pages than its pool; the pages
+              `scratch_pages[group]` are the same memory in all of them
 
-    On a GPU the operations below run on torch's current stream. Raises OptionError when there is no memory for them.
+    On a GPU the operations below run on torch's current stream. Raises OptionError if there is no memory.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class States(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
     def copy(self, group: str, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """In every state of `group`, let page or slot `targets[i]` hold what `sources[i]` holds.
+        """Copy page or slot `sources[i]` to `targets[i]` in every state of `group`.
 
-        All sources are read before a target is written, so the two may overlap. Raises InternalError for an unknown
-        group, indices out of range, or a target that is named twice.
+        All sources are read before any target is written, so the two may overlap. Raises InternalError for an unknown
+        group, an index out of range, or a repeated target.
         """
         self._apply("state_copy", group, sources, targets)
 
     def move(self, group: str, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """As `copy`; then sources that are no targets are zero."""
+        """Do as `copy`, then clear the sources that are not targets."""
         self._apply("state_move", group, sources, targets)
 
     def zero(self, group: str, targets: Sequence[int]) -> None:
@@ -91,19 +92,19 @@ class States(Mapping[str, torch.Tensor]):
         if len({len(part) for part in places}) != 1:
             raise InternalError(f"{len(places[0])} sources for {len(places[-1])} targets", where=f"{op} of '{group}'")
         if len(set(places[-1])) != len(places[-1]):
-            raise InternalError(f"a target is named twice in {list(places[-1])}", where=f"{op} of '{group}'")
+            raise InternalError(f"a target is repeated in {list(places[-1])}", where=f"{op} of '{group}'")
         run = load_op(f"ingot.{op}")
         for name in members:
             axis = _unit_axis(name, self.specs[name])
             size = self[name].shape[axis]
             if odd := [place for part in places for place in part if not 0 <= place < size]:
-                raise InternalError(f"{odd[0]} is no place in '{name}'", where=op, expected=f"0 to {size - 1}")
+                raise InternalError(f"page or slot {odd[0]} is not in '{name}'", where=op, expected=f"0 to {size - 1}")
             indices = (torch.tensor(list(part), dtype=torch.int64, device=self[name].device) for part in places)
             run(self[name], *indices, axis=axis)
 
 
 def _unit_axis(name: str, spec: State) -> int:
-    """The axis that counts the pages or slots of a state."""
+    """Return the axis that counts the pages, rows or slots of a state."""
     shape = parse_type(spec.type).shape
     dims = _UNIT_DIMS[spec.unit]
     for axis, size in enumerate(shape):
@@ -122,5 +123,5 @@ def _zeros(name: str, state_type: TensorType, sizes: Mapping[str, int], allocato
         raise OptionError(
             f"there is no memory for the state '{name}': {error}",
             expected=f"{math.prod(shape) * state_type.dtype.itemsize} bytes",
-            hint="ask for fewer KV pages",
+            hint="serve with fewer KV pages",
         ) from error

@@ -15,8 +15,8 @@ from ingot.runtime.token_counts import Recount
 
 @dataclass(frozen=True)
 class StepSizes:
-    """T tokens fed, B sequences, L logit rows, P page-table entries per sequence, G rows of the table of shared
-    prefixes; each at least 1."""
+    """The sizes of a step, each at least 1: T tokens, B sequences, L logit rows, P page-table entries per sequence, G
+    rows of the shared-prefix table."""
 
     T: int
     B: int
@@ -26,7 +26,7 @@ class StepSizes:
 
     @property
     def shares(self) -> bool:
-        """Whether sequences of the step share prefixes that are read once for all of them."""
+        """Whether the step reads shared prefixes once for all of their sequences."""
         return self.G > 1
 
 
@@ -39,10 +39,9 @@ class StepLayout:
     @staticmethod
     @cache
     def of(names: frozenset[str]) -> "StepLayout":
-        """The layout of these inputs, which features declare. Raises InternalError for one that none declares.
+        """Return the layout of these inputs. Raises InternalError for an input that no feature declares.
 
-        Inputs of 8 bytes stand first, so that they are aligned wherever the buffer is; the others as declared, and late
-        ones last.
+        Inputs of 8 bytes come first, so that they are aligned. The others follow as declared, late inputs last.
         """
         known = step_inputs()
         if unknown := sorted(name for name in names if find_input(name) is None):
@@ -53,7 +52,7 @@ class StepLayout:
 
     @staticmethod
     def usual() -> "StepLayout":
-        """The layout of every input that the host knows."""
+        """Return the layout of every input that the host knows."""
         return StepLayout.of(frozenset(name for name, one in step_inputs().items() if one.known))
 
     @property
@@ -62,23 +61,23 @@ class StepLayout:
 
     @cached_property
     def varying(self) -> tuple[StepInput, ...]:
-        """Those that differ from step to step even while the same sequences decode."""
+        """The inputs that change from step to step even while the same sequences decode."""
         return tuple(one for one in self.inputs if one.varies)
 
     @cached_property
     def late(self) -> tuple[StepInput, ...]:
-        """Those that are filled while the forward segment runs."""
+        """The inputs that the host fills while the forward segment runs."""
         return tuple(one for one in self.inputs if one.late)
 
     @property
     def tables(self) -> tuple[RowTable, ...]:
-        """What the host keeps for them by device row."""
+        """The tables by device row that the host keeps for these inputs."""
         return row_tables(self.names)
 
     def views(self, flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:
-        """The inputs as views of `flat` (i32, one-dimensional, 8-byte aligned, `words(sizes)` long or longer).
+        """Return the inputs as views of `flat` (i32, one-dimensional, 8-byte aligned, at least `words(sizes)` long).
 
-        The same on the host and on a device that got a copy of `flat`.
+        Host and device use the same layout, so a device needs only a copy of `flat`.
         """
         views: dict[str, torch.Tensor] = {}
         offset = 0
@@ -88,15 +87,15 @@ class StepLayout:
         return views
 
     def words(self, sizes: StepSizes) -> int:
-        """4-byte words that `views` needs."""
+        """Return the number of 4-byte words that `views` needs."""
         return sum(words for *_, words in self._parts(sizes))
 
     def early_words(self, sizes: StepSizes) -> int:
-        """4-byte words in front of the late inputs."""
+        """Return the number of 4-byte words before the late inputs."""
         return sum(words for one, *_, words in self._parts(sizes) if not one.late)
 
     def _parts(self, sizes: StepSizes) -> Iterator[tuple[StepInput, torch.dtype, list[int], int]]:
-        """Each input, its type, its shape and its 4-byte words."""
+        """Yield each input with its dtype, its shape and its number of 4-byte words."""
         named = {"T": sizes.T, "B": sizes.B, "L": sizes.L, "P": sizes.P, "G": sizes.G}
         for one, dtype, dims in self._types:
             shape = [named[dim] if isinstance(dim, str) else dim for dim in dims]
@@ -108,11 +107,13 @@ class StepLayout:
 
 
 class StepInputs(dict[str, torch.Tensor]):
-    """The inputs of `layout` by name, on the host: all views of `flat` (i32), which one copy moves.
+    """The inputs of `layout` by name, on the host: views of `flat` (i32), so that one copy moves all.
 
-    `arrays` are the same memory for numpy. `recounts` are rows of token counts that are made anew in front of the step.
-    Inputs of equal `stamp`, other than None, differ in the layout's `varying` alone. Valid until the step has retired;
-    then the buffer serves another step.
+    arrays     the same memory as numpy arrays
+    recounts   rows of token counts to recompute before the step
+    stamp      inputs with equal stamps, other than None, differ only in the layout's `varying` inputs
+
+    Valid until the step retires; then another step uses the buffer.
     """
 
     def __init__(self, layout: StepLayout, flat: torch.Tensor, sizes: StepSizes) -> None:
@@ -126,63 +127,63 @@ class StepInputs(dict[str, torch.Tensor]):
         self._fed: Fed | None = None
 
     def fill(self, fed: Fed) -> None:
-        """Write the values of a step, but late ones."""
+        """Write the values of a step, except late ones."""
         self._fed = fed
         for one in self.layout.inputs:
             if not one.late:
                 one.fill(self.arrays[one.name], fed)
 
     def fill_late(self) -> None:
-        """Write the late values: the tokens of the step before are known."""
+        """Write the late values. The tokens of the step before must be known."""
         for one in self.layout.late:
             one.fill(self.arrays[one.name], self.fed)
 
     def fill_varying(self, fed: Fed, asking: Mapping[str, set[int]]) -> None:
-        """Write what varies. `asking` are the device rows that ask for something, by the name of the input's table."""
+        """Write the varying inputs. `asking` has the device rows that use each table, by the table's name."""
         for one in self.layout.varying:
             if one.table is None or asking[one.table.name]:
                 one.fill(self.arrays[one.name], fed)
 
     def let_go(self) -> None:
-        """Refer to no sequence any longer: they end, and the buffer stays."""
+        """Drop references to sequences: sequences end, and the buffer stays."""
         self.recounts = ()
         self.fed.let_go()
 
     @property
     def fed(self) -> Fed:
-        """What was filled in last."""
+        """The values that were filled in last."""
         assert self._fed is not None, "nothing was filled in"
         return self._fed
 
     @property
     def rates(self) -> bool:
-        """Whether any row of logits gets log-probabilities."""
+        """Whether any row of logits needs log-probabilities."""
         counts = self.arrays.get("num_logprobs")
         return counts is not None and bool((counts >= 0).any())
 
 
 class StepBuffer:
-    """A flat i32 buffer for steps of `layout` of up to `largest`, allocated once."""
+    """A flat i32 buffer, allocated once, for the inputs of `layout` of steps up to the sizes `largest`."""
 
     def __init__(self, layout: StepLayout, largest: StepSizes, pin_memory: bool = False) -> None:
         self._layout = layout
         self._flat = torch.zeros(layout.words(largest), dtype=torch.int32, pin_memory=pin_memory)
-        self.last: StepInputs | None = None  # those of the step before
+        self.last: StepInputs | None = None  # the inputs of the step that used this buffer before
 
     def views(self, sizes: StepSizes) -> StepInputs:
-        """Inputs of these sizes, to be filled. Contents are those of an older step."""
+        """Return inputs of these sizes, to be filled. They still hold the values of an older step."""
         if self.last is None or self.last.sizes != sizes:  # decode steps mostly repeat their sizes
             self.last = StepInputs(self._layout, self._flat[: self._layout.words(sizes)], sizes)
         return self.last
 
 
 def filled(layout: StepLayout, fed: Fed, sizes: StepSizes) -> StepInputs:
-    """The inputs of one step, in memory of their own."""
+    """Return the inputs of one step, in their own memory."""
     inputs = StepBuffer(layout, sizes).views(sizes)
     inputs.fill(fed)
     return inputs
 
 
 def layout_of(plans: Iterable[Iterable[str]]) -> StepLayout:
-    """The layout of all inputs that any of the plans takes."""
+    """Return the layout of all inputs of the plans."""
     return StepLayout.of(frozenset(name for names in plans for name in names))

@@ -1,1 +1,1 @@
-"""What serving on a CPU takes."""
+"""Serving on a CPU: executor and memory."""

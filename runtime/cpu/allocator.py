@@ -1,4 +1,4 @@
-"""Memory of a CPU that stays while an artifact is loaded."""
+"""CPU memory that is allocated as long as an artifact is loaded."""
 
 import math
 import mmap
@@ -10,7 +10,7 @@ from ingot.runtime.cpu import shared_tail
 
 
 class HostAllocator:
-    """Zeros take no memory before they are written: a KV pool is rarely full."""
+    """Allocates host memory. Zeros take no physical memory until written: a KV pool is rarely full."""
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         count = math.prod(shape) * dtype.itemsize

@@ -1,4 +1,4 @@
-"""The executor of a CPU: a step has run when `launch` returns."""
+"""The executor of a CPU: a step is complete when `launch` returns."""
 
 import contextlib
 import math
@@ -22,13 +22,13 @@ from ingot.runtime.token_counts import recount
 
 @dataclass(frozen=True)
 class CpuStepHandle:
-    """A step that has run."""
+    """A completed step."""
 
     bucket: str
     outputs: dict[str, torch.Tensor]
 
     def finish(self) -> None:
-        """Nothing: it has ended."""
+        """Do nothing: the step is complete."""
 
     def tokens(self) -> list[int]:
         return [int(token) for token in self.outputs["tokens"].tolist()]
@@ -46,10 +46,14 @@ class CpuStepHandle:
 class CpuExecutor(Executor):
     """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.
 
-    `params`: every weight by name. `executables`: a loaded callable by executable id. `sizes`: load-time dims (`pages`,
-    `R`, `S`). `libraries`: the ops of each backend that brought kernels. `states`: those that other entries share,
-    which hold the plan's; its own by default. Raises ArtifactError when a weight does not fit the plan's dtype, shape
-    or strides, OptionError when there is no memory for the states.
+    params        every weight by name
+    executables   loaded callables by executable id
+    sizes         load-time dims (`pages`, `R`, `S`)
+    libraries     the ops of each backend with its own kernels
+    states        states shared with other entries, including all of the plan's; default: new ones
+
+    Raises ArtifactError if a weight does not fit the plan's dtype, shape or strides; OptionError if there is no memory
+    for the states.
     """
 
     captured: Captured = NOTHING_CAPTURED
@@ -72,7 +76,7 @@ class CpuExecutor(Executor):
         self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, libraries or {})
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle | LateStep:
-        """Run one step, or its forward segment where it has late inputs."""
+        """Run one step, or only its forward segment if it has late inputs."""
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
         recount(self.plan.states, self.states, inputs)
@@ -87,28 +91,28 @@ class CpuExecutor(Executor):
         return LateStep(name, end) if isinstance(inputs, StepInputs) and inputs.layout.late else end()
 
     def warm_up(self) -> None:
-        """Nothing: code is loaded and memory is taken as steps need them."""
+        """Do nothing: steps load code and take memory as they need them."""
 
     def capture(self, rows: int) -> None:
-        """Nothing: a CPU has no graphs."""
+        """Do nothing: a CPU has no graphs."""
 
     def capture_all(self) -> None:
-        """Nothing: a CPU has no graphs."""
+        """Do nothing: a CPU has no graphs."""
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """False: nothing is left to do."""
+        """Return False: nothing is left to do."""
         return False
 
     def synchronize(self) -> None:
-        """Nothing: a step has run when `launch` returns."""
+        """Do nothing: a step is complete when `launch` returns."""
 
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """torch's own ops on `count` threads.
+    """Run torch's own ops on `count` threads.
 
-    A step of few tokens gives them little to share out, while OpenMP's barriers wait for every thread: on a machine
-    with other work that is a scheduler's time slice for each op. Kernels of a library have threads of their own.
+    A step of few tokens has little work to divide, but OpenMP barriers wait for every thread. On a busy machine that
+    costs one time slice of the operating system per op. Kernels of backend libraries have their own threads.
     """
     before = torch.get_num_threads()
     if before == count:

@@ -1,4 +1,4 @@
-"""Ranges of addresses on a CPU whose ends are the same memory."""
+"""Address ranges on a CPU that share the memory at their ends."""
 
 import ctypes
 import mmap
@@ -6,20 +6,20 @@ import os
 
 import torch
 
-# From <bits/mman-linux.h>; Python's mmap maps nowhere else than where the kernel chooses.
+# From <bits/mman-linux.h>; Python's mmap cannot map at a chosen address.
 _MAP_FIXED = 0x10
 _FAILED = ctypes.c_void_p(-1).value
 
 
 def granularity() -> int | None:
-    """Bytes in multiples of which memory can be mapped into ranges; None on a system without files in memory."""
+    """Return the unit, in bytes, in which memory can be mapped into ranges; None on a system without memfd_create."""
     return mmap.PAGESIZE if hasattr(os, "memfd_create") else None
 
 
 def with_shared_tail(count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """`count` tensors of `own + tail` bytes, zeros; the last `tail` bytes are the same memory in all of them.
+    """Return `count` zeroed tensors of `own + tail` bytes whose last `tail` bytes are the same memory.
 
-    Each keeps its range as long as it is referred to, and the shared memory as well. Raises MemoryError.
+    A tensor keeps its range and the shared memory alive. Raises MemoryError.
     """
     try:
         shared = os.memfd_create("ingot-scratch")
@@ -27,13 +27,13 @@ def with_shared_tail(count: int, own: int, tail: int) -> list[torch.Tensor]:
             os.ftruncate(shared, tail)
             return [_range(own, tail, shared) for _ in range(count)]
         finally:
-            os.close(shared)  # the ranges keep what it stands for
+            os.close(shared)  # the ranges keep its memory
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(str(error)) from error
 
 
 def _range(own: int, tail: int, shared: int) -> torch.Tensor:
-    """One range, which is unmapped as a whole once nothing refers to it."""
+    """Map one range. It is unmapped as a whole once nothing refers to it."""
     memory = mmap.mmap(-1, own + tail, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     function = ctypes.CDLL(None, use_errno=True).mmap

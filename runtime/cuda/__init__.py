@@ -1,1 +1,1 @@
-"""What serving on a GPU adds: weights copied to it, and its memory shared out."""
+"""Serving on a GPU: executor, CUDA graphs, weight copies, and memory."""

@@ -1,4 +1,4 @@
-"""Memory of a GPU that stays while an artifact is loaded."""
+"""GPU memory that is allocated as long as an artifact is loaded."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,18 +10,18 @@ from ingot.runtime.cuda import shared_tail
 
 
 class DeviceAllocator:
-    """Takes memory from torch's allocator on `device`, and from the driver where ranges of addresses share some. Zeros
-    are written on the current stream."""
+    """Allocates with torch's allocator on `device`; address ranges with shared memory come from the driver. Zeros are
+    written on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        with self._said():
+        with self._memory_errors():
             return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        with self._said():
+        with self._memory_errors():
             return torch.empty(shape, dtype=dtype, device=self._device)
 
     @cached_property
@@ -29,11 +29,12 @@ class DeviceAllocator:
         return shared_tail.granularity(self._device)
 
     def with_shared_tail(self, count: int, own: int, tail: int) -> list[torch.Tensor]:
-        with self._said():
+        with self._memory_errors():
             return shared_tail.with_shared_tail(self._device, count, own, tail)
 
     @contextmanager
-    def _said(self) -> Iterator[None]:
+    def _memory_errors(self) -> Iterator[None]:
+        """Raise MemoryError with the GPU's free bytes if an allocation within fails."""
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:

@@ -1,4 +1,4 @@
-"""How a step is computed, decided before it is launched, so that one rank can decide for all."""
+"""Decisions on how to compute a step, made before its launch, so that one rank can decide for all."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from ingot.runtime.cuda.graphs.choice import Capture, DecodeChoice, PromptChoice
 from ingot.runtime.cuda.graphs.sizes import bucket_serving, has_few_tokens
 from ingot.runtime.step import StepSizes
 
-# Graphs of steps that decode alone, and of those that feed prompts.
+# Graphs of decode-only steps, and graphs of steps that feed prompts.
 GraphKind = Literal["decode", "prompts"]
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a step is computed. By equal decisions all ranks call the same code on the same sizes.
+    """How to compute a step. With equal decisions, all ranks call the same code on the same sizes.
 
     bucket  the name of the bucket class
-    sizes   what the step is padded to; None for the sizes of its inputs
-    graph   the kind of the graph of these sizes that replays it, and is captured first where there is none yet; None
-            where its instructions run one by one
+    sizes   the sizes to pad the step to; None: the sizes of its inputs
+    graph   the kind of graph that replays the step at these sizes, captured first if it does not exist; None: run the
+            instructions one by one
     """
 
     bucket: str
@@ -30,10 +30,10 @@ class Decision:
 
 
 class Decider:
-    """Decides by the sizes of a step and by those of the steps before it, as one rank saw them.
+    """Decides by the sizes of a step and of the steps before it on one rank.
 
-    `decode` and `prompts` are the steps of `plan` that graphs can hold, by size, and `capture` says when decode steps
-    are captured.
+    `decode` and `prompts` are the steps of `plan` that graphs can hold, by size. `capture` is when to capture decode
+    steps.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class Decider:
         self.decode = DecodeChoice({size: one.bucket for size, one in decode.items()}, capture)
         self.prompts = PromptChoice(plan, prompts)
         self._plan = plan
-        # Made once: a step that a graph serves takes no new object.
+        # Built once, so that a step with a graph allocates no decision.
         self._by_decode = {size: Decision(one.bucket.name, size, "decode") for size, one in decode.items()}
         self._by_prompts = {size: Decision(one.bucket.name, size, "prompts") for size, one in prompts.items()}
 
     def decide(
         self, step: StepSizes, most: int, decode: Collection[StepSizes], prompts: Collection[StepSizes]
     ) -> Decision:
-        """Decide a step of these sizes, at most `most` tokens of one sequence, which counts among the steps so far.
-        `decode` and `prompts` are the graphs that are captured. Raises InternalError for what no bucket class holds."""
+        """Decide a step of these sizes, with at most `most` tokens of one sequence, and count it in the history.
+        `decode` and `prompts` are the captured graphs. Raises InternalError if no bucket class holds the step."""
         if (size := self.decode.serving(step, most, decode)) is not None:
             return self._by_decode[size]
         if (size := self.prompts.serving(step, most, prompts)) is not None:
@@ -62,14 +62,14 @@ class Decider:
         return self.without_graph(step, most)
 
     def without_graph(self, step: StepSizes, most: int) -> Decision:
-        """Decide a step whose instructions run one by one. It does not count."""
+        """Decide a step without a graph, and do not count it in the history."""
         if (served := bucket_serving(self._plan, step.T, most)) is None:
             raise no_bucket([one.bucket for one in self._plan.buckets], step.T, most)
         return Decision(served.bucket.name, self.padded(served.bucket, step))
 
     def padded(self, bucket: BucketClass, step: StepSizes) -> StepSizes | None:
-        """The sizes that a step without a graph is padded to; None for its own. Libraries may round another size
-        otherwise, so it gets those of the graph that may serve it later."""
+        """Return the sizes to pad a step without a graph to; None: its own. Libraries may round differently at another
+        size, so the step gets the sizes of the graph that may serve it later."""
         if has_few_tokens(bucket):
             return None
         return (self.prompts if bucket.q_max is None else self.decode).filled_up(step)

@@ -1,14 +1,14 @@
-"""A GPU's context, made while this process still imports torch.
+"""Creation of a GPU's context while this process still imports torch.
 
-Where the driver loads the code of all kernels at once (CUDA_MODULE_LOADING=EAGER), making the context takes seconds:
-the kernels are those of the libraries that are loaded by then, torch's among them. cuBLAS has a CUDA runtime of its own
-inside, and loads its kernels when it is first asked for a handle.
+If the driver loads all kernels at once (CUDA_MODULE_LOADING=EAGER), creating the context takes seconds. It then loads
+the kernels of all loaded libraries, torch's included. cuBLAS contains its own CUDA runtime, and loads its kernels when
+the first handle is created.
 
-Importing torch loads its libraries first and then runs Python for as long again, so a thread waits for the libraries
-and asks for the context beside that. It loads none itself, so that they come in torch's order, and calls nothing of
-CUDA before all are there: code that runs as a library is loaded may call the driver, which may be loading a library.
+Importing torch first loads its libraries, then runs Python for about as long. A thread waits for the libraries and
+creates the context during that Python code. The thread loads no library, so that torch's loading order stays. It calls
+CUDA only after all libraries are loaded: initializers of a library may call the driver, which may be loading a library.
 
-Nothing here says what went wrong. The next use of the GPU finds it out, and says it.
+This module reports no errors. The next use of the GPU meets and reports them.
 """
 
 import contextlib
@@ -22,33 +22,33 @@ from typing import Any
 
 from ingot.runtime.phases import Phases
 
-# Between two looks for torch's libraries: hundredths of what loading them takes.
+# Seconds between two checks for torch's libraries: hundredths of their loading time.
 _PAUSE_S = 0.005
 
 
 class EarlyContext:
-    """The context of the first visible GPU, which is torch's default one, in the making.
+    """Creates the context of the first visible GPU, torch's default GPU, in a thread.
 
-    `phases` takes the seconds that making it took, as "context", and those of cuBLAS's first handle, as "cublas".
+    `phases` records the seconds for the context as "context", and for the first cuBLAS handle as "cublas".
     """
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
         self._imported = threading.Event()
-        # No daemon: a process that ends must not take the driver down while it makes the context.
+        # Not a daemon: a process must not exit while the driver creates the context.
         self._thread = threading.Thread(target=self._try_to_make, name="early-context", daemon=False)
         self._thread.start()
 
     def imported(self) -> None:
-        """Torch is imported, or will not be: libraries that are not there now do not come any more."""
+        """Stop waiting for libraries: torch is imported, or its import has failed."""
         self._imported.set()
 
     def wait(self) -> None:
-        """Until the context is there, or cannot be made."""
+        """Wait until the context exists or has failed."""
         self._thread.join()
 
     def _try_to_make(self) -> None:
-        with contextlib.suppress(Exception):  # the next use of the GPU finds it, and says it
+        with contextlib.suppress(Exception):  # the next use of the GPU meets and reports it
             self._make()
 
     def _make(self) -> None:
@@ -64,13 +64,13 @@ class EarlyContext:
 
 
 def begin_context(phases: Phases) -> EarlyContext | None:
-    """Begin to make the context beside the import of torch that is to follow; None where torch is imported already,
-    and may have been told to use another GPU."""
+    """Start creating the context; the caller imports torch next. Return None if torch is already imported: it may be
+    set to another GPU."""
     return None if "torch" in sys.modules else EarlyContext(phases)
 
 
 def torch_cuda_library() -> Path | None:
-    """The library that holds torch's kernels, found without importing torch; None where it is built without CUDA."""
+    """Return the library with torch's kernels, found without importing torch; None for a build without CUDA."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -79,11 +79,11 @@ def torch_cuda_library() -> Path | None:
 
 
 def wait_until_loaded(library: Path, given_up: threading.Event) -> int | None:
-    """The handle of a library once other code has loaded it and all that it needs; None when it was not by the time
-    that `given_up` is set.
+    """Return the handle of a library once other code has loaded it and its dependencies; None if `given_up` is set
+    before.
 
-    The loader waits for a thread that is loading libraries. It is called as a foreign function, which lets other
-    threads run Python: `ctypes.CDLL` would keep the interpreter's lock, and that thread may want it.
+    The dynamic loader waits for a thread that is loading libraries. Calling `dlopen` as a foreign function releases the
+    GIL. `ctypes.CDLL` would keep it, and the loading thread may need it.
     """
     dlopen: Any = ctypes.CDLL(None).dlopen
     dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
@@ -96,13 +96,13 @@ def wait_until_loaded(library: Path, given_up: threading.Event) -> int | None:
 
 
 def make_context(handle: int) -> bool:
-    """Make the context of the first GPU by the CUDA runtime that a loaded library uses; whether there is one now."""
-    # Freeing nothing needs a context all the same (CUDA Runtime API, "Initialization").
+    """Create the context of the first GPU with the CUDA runtime of a loaded library. Return whether that worked."""
+    # Even freeing a null pointer creates the context (CUDA Runtime API, "Initialization").
     return _call(handle, "cudaFree", None) == 0
 
 
 def start_cublas(handle: int) -> bool:
-    """Have the cuBLAS that a loaded library uses load its kernels, by a handle that is given back; whether it did."""
+    """Make a loaded library's cuBLAS load its kernels, by creating and destroying a handle. Return whether it did."""
     made = ctypes.c_void_p()
     if _call(handle, "cublasCreate_v2", ctypes.byref(made)) != 0:
         return False
@@ -110,9 +110,9 @@ def start_cublas(handle: int) -> bool:
 
 
 def _call(handle: int, function: str, *arguments: Any) -> int | None:
-    """The status of a function of a loaded library or of what it needs; None where there is none of this name.
+    """Call a function of a loaded library or its dependencies. Return its status, or None if there is no such function.
 
-    A foreign function lets other threads run Python meanwhile.
+    A foreign call releases the GIL.
     """
     found: Any = getattr(ctypes.CDLL("", handle=handle), function, None)
     return None if found is None else int(found(*arguments))

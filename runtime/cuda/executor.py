@@ -1,4 +1,4 @@
-"""The executor of a GPU: decode steps as captured graphs, all others by launching their instructions."""
+"""The executor of a GPU: it replays CUDA graphs for decode steps and many prompt steps, and launches the others."""
 
 import math
 from collections import ChainMap
@@ -30,20 +30,22 @@ from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs
 from ingot.runtime.token_counts import recount
 
-# Tokens of padding that are fed before the first prompt comes, beside the most that a bucket class has: for other sizes
-# cuBLAS has other code, which is loaded when it first runs. Usual prompts are near to one of these.
+# Warm-up runs steps of so many padding tokens, besides the largest of each bucket class. cuBLAS has different kernels
+# for different sizes, and loads each at first use. Usual prompts are near one of these sizes.
 _WARMED = (128, 512, 2048)
-# Inputs that a step's sizes are told by, and what a graph needs of them; a page table, if there is any, is one more.
+# Inputs that determine a step's sizes, and that a graph needs, besides the page table, if any.
 _SIZED = frozenset({"tokens", "rows", "logit_rows", "q_lens"})
 
 
 class CudaExecutor(Executor):
     """A plan, checked by `check_plan`, bound to weights, executables and states on a GPU.
 
-    Arguments are those of `ingot.runtime.cpu.executor.CpuExecutor`, tensors on the device of `context`. Steps run on
-    its stream, in the order of their launches; executors that share states have one context. `capture` says when decode
-    steps are captured as graphs; "none": every step is launched instruction by instruction. With `strict` a graph is
-    launched only where everything lies as it did when it was captured, and nothing holds what it overwrites.
+    See `ingot.runtime.cpu.executor.CpuExecutor` for the arguments; tensors are on the device of `context`. Steps run on
+    its stream, in launch order; executors that share states share one context.
+
+    capture   when to capture graphs; "none": launch every step instruction by instruction
+    strict    before each replay, check that all tensors are at the captured addresses, and that no output that the
+              replay overwrites is still held
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class CudaExecutor(Executor):
         self._by_name = {bucket.plan.bucket.name: bucket for bucket in self._buckets}
         self.replays = bool(decode or prompts)
         self._ahead = capture == "idle"
-        self._unseen = mixed_tokens(plan, prompts)  # sizes that libraries have not set themselves up for
+        self._unseen = mixed_tokens(plan, prompts)  # sizes that libraries have not initialized for
 
     @property
     def captured(self) -> Captured:
@@ -97,19 +99,19 @@ class CudaExecutor(Executor):
         )
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs`, which lie on the host, as this rank decides, and return without waiting for it.
-        `watch` runs the instructions, one by one. Raises StepMemoryError when the GPU has no memory for it."""
+        """Start a step on `inputs`, which are on the host, and return without waiting. This rank decides how. With
+        `watch`, each instruction runs through it. Raises StepMemoryError if the GPU has no memory for the step."""
         return self.execute(inputs, self.decide(inputs, watched=watch is not None), watch)
 
     def decide(self, inputs: Mapping[str, torch.Tensor], *, watched: bool = False) -> Decision:
-        """Decide how a step on `inputs` is computed, by its sizes and the steps that this rank decided so far. A
-        `watched` one runs its instructions one by one, and does not count. Nothing is launched or captured. Raises
-        InternalError for a step that no bucket class holds."""
+        """Decide how to compute a step on `inputs`, by its sizes and the steps that this rank decided so far. Launch
+        and capture nothing. A `watched` step runs its instructions one by one, and does not count. Raises InternalError
+        if no bucket class holds the step."""
         step = self._sizes(inputs)
         if step is None:
             sizes = step_sizes(self.inputs, inputs, self.sizes)
             return Decision(choose_bucket(self._buckets, inputs, sizes).plan.bucket.name)
-        most = int(inputs["q_lens"].max()) if step.T > step.B else 1  # a sequence feeds one at least
+        most = int(inputs["q_lens"].max()) if step.T > step.B else 1  # each sequence has at least one token
         if watched:
             return self._decider.without_graph(step, most)
         return self._decider.decide(step, most, self._decode.seconds, self._prompts.seconds)
@@ -117,14 +119,14 @@ class CudaExecutor(Executor):
     def execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None = None
     ) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs` as `decided`, by this rank or by another one of the same plan, and return without
-        waiting for it. Raises as `launch` does, and InternalError for a decision that cannot be executed here."""
+        """Start a step on `inputs` as `decided` by this rank or by another rank with the same plan. Return without
+        waiting. Raises as `launch` does, and InternalError for a decision that does not fit the step or the plan."""
         try:
             with torch.cuda.stream(self._stream):
                 recount(self.plan.states, self.states, inputs)
                 return self._execute(inputs, decided, watch)
         except torch.OutOfMemoryError as error:
-            said = ". ".join(str(error).split(". ")[:2])  # and then what the whole process holds
+            said = ". ".join(str(error).split(". ")[:2])  # the rest describes the whole process
             tokens, sequences = (inputs[name].shape[0] for name in ("tokens", "q_lens"))
             raise StepMemoryError(
                 f"no memory for a step of {tokens} tokens of {sequences} sequences: {said}"
@@ -137,13 +139,13 @@ class CudaExecutor(Executor):
         step, padded = self._sizes(inputs), decided.sizes
         if decided.graph is not None:
             if step is None or padded is None or watch is not None:
-                raise InternalError(f"no graph can replay the step that {decided} is executed for")
+                raise InternalError(f"no graph can replay the step of {decided}")
             graphs = self._decode if decided.graph == "decode" else self._prompts
             return graphs.launch(inputs, padded, step, rated=rated)
         return self._launched(inputs, step, decided, watch, rated)
 
     def _rates(self, inputs: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the step gives log-probabilities that a request asks for."""
+        """Return whether the step computes log-probabilities for a request."""
         if "logprob_ids" not in self.plan.outputs:
             return False
         if isinstance(inputs, StepInputs):
@@ -158,7 +160,7 @@ class CudaExecutor(Executor):
         watch: Watch | None,
         rated: bool,
     ) -> CudaStepHandle | LateStep:
-        """A step by its instructions, one by one."""
+        """Launch a step's instructions one by one."""
         padded = decided.sizes
         if (bucket := self._by_name.get(decided.bucket)) is None:
             raise InternalError(f"the plan has no bucket class '{decided.bucket}'", expected=", ".join(self._by_name))
@@ -193,21 +195,23 @@ class CudaExecutor(Executor):
         return LateStep(decided.bucket, end_late)
 
     def capture(self, rows: int) -> None:
-        """Make sure that decode steps of `rows` sequences have a graph, where one can hold them. Nothing that runs is
-        disturbed. Raises OptionError when there is no memory for it."""
+        """Capture a graph for decode steps of `rows` sequences, if they have none and one can hold them, without
+        disturbing running steps. Raises OptionError if there is no memory for it."""
         with torch.cuda.stream(self._stream), self._said(f"a captured step of {rows} sequences"):
             self._decode.capture_for(rows)
 
     def capture_all(self) -> None:
-        """Make sure that every step has its graph that can have one. Raises OptionError when there is no memory."""
+        """Capture every graph that can be captured and is not yet. Raises OptionError if there is no memory."""
         with torch.cuda.stream(self._stream), self._said("what is captured"):
             self._decode.capture_all()
             self._prompts.capture_all()
 
     def warm_up(self) -> None:
-        """Run the classes of prompts on padding, which changes no state: code is loaded, libraries set themselves
-        up, and the largest step gets its memory. The first prompt then waits for none of that. Weights may hold
-        anything. Raises OptionError when there is no memory for the largest step."""
+        """Run the bucket classes of prompts on padding, so that the first prompt does not wait for setup.
+
+        This loads kernels, initializes libraries and allocates memory for the largest step. It changes no state, and
+        weights need no values yet. Raises OptionError if there is no memory for the largest step.
+        """
         with torch.cuda.stream(self._stream):
             for bucket in self._buckets:
                 first, last = bucket.plan.bucket.tokens
@@ -226,7 +230,8 @@ class CudaExecutor(Executor):
             self._unseen.remove(inputs.sizes.T)
 
     def _run_unseen(self) -> bool:
-        """Run the next size on padding that no step has had and no graph will hold, to its end."""
+        """Run a step of padding in the next size that no step has had and no graph will hold, and wait for it. Return
+        False if there is no such size."""
         if not self._unseen:
             return False
         tokens = self._unseen[0]
@@ -236,44 +241,44 @@ class CudaExecutor(Executor):
 
     @contextmanager
     def _said(self, what: str) -> Iterator[None]:
-        """Raises OptionError where there is no memory for what was set aside."""
+        """Raise OptionError if an allocation within fails, for memory that was reserved when KV pages were counted."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self.device)
             raise OptionError(
                 f"{what} has no memory: of {total} bytes on the GPU {free} are free",
-                expected="what was set aside when the KV pages were counted",
-                hint="end the process that takes it, ask for fewer KV pages, or give less memory",
+                expected="the memory that was reserved when the KV pages were counted",
+                hint="end the process that uses it, serve with fewer KV pages, or let serving use less memory",
             ) from error
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Use up to so many seconds in which the host has nothing else to do for what later steps need; False when
-        nothing is left to do in them, or no memory to do it with. Nothing that runs is disturbed."""
+        """Prepare later steps for up to `seconds` of idle host time, without disturbing running steps. Return False if
+        nothing is left that fits into that time, or if memory is short."""
         if not self._ahead:
             return False
         with torch.cuda.stream(self._stream):
             try:
                 if self._decode.capture_next(seconds) or self._prompts.capture_next(seconds):
                     return True
-                # Padding runs in front of the next step, so not while one is waited for.
+                # The padding step would delay the next step, so run it only when the engine is idle.
                 return math.isinf(seconds) and self._run_unseen()
-            except torch.OutOfMemoryError:  # not asked for; a step that needs it will say so
+            except torch.OutOfMemoryError:  # optional work; a step that needs the memory will report it
                 return False
 
     def synchronize(self) -> None:
-        """Wait for all steps that were launched, those of other entries too: the stream is theirs as well."""
+        """Wait for all launched steps, including those of other entries, which share the stream."""
         self._stream.synchronize()
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """The inputs on the device: by one copy where they are views of one buffer."""
+        """Return the inputs on the device. Inputs that are views of one buffer need one copy."""
         if not isinstance(inputs, StepInputs):
             return {name: value.to(self.device) for name, value in inputs.items()}
         return inputs.layout.views(to_device(inputs.flat, self.device), inputs.sizes)
 
     def _sizes(self, inputs: Mapping[str, torch.Tensor]) -> StepSizes | None:
-        """The sizes of a step, as the plan sees them: an entry that is fed no tokens has one of each sequence. None
-        where it is given less than a graph needs, as another entry than main may be."""
+        """Return the sizes of a step for this plan: in an entry that takes no tokens, T is the number of sequences.
+        Return None if inputs that a graph needs are missing, as in some entries other than main."""
         if isinstance(inputs, StepInputs):
             step = inputs.sizes
         elif inputs.keys() >= _SIZED and ((groups := table_groups(inputs)) or "P" not in self.plan.dims):

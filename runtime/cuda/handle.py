@@ -1,4 +1,4 @@
-"""A step on its way on a GPU."""
+"""The handle of a launched step on a GPU."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,9 +11,11 @@ from ingot.runtime.step_outputs import VECTORS
 class CudaStepHandle:
     """A launched step of the bucket class `bucket`.
 
-    `outputs` lie on the device. `read` gives one that the host reads, by name, once the event `done` has come, which is
-    recorded here on the current stream. Every question to the handle waits for that. `lend` gives out outputs that are
-    there for a time only.
+    outputs   the outputs on the device
+    read      returns an output that the host reads, by name, once `done` is complete
+    done      an event that this constructor records on the current stream; every method that reads waits for it
+    rated     the step computes log-probabilities
+    lend      hands out outputs that are valid only for a time
     """
 
     def __init__(
@@ -37,35 +39,35 @@ class CudaStepHandle:
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """All outputs by name. They were made on the executor's stream, and are there for every other one now; those of
-        a captured graph until the next step is launched."""
+        """All outputs by name; waits for the step, so any stream may use them. Outputs of a captured graph are valid
+        until the next step is launched."""
         self._done.synchronize()
         return self._lend(self._outputs)
 
     def finish(self) -> None:
-        """Nothing: its ending was launched with it."""
+        """Do nothing: the ending is already launched."""
 
     def tokens(self) -> list[int]:
-        """The sampled token of each row of logits; -1 where the logits were not finite."""
+        """Return the sampled token of each row of logits; -1 for non-finite logits."""
         self._done.synchronize()
         return self._read("tokens")
 
     def rejected(self) -> list[int]:
-        """Of each sequence, how many of the last tokens that it fed were not kept."""
+        """Return, for each sequence, how many of its last fed tokens were rejected."""
         self._done.synchronize()
         return self._read("rejected")
 
     def logprobs(self) -> OutputLogprobs:
-        """The log-probabilities that were asked for, by row of logits."""
+        """Return the requested log-probabilities, by row of logits."""
         self._done.synchronize()
         return OutputLogprobs(self._copies["logprob_ids"], self._copies["logprobs"], self._copies["ranks"])
 
     def vectors(self) -> torch.Tensor:
-        """f32[B, N] on the host: the vector of each sequence."""
+        """Return the vector of each sequence, f32[B, N] on the host."""
         self._done.synchronize()
         return self._copies[VECTORS]
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in pinned memory, on its way when this returns."""
+    """Start a copy to pinned memory and return it without waiting."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

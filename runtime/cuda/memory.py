@@ -1,4 +1,4 @@
-"""What a GPU has for serving, found without running anything: the plan says what a step takes."""
+"""The GPU memory for serving, computed without running a step: the plan states what a step needs."""
 
 import torch
 
@@ -8,35 +8,35 @@ from ingot.ir.machine.gpus import Gpu
 from ingot.runtime.cuda.graphs.sizes import decode_steps, graph_arena, prompt_steps
 from ingot.runtime.memory import ServingMemory
 
-# Of all memory, what serving takes by default: as much as gpu_memory_utilization is by default in vLLM.
+# The default share of GPU memory for serving, equal to vLLM's default gpu_memory_utilization.
 USUAL_SHARE = 0.9
-# What no plan counts and no file tells: code of kernels (cuBLAS's above all), cuBLAS's workspaces, and what the
-# allocator loses to rounding up to its blocks of 2 and 20 MiB. An allowance, not yet measured on a device by itself.
+# Memory that no plan counts: kernel code (mostly cuBLAS's), cuBLAS's workspaces, and the allocator's rounding up to
+# blocks of 2 and 20 MiB. An allowance, not measured separately on a device.
 _LIBRARIES = 512 << 20
-# The driver's own part of an instantiated graph of some hundred launches.
+# The driver's memory for an instantiated graph of some hundred launches.
 _GRAPH = 8 << 20
 
 
 def device_memory(device: torch.device, plans: Plans, *, graphs: bool, granularity: int | None = None) -> ServingMemory:
-    """What `device` has to serve `plans` as it stands now, with captured graphs or without. `granularity` is that of
-    its allocator."""
+    """Return the memory that `device` has now for serving `plans`, with captured graphs or without. `granularity` is
+    its allocator's."""
     free, total = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch kept it for the next
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch's allocator
     return serving_memory(free, total, plans, find_gpu() if graphs else None, granularity)
 
 
 def serving_memory(
     free: int, total: int, plans: Plans, graphs: Gpu | None, granularity: int | None = None
 ) -> ServingMemory:
-    """`device_memory` of a device of `total` bytes, `free` of which are not taken; `graphs` says what it is where
-    steps are captured."""
+    """Return `device_memory` for a device of `total` bytes with `free` free ones. `graphs` is the GPU, if steps are
+    captured."""
     beside = _LIBRARIES + (sum(graph_bytes(plan, graphs) for plan in plans.plans.values()) if graphs else 0)
     return ServingMemory(most=free, usual=int(USUAL_SHARE * total), beside=beside, granularity=granularity)
 
 
 def graph_bytes(plan: Plan, gpu: Gpu) -> int:
-    """What captured steps hold beside other steps, as far as there are such: one memory for what lives within a step
-    and comes out of it, and the inputs of each."""
+    """Return the bytes of captured steps: one arena for activations and outputs, and the inputs and driver memory of
+    each."""
     decode, prompts = decode_steps(plan), prompt_steps(plan, gpu)
     # The inputs of a step grow with its tokens, sequences and rows of logits; the plan's are those of its largest.
     largest = max(1, *(max(bucket.memory.sizes.get("L", 1), 1) for bucket in plan.buckets))

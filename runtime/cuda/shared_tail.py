@@ -1,7 +1,8 @@
-"""Ranges of addresses on a GPU whose ends are the same memory, by the driver's virtual memory management.
+"""Address ranges on a GPU that share the memory at their ends, by the driver's virtual memory management.
 
-A kernel may write what another kernel reads by another address once it has ended, and no kernel uses two addresses of
-one memory (CUDA C++ programming guide, "Virtual Aliasing Support"): a layer's kernels use the range of their layer.
+A kernel may read through one address what an earlier kernel, which has ended, wrote through another. No kernel may use
+two addresses of the same memory (CUDA C++ programming guide, "Virtual Aliasing Support"). This holds here, because a
+layer's kernels use only the range of their layer.
 """
 
 import weakref
@@ -14,8 +15,8 @@ from ingot.ir.errors import InternalError
 
 
 def granularity(device: torch.device) -> int | None:
-    """Bytes in multiples of which memory can be mapped into ranges; None on a GPU that has no virtual memory
-    management. Raises InternalError when the driver does not say."""
+    """Return the unit, in bytes, in which memory can be mapped into ranges; None on a GPU without virtual memory
+    management. Raises InternalError if a driver call fails."""
     from cuda.bindings import driver
 
     torch.cuda.init()
@@ -27,15 +28,14 @@ def granularity(device: torch.device) -> int | None:
 
 
 def with_shared_tail(device: torch.device, count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """`count` tensors of `own + tail` bytes, whose last `tail` bytes are the same memory in all of them. Both are
-    multiples of the granularity. They are zeros once the current stream has come here.
+    """Return `count` tensors of `own + tail` bytes whose last `tail` bytes are the same memory. Both sizes must be
+    multiples of the granularity. The current stream clears the tensors.
 
-    Each keeps its range as long as it is referred to, and the shared memory as well. Raises MemoryError, or
-    InternalError for what else the driver says.
+    A tensor keeps its range and the shared memory alive. Raises MemoryError, or InternalError for other driver errors.
     """
     from cuda.bindings import driver
 
-    torch.cuda.synchronize(device)  # makes the context where there is none yet
+    torch.cuda.synchronize(device)  # creates the context if there is none yet
     shared = _create(tail, device)
     try:
         ranges = [_Range(device, own, tail, shared) for _ in range(count)]
@@ -50,8 +50,8 @@ def with_shared_tail(device: torch.device, count: int, own: int, tail: int) -> l
 
 
 class _Range:
-    """A range in the words of the CUDA Array Interface, version 3; torch keeps the object as long as the tensor. It is
-    unmapped, and its addresses are given back, once nothing refers to it."""
+    """An address range with the CUDA Array Interface, version 3. The tensor made from it keeps this object alive. When
+    nothing refers to it, the range is unmapped and its addresses are freed."""
 
     def __init__(self, device: torch.device, own: int, tail: int, shared: Any) -> None:
         from cuda.bindings import driver
@@ -59,7 +59,7 @@ class _Range:
         self.size = own + tail
         self.address = int(_called(driver.cuMemAddressReserve, self.size, 0, driver.CUdeviceptr(0), 0))
         mapped: list[tuple[int, int]] = []
-        # Not at the end of the process, when the driver may be gone, and with it all that was mapped.
+        # Not at process exit, when the driver and all its mappings may already be gone.
         self._end = weakref.finalize(self, _give_back, device, self.address, self.size, mapped)
         self._end.atexit = False
         try:
@@ -89,20 +89,20 @@ class _Range:
 
 
 def _give_back(device: torch.device, address: int, size: int, mapped: list[tuple[int, int]]) -> None:
-    """Unmap a range once no kernel uses it, and give its addresses back."""
+    """Unmap a range after all kernels have finished, and free its addresses."""
     from cuda.bindings import driver
 
     try:
         torch.cuda.synchronize(device)
     except RuntimeError:
-        return  # a kernel has failed, which was said by then: the context is lost, and all its memory with it
+        return  # a kernel failed, which was reported before: the context and its memory are lost
     for begin, count in mapped:
         _called(driver.cuMemUnmap, driver.CUdeviceptr(begin), count)
     _called(driver.cuMemAddressFree, driver.CUdeviceptr(address), size)
 
 
 def _create(size: int, device: torch.device) -> Any:
-    """Memory of so many bytes. What torch keeps for later is given up where that is needed."""
+    """Allocate `size` bytes. If needed, free the memory that torch caches."""
     from cuda.bindings import driver
 
     try:
@@ -113,7 +113,7 @@ def _create(size: int, device: torch.device) -> Any:
 
 
 def _on(device: torch.device) -> Any:
-    """Memory of a device, as the driver describes it."""
+    """Return the driver's description of memory on a device."""
     from cuda.bindings import driver
 
     properties = driver.CUmemAllocationProp()
@@ -128,7 +128,7 @@ def _ordinal(device: torch.device) -> int:
 
 
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function of the driver. Raises MemoryError or InternalError for a status that is no success."""
+    """Call a driver function and return its result. Raises MemoryError or InternalError if the call fails."""
     from cuda.bindings import driver
 
     status, *results = function(*arguments)
@@ -139,6 +139,6 @@ def _called(function: Callable[..., Any], *arguments: Any) -> Any:
             f"{function.__name__} failed: {status.name}",
             where="mapping memory of a GPU",
             expected="CUDA_SUCCESS",
-            hint="see what nvidia-smi says of the GPU and its driver",
+            hint="check the GPU and its driver with nvidia-smi",
         )
     return results[0] if results else None

@@ -1,8 +1,8 @@
-"""Weights copied to a device: each byte of the files is read once, digested, and sent on from where it was read to.
+"""The copy of weights to a device: each byte of the files is read once into pinned memory, hashed there, and copied.
 
-A thread takes one chunk of a file at a time, since SHA-256 goes through a chunk in order. It reads a block into host
-memory that the device can read, digests it there, starts the copy, and fills its other block meanwhile. Digesting is
-the slowest of the three (1.4 GB/s a core), so the speed is that of as many cores as there are.
+Each thread takes one chunk of a file at a time, because SHA-256 needs the bytes of a chunk in order. It reads a block
+into pinned host memory, hashes it, starts the copy, and fills its other block during the copy. Hashing is the slowest
+part (1.4 GB/s per core), so the speed grows with the number of cores.
 """
 
 import bisect
@@ -23,23 +23,23 @@ from ingot.ir.machine.load_context import Allocator, LoadContext
 from ingot.runtime.artifact import Artifact, FileChunk
 from ingot.runtime.weights import Place, files_of, weight_places
 
-# Large enough that Python's share of a block (some 50 µs, one thread at a time) stays below that of digesting it (6 ms)
-# with 16 threads; small, because pinning memory takes the driver some 0.3 s a GB: 16 MiB a thread.
+# Large enough that with 16 threads the Python time of a block (some 50 µs, one thread at a time) stays below its
+# hashing time (6 ms). Small, because pinning takes the driver some 0.3 s per GB, and each thread pins 16 MiB.
 BLOCK_BYTES = 8 << 20
 MAX_THREADS = 16
-# Of every tensor on the device: what cudaMalloc aligns to (CUDA C++ programming guide, "Device Memory Accesses"), and
-# more than vector loads (16) and TMA descriptors (16, and 128 in shared memory) ask for.
+# Alignment of every tensor on the device, in bytes: that of cudaMalloc (CUDA C++ programming guide, "Device Memory
+# Accesses"). Vector loads (16) and TMA descriptors (16, and 128 in shared memory) need less.
 ALIGNMENT = 256
 
 
 class WeightCopy:
-    """Every weight by name, `tensors`, on the device of `context`, of a mesh in the part of its rank. There is one
-    allocation per file, and each weight starts at a multiple of 256 bytes. They hold anything until `run` has returned.
+    """Allocates every weight on the device of `context`, as `tensors` by name; `run` copies their values. On a mesh,
+    each rank has its shard. There is one allocation per file, and each weight starts at a multiple of 256 bytes.
 
-    `verify` compares the digests of the bytes that are copied with the manifest. `threads` read, digest and copy; by
-    default one for each core that this process may use, 16 at most.
+    verify    compare the digests of the copied bytes with the manifest
+    threads   threads that read, hash and copy; default: one per core that this process may use, at most 16
 
-    Raises ArtifactError for a place that cannot be; OptionError when the device has no room.
+    Raises ArtifactError for an invalid place of a weight; OptionError if the device has no room.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class WeightCopy:
         self.tensors = {name: tensors[place] for name, place in places.items()}
 
     def run(self) -> dict[str, torch.Tensor]:
-        """Copy; gives the tensors. Raises ArtifactError for damage and for a file that cannot be read."""
+        """Copy the weights and return the tensors. Raises ArtifactError for a damaged or unreadable file."""
         artifact = self._artifact
         jobs = [
             _Job(chunk, self._layouts[chunk[0].path], self._memory[chunk[0].path])
@@ -81,7 +81,7 @@ class WeightCopy:
 
 @dataclass(frozen=True)
 class _Span:
-    """Bytes [begin, end) of a file, which go to the device's allocation for that file from `target` on."""
+    """Bytes [begin, end) of a file, and their offset `target` in the device's allocation for that file."""
 
     begin: int
     end: int
@@ -90,7 +90,7 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Layout:
-    """How a file's weights lie on the device: `spans` in the order of the file, `offsets` of places, bytes in all."""
+    """The device layout of a file's weights: `spans` in file order, `offsets` by place, total size in bytes."""
 
     spans: tuple[_Span, ...]
     offsets: dict[Place, int]
@@ -99,7 +99,7 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Job:
-    """A chunk to be read, and where its bytes go."""
+    """A chunk to read, and the destination of its bytes."""
 
     chunk: FileChunk
     layout: _Layout
@@ -107,7 +107,7 @@ class _Job:
 
 
 def _layout(places: Sequence[Place]) -> _Layout:
-    """Tensors in the order of the file, each aligned. Neighbours that need no gap between them are one span."""
+    """Return the layout of tensors in file order, each aligned. Neighbours without a gap form one span."""
     spans: list[_Span] = []
     offsets: dict[Place, int] = {}
     size = 0
@@ -137,7 +137,7 @@ def _allocate(size: int, allocator: Allocator) -> torch.Tensor:
 def _copy_all(
     artifact: Artifact, jobs: Sequence[_Job], device: torch.device, verify: bool, threads: int
 ) -> dict[FileChunk, str]:
-    """Do all jobs on several threads; the digests that were found. Raises what the first that failed raised."""
+    """Do all jobs on several threads and return the digests. Raises the error of the first failed thread."""
     waiting = deque(jobs)
     found: dict[FileChunk, str] = {}
 
@@ -166,28 +166,28 @@ def _copy_all(
 
 @dataclass
 class _Block:
-    """Host memory that a copy may still be read from."""
+    """Host memory that a copy may still read."""
 
     tensor: torch.Tensor
     bytes: memoryview
     copied: torch.cuda.Event | None = None
 
     def wait(self) -> None:
-        """Until its last copy has been made."""
+        """Wait until its last copy is complete."""
         if self.copied is not None:
             self.copied.synchronize()
 
 
 @dataclass
 class _Lane:
-    """A thread's way to the device: two blocks, filled in turn, and a stream of its own on a GPU."""
+    """A thread's buffers: two blocks, filled in turn, and on a GPU its own stream."""
 
     blocks: deque[_Block]
     stream: torch.cuda.Stream | None = field(default=None)
 
     def copy(self, artifact: Artifact, job: _Job, verify: bool) -> str:
-        """Copy a chunk's weights; the SHA-256 of the chunk in hex, "" without `verify`. Raises OSError, and
-        ArtifactError for a file that has become shorter."""
+        """Copy a chunk's weights and return the chunk's SHA-256 in hex, or "" without `verify`. Raises OSError, and
+        ArtifactError if the file has become shorter."""
         entry, index = job.chunk
         begin = index * CHUNK_BYTES
         end = min(begin + CHUNK_BYTES, entry.size)
@@ -206,7 +206,7 @@ class _Lane:
         return digest.hexdigest() if verify else ""
 
     def _send(self, block: _Block, begin: int, size: int, job: _Job) -> None:
-        """Start copying what the block holds of [begin, begin + size) of the file."""
+        """Start copying the weights in the block, which holds bytes [begin, begin + size) of the file."""
         spans = job.layout.spans
         first = max(0, bisect.bisect_right(spans, begin, key=lambda span: span.begin) - 1)
         for span in spans[first:]:
@@ -224,9 +224,9 @@ class _Lane:
 
 @contextlib.contextmanager
 def _lane(device: torch.device) -> Iterator[_Lane]:
-    """A lane, whose copies have been made when it is left."""
+    """Yield a lane. On exit, all of its copies are complete."""
     memory = mmap.mmap(-1, 2 * BLOCK_BYTES)
-    with contextlib.suppress(OSError):  # a kernel without huge pages: pinning takes longer
+    with contextlib.suppress(OSError):  # an operating system without huge pages: pinning takes longer
         memory.madvise(mmap.MADV_HUGEPAGE)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
     view = memoryview(memory)
@@ -246,11 +246,11 @@ def _lane(device: torch.device) -> Iterator[_Lane]:
 
 @contextlib.contextmanager
 def _pinned(memory: torch.Tensor) -> Iterator[None]:
-    """Host memory locked in place, so that the device copies from it while the host goes on."""
+    """Pin host memory, so that the device copies from it while the host continues."""
     runtime = torch.cuda.cudart()
     if code := int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
         raise TargetError(
-            f"the driver does not pin {memory.nbytes} bytes of host memory: CUDA error {code}",
+            f"the driver cannot pin {memory.nbytes} bytes of host memory: CUDA error {code}",
             expected="a process that may lock memory",
             hint="raise the limit on locked memory (`ulimit -l`), or give the container more memory",
         )
@@ -261,7 +261,7 @@ def _pinned(memory: torch.Tensor) -> Iterator[None]:
 
 
 def _fill(block: memoryview, descriptor: int, offset: int) -> bool:
-    """Read as many bytes as the block has; False when the file ends before. Raises OSError."""
+    """Fill the block from the file. Return False if the file ends before. Raises OSError."""
     while block:
         count = os.preadv(descriptor, [block], offset)
         if count == 0:

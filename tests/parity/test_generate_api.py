@@ -325,7 +325,7 @@ def test_priorities_and_salts(speaking: Path, llm: LLM) -> None:
     for priority, message in (([1], "1 priorities for 2"), ([0, 0.5], "0.5"), ([True, 0], "True"), (1, "type int")):
         with pytest.raises(RequestError, match=message):
             urgent.generate(["a", "b"], GREEDY, priority=priority)
-    with pytest.raises(RequestError, match="priority 1 where requests are served in the order"):
+    with pytest.raises(RequestError, match='priority 1 with the scheduling policy "fcfs"'):
         llm.generate("a", GREEDY, priority=[1])
     for options, message in (
         ({"scheduling_policy": "lifo"}, "policy is 'lifo'"),

@@ -266,7 +266,7 @@ def test_streams_grow_with_their_logprobs(llm: LLM) -> None:
 def test_a_prompt_to_be_rated_may_be_too_long_for_one_step(compiled: Path) -> None:
     llm = LLM(compiled, enable_chunked_prefill=False)
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    with pytest.raises(RequestError, match="258 tokens of the prompt are fed together, and their log-probabilities"):
+    with pytest.raises(RequestError, match="258 tokens of the prompt are fed in one step, with prompt_logprobs"):
         generate(llm, [random_prompt(0, MAX_SCORED + 2)], [params])
     prompts = [random_prompt(number, length) for number, length in enumerate((MAX_SCORED + 1, 60))]
     for output in generate(llm, prompts, [params] * 2):

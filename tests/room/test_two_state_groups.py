@@ -398,15 +398,15 @@ def test_moves_that_cannot_be_made_are_refused(folder: Path) -> None:
     states = load_artifact(folder, num_pages=PAGES).executor.states
     for arguments, message in [
         (("heads", [0], [1]), "no state is of the group 'heads'"),
-        (("full", [0], [PAGES]), f"{PAGES} is no place"),
-        (("full", [-1], [1]), "-1 is no place"),
+        (("full", [0], [PAGES]), f"slot {PAGES} is not in"),
+        (("full", [-1], [1]), "slot -1 is not in"),
         (("conv", [0, 1], [2]), "2 sources for 1 targets"),
-        (("conv", [0, 1], [2, 2]), "named twice"),
+        (("conv", [0, 1], [2, 2]), "a target is repeated"),
     ]:
         for change in (states.copy, states.move):
             with pytest.raises(InternalError, match=message):
                 change(*arguments)
-    with pytest.raises(InternalError, match="named twice"):
+    with pytest.raises(InternalError, match="a target is repeated"):
         states.zero("conv", [1, 1])
 
 

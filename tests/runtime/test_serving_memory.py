@@ -207,7 +207,7 @@ def test_states_lie_on_the_device_and_move_there() -> None:
         for name, value in expected.items():
             assert torch.equal(states[name].cpu(), value), again((number, kind, sources, targets))
     assert not states["last"].any()
-    with pytest.raises(InternalError, match="9 is no place"):
+    with pytest.raises(InternalError, match="page or slot 9 is not in"):
         states.zero("full", [9])
 
 

@@ -1,1 +1,1 @@
-"""Captured CUDA graphs: which steps have one, capture and replay, and the memory that they share."""
+"""Captured CUDA graphs: the steps that have one, capture, replay, and shared memory."""

@@ -1,4 +1,4 @@
-"""Where tensors lie: a captured graph reads and writes addresses, whatever lies there."""
+"""Checks of tensor addresses: a captured graph uses fixed addresses, whatever they hold now."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Addresses:
-    """Tensors by name where `what` found them."""
+    """The places of tensors by name, when `what` was captured."""
 
     what: str
     places: Mapping[str, _Place]
@@ -23,17 +23,17 @@ class Addresses:
         return cls(what, {name: _place(tensor) for name, tensor in tensors.items()})
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise InternalError for the first that is gone or lies elsewhere."""
+        """Raise InternalError for the first tensor that is gone or has moved."""
         for name, (address, shape, strides) in self.places.items():
             then = f"{address:#x}, shape {list(shape)}, strides {list(strides)}"
             if name not in tensors:
-                raise InternalError(f"'{name}' is gone", where=self.what, expected=f"it is at {then}")
+                raise InternalError(f"'{name}' is gone", where=self.what, expected=f"a tensor at {then}")
             if (now := _place(tensors[name])) != (address, shape, strides):
                 raise InternalError(
                     f"'{name}' has moved: it is at {now[0]:#x}, shape {list(now[1])}, strides {list(now[2])}",
                     where=self.what,
-                    expected=f"{then}, where it was captured",
-                    hint="copy into the tensor that is there, and replace none",
+                    expected=f"{then}, as at capture",
+                    hint="copy into the existing tensor instead of replacing it",
                 )
 
 

@@ -18,17 +18,20 @@ from ingot.runtime.late_step import LateStep
 from ingot.runtime.step import StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs
 
-# A capture that is begun ends: only half of the time that there is can be counted on.
+# A capture cannot be interrupted, so it must fit into this share of the available time.
 _CERTAIN = 0.5
 
 
 class Graphs:
-    """Graphs of the steps in `buckets`, captured and launched on the current stream. `choice` says which is captured
-    ahead of need.
+    """Captures and launches graphs of the steps in `buckets`, on the current stream.
 
-    Steps take the inputs of `layout` and give `gives`. `sizes` are the load-time dims, `memory` what graphs share. With
-    `resident`, the weights and states as everybody else sees them, each launch checks that nothing has moved.
-    `seconds` tells how long each capture took, by the sizes of the graphs that are there.
+    choice     chooses the next graph to capture ahead of need
+    layout     the layout of step inputs
+    gives      the outputs of steps
+    sizes      load-time dims
+    memory     the memory that graphs share
+    resident   weights and states; with them, each launch checks that no tensor has moved
+    seconds    (attribute) how long each capture took, by the sizes of the graph
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Graphs:
     def launch(
         self, inputs: Mapping[str, torch.Tensor], size: StepSizes, step: StepSizes, *, rated: bool
     ) -> CudaStepHandle | LateStep:
-        """Start a step of the sizes `step` by the graph of `size`, which is captured when it is not there yet."""
+        """Start a step of the sizes `step` with the graph of `size`, after capturing it if needed."""
         if (graph := self._graphs.get(size)) is None:
             graph = self.capture(size)
         if size in self._addresses:
@@ -62,8 +65,8 @@ class Graphs:
         return graph.launch(inputs, step, rated=rated)
 
     def capture(self, size: StepSizes) -> StepGraph:
-        """The graph of these sizes, captured when it is not there yet. Raises InternalError for sizes that no graph can
-        have."""
+        """Return the graph of these sizes, after capturing it if needed. Raises InternalError for sizes that no graph
+        can have."""
         if size not in self._graphs:
             if size not in self._buckets:
                 raise InternalError(f"no graph can hold steps of {size.T} tokens of {size.B} sequences")
@@ -77,7 +80,7 @@ class Graphs:
         return self._graphs[size]
 
     def capture_for(self, rows: int) -> None:
-        """Capture the least that holds so many sequences, if there is such."""
+        """Capture the smallest graph that holds `rows` sequences, if there is one."""
         if (size := next((size for size in self._buckets if rows <= size.B and not size.shares), None)) is not None:
             self.capture(size)
 
@@ -86,7 +89,7 @@ class Graphs:
             self.capture(size)
 
     def capture_next(self, seconds: float = math.inf) -> bool:
-        """Capture what is likeliest to be needed, if that can be done in so many seconds."""
+        """Capture the graph most likely needed next, if that fits into `seconds`. Return whether one was captured."""
         size = self._choice.next(self._graphs)
         if size is None or self._expected(size) > _CERTAIN * seconds:
             return False
@@ -94,8 +97,8 @@ class Graphs:
         return True
 
     def _expected(self, size: StepSizes) -> float:
-        """Seconds that capturing it will take: the most that one of its bucket class took, or any; without end where
-        none was captured yet."""
+        """Return an upper estimate of the capture time: the longest so far in its bucket class, else of any class; else
+        infinity."""
         alike = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
         return max(alike or self.seconds.values(), default=math.inf)
 

@@ -1,4 +1,4 @@
-"""Which graph serves a step, and which is captured when."""
+"""The choice of the graph that serves a step, and of the time to capture each graph."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -8,53 +8,53 @@ from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
 from ingot.runtime.cuda.graphs.sizes import ALWAYS_CAPTURED, bucket_serving, filled_up, has_few_tokens, most_pages
 from ingot.runtime.step import StepSizes
 
-# When graphs are captured: "all" before a model is ready, "need" when a step of their size comes, "idle" by then at the
-# latest and otherwise while the host waits, "none" never.
+# When to capture graphs. "all": before the model is ready; "need": when a step of the size comes; "idle": while the
+# host waits, and at the latest when needed; "none": never.
 Capture = Literal["all", "idle", "need", "none"]
 CAPTURES: tuple[Capture, ...] = ("all", "idle", "need", "none")
 
-# Steps that a larger graph serves, or that are launched one by one, before their own is captured. Capturing takes as
-# long as some tens of steps; padding up to twice the rows costs less than half of a step, and the launches of steps of
-# many sequences take the host no longer than the device computes.
+# Steps of one size that a larger graph serves, or that run without a graph, before the graph of their size is captured.
+# A capture takes as long as some tens of steps. Padding to twice the rows costs less than half of a step. Launching a
+# step of many sequences takes the host no longer than the device computes.
 _PATIENCE = 32
-# Under load a graph of steps that feed prompts is captured for a size that has come so often, and not before as much
-# was lost as it takes: so captures never take longer than what was lost without them, and nobody waits for several.
-# Capturing 16 layers takes 25 to 30 ms on an H200, and a step that is launched one by one loses 2. By these times the
-# scheduler, simulated under 128 requests like ShareGPT's a second without such a graph at first, gives the first token
-# within 47 ms for 99 of 100 in the first 2 s (58 ms if captures may follow each other, 37 ms without any); over 30 s
-# within 31 ms, 7 ms on average (38 and 7; 23 and 13).
+# Under load, a prompt graph is captured once more than _PROMPTS steps wanted its size and more than _APART steps ran
+# without a graph since the last such capture. So captures take no longer than the time lost without them, and no
+# request waits for several. On an H200, capturing 16 layers takes 25 to 30 ms, and a step without a graph loses 2 ms.
+# With these times, the scheduler was simulated at 128 ShareGPT-like requests per second, initially without prompt
+# graphs. The p99 time to first token is 47 ms in the first 2 s (58 ms if captures may follow each other, 37 ms without
+# captures). Over 30 s the p99 is 31 ms and the mean 7 ms (38 and 7; 23 and 13).
 _PROMPTS = 4
 _APART = 12
 
 
 class GraphChoice(Protocol):
-    """Which graph serves a step. How much time there was for capturing never shows in results: where two graphs, or a
-    graph and single launches, might round a step otherwise, the steps so far decide which of them serves it."""
+    """Chooses the graph that serves a step. Results never depend on how much time there was for capturing: if two
+    graphs, or a graph and single launches, might round differently, only the history of steps decides between them."""
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The graph that serves a step of these sizes, at most `most` tokens of one sequence; it is captured when it is
-        not yet. None: no graph does."""
+        """Return the graph for a step of these sizes, with at most `most` tokens of one sequence. The caller captures
+        it if needed. None: no graph."""
         ...
 
     def filled_up(self, step: StepSizes) -> StepSizes | None:
-        """The sizes that a step is launched in which no graph serves, so that it is rounded as by the graph that may
-        come later. None: its own."""
+        """Return the sizes to pad a step without a graph to, so that it rounds like the graph that may serve it later.
+        None: its own sizes."""
         ...
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """What to capture ahead of need, if anything."""
+        """Return the next graph to capture ahead of need, or None."""
         ...
 
 
 class DecodeChoice:
-    """Of graphs of decode steps. `classes` are the bucket classes by size."""
+    """Chooses among graphs of decode steps. `classes` are the bucket classes by size."""
 
     def __init__(self, classes: Mapping[StepSizes, BucketClass], when: Capture) -> None:
         self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: (size.T, size.G))}
         self._when = when
         self._seen = 1  # sequences of the last decode step
-        self._shares = False  # whether a step so far had prefixes that its sequences share
-        self._missed: dict[StepSizes, int] = {}  # steps that wanted this graph in vain
+        self._shares = False  # whether any step so far had shared prefixes
+        self._missed: dict[StepSizes, int] = {}  # steps that wanted this graph before it was captured
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
         least = self._least(step)
@@ -62,7 +62,7 @@ class DecodeChoice:
             return None
         larger = self._larger(least, captured)
         if step.T > step.B:
-            # Pieces of prompts beside decoding: to launch such a step once takes less than capturing it.
+            # Prompt chunks together with decodes: launching such a step once takes less time than capturing it.
             return larger
         self._seen, self._shares = step.B, self._shares or step.shares
         if self._when != "idle" or least in captured:
@@ -77,18 +77,18 @@ class DecodeChoice:
         return None if least is None else replace(least, P=step.P)
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The missing size that is nearest to the batch seen last; of two, the one that holds it. Those of steps with
-        shared prefixes come last, and once such a step was seen."""
+        """Return the missing size nearest to the last batch; of two, the larger one, which holds it. Sizes with shared
+        prefixes come last, and only after a step had some."""
         missing = [size for size in self._classes if size not in captured and (self._shares or not size.shares)]
         return min(missing, key=lambda size: (size.shares, abs(size.B - self._seen), -size.B), default=None)
 
     def _least(self, step: StepSizes) -> StepSizes | None:
-        """The least size that holds a step."""
+        """Return the smallest size that holds a step, or None."""
         alike = (size for size in self._classes if size.shares == step.shares)
         return next((size for size in alike if size.T >= step.T and size.L >= step.L), None)
 
     def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The least captured size that may take the place of `size`: of its class, and at most twice as large."""
+        """Return the smallest captured size that may replace `size`: of the same class, and at most twice as large."""
         own = self._classes[size]
         if not has_few_tokens(own):
             return None
@@ -98,20 +98,21 @@ class DecodeChoice:
 
 
 class PromptChoice:
-    """Of graphs of steps that feed prompts: one is captured while the host waits, or once several steps have wanted it.
-    Until then such steps are launched in the same sizes (`filled_up`). `classes` are the bucket classes by size."""
+    """Chooses among graphs of steps that feed prompts. A graph is captured while the host waits, or after several steps
+    wanted it. Until then such steps are launched in the same sizes (`filled_up`). `classes` are the bucket classes by
+    size."""
 
     def __init__(self, plan: Plan, classes: Mapping[StepSizes, BucketPlan]) -> None:
         self._plan = plan
         self._classes = classes
         self._wanted = dict.fromkeys(sorted(classes, key=_rank), 0)
-        self._lost = 0  # steps without a graph since the last capture that one waited for
+        self._lost = 0  # steps without a graph since the last capture that a step waited for
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
         if "T" not in self._plan.dims or (served := bucket_serving(self._plan, step.T, most)) is None:
             return None
         size = replace(filled_up(step, self._plan), P=most_pages(self._plan))
-        if self._classes.get(size) is not served:  # many sequences that decode are of another class, though as large
+        if self._classes.get(size) is not served:  # steps of many decodes can have this size, but another class
             return None
         self._wanted[size] += 1
         if size in captured:
@@ -126,12 +127,12 @@ class PromptChoice:
         return filled_up(step, self._plan) if "T" in self._plan.dims else None
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """The missing size that was wanted most; of those alike, the first by `_rank`."""
+        """Return the missing size that most steps wanted; of equals, the first by `_rank`."""
         missing = [size for size in self._wanted if size not in captured]
         return max(missing, key=self._wanted.__getitem__, default=None)
 
 
 def _rank(size: StepSizes) -> tuple[bool, int, int]:
-    """Steps of fewest sequences first, then of fewest tokens: so a load begins. Last those that only waiting prompts
-    make."""
+    """Return the sort key: fewest sequences first, then fewest tokens, as when load begins. Long steps, which occur
+    only while prompts wait, come last."""
     return size.T > ALWAYS_CAPTURED, size.B, size.T

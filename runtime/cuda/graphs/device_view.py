@@ -1,4 +1,4 @@
-"""Tensors over memory that other code keeps."""
+"""Tensors that are views of memory owned by other code."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,21 +7,21 @@ import torch
 
 
 def device_view(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
-    """What `tensor` has, as kernels see it: its memory is the device's, or pinned and at one address for both (CUDA C++
-    programming guide, "Unified Virtual Address Space").
+    """Return a device tensor over the memory of `tensor`, without a copy. The memory must be the device's or pinned.
+    Pinned memory has the same address on both sides (CUDA C++ programming guide, "Unified Virtual Address Space").
 
-    With `keep` the memory stays as long as the view; without, the view is of whatever lies there, and keeps nothing.
+    With `keep` the view keeps the memory alive. Without, it does not, and other data may be there later.
     """
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     raw = torch.as_tensor(_Bytes(tensor.data_ptr(), extent * tensor.itemsize, tensor if keep else None), device="cuda")
     view = raw.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
-    assert view.data_ptr() == tensor.data_ptr(), "a copy was made of what is to be shared"
+    assert view.data_ptr() == tensor.data_ptr(), "torch copied memory that must be shared"
     return view
 
 
 @dataclass(frozen=True)
 class _Bytes:
-    """Memory in the words of the CUDA Array Interface, version 3; torch keeps the object as long as the tensor."""
+    """Memory with the CUDA Array Interface, version 3. The tensor made from it keeps this object alive."""
 
     address: int
     count: int

@@ -1,4 +1,4 @@
-"""Whether the GPU waits for the host in a step whose calls the host launches one by one."""
+"""Estimate of whether a step without a graph is launch-bound: the GPU waits for the host."""
 
 import math
 from collections.abc import Mapping
@@ -11,19 +11,21 @@ from ingot.ir.parse import parse_type
 from ingot.ir.types import DTYPE_NAMES, Size
 from ingot.runtime.step import StepSizes
 
-# Seconds that a call takes the host under load, views and what stands around a step shared among the calls: on an
-# H200's machine a step takes it 10 to 15 ms with the 265 calls of Qwen3-0.6B, and 5 to 9 ms with the 157 of
-# Llama-3.2-1B.
+# Host seconds per call under load, including views and the fixed cost of a step. On an H200 machine a step takes the
+# host 10 to 15 ms with the 265 calls of Qwen3-0.6B, and 5 to 9 ms with the 157 calls of Llama-3.2-1B.
 _CALL = 55e-6
-# Of the published rate, what products with weights come to at most where a step's other kernels are counted in: on an
-# H200 steps of 8192 tokens of these two models take 13 and 29 ms, in which their products come to 0.56.
+# The largest share of the published matmul rate that matmuls with weights reach, if a step's other kernels count too.
+# On an H200, steps of 8192 tokens of these two models take 13 and 29 ms, in which their matmuls reach 0.56.
 _SHARE = 0.56
 
 
 @dataclass(frozen=True)
 class LaunchBound:
-    """Of a bucket class on a GPU: the seconds that launching takes the host, and those that a row of products with
-    weights takes the GPU, by the size that tells how many rows there are."""
+    """Times of a bucket class on a GPU.
+
+    launching   seconds that the host needs to launch the calls
+    products    seconds that the GPU needs for one row of the matmuls with weights, by the dim that counts the rows
+    """
 
     launching: float
     products: Mapping[Size, float]
@@ -41,7 +43,7 @@ class LaunchBound:
         return LaunchBound(_CALL * len(calls), products)
 
     def holds(self, size: StepSizes) -> bool:
-        """Whether the GPU waits for the host in steps of these sizes."""
+        """Return whether the GPU waits for the host in steps of these sizes."""
         dims = asdict(size)
         rows = {dim: dims[dim] if isinstance(dim, str) else dim for dim in self.products}
         return self.launching > sum(rows[dim] * seconds for dim, seconds in self.products.items())
@@ -53,12 +55,12 @@ def _is_view(instruction: Instruction, bucket: BucketPlan) -> bool:
 
 
 def _multiplies(call: Instruction) -> bool:
-    """Whether the weights that it takes are multiplied by rows. A compiled region may do so; a table is looked up."""
+    """Return whether the call multiplies rows by its weights. A compiled region may; an embedding lookup does not."""
     op = OPS.get(call.target.removeprefix("ingot."))
     return op.multiplies if op is not None else call.target.startswith("exe.")
 
 
 def _weights(call: Instruction, plan: Plan) -> int:
-    """Numbers in the weights that a call takes."""
+    """Return the number of elements in the weights of a call."""
     taken = [parse_type(plan.params[one.ref]) for one in call.args if isinstance(one, Ref) and one.ref in plan.params]
     return sum(math.prod(weight.bind({})) for weight in taken)

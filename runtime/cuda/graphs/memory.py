@@ -1,4 +1,4 @@
-"""What captured graphs have in common: memory, and whose results lie in it."""
+"""The memory that captured graphs share, and the check of outputs in it."""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ from ingot.ir.errors import BackendError, InternalError
 
 
 class GraphMemory:
-    """The memory of everything that lives within a captured step, its outputs included. Each graph overwrites what the
-    one before it left there; `launches` counts them.
+    """The memory of activations and outputs of captured steps. Each launched graph overwrites the values of the one
+    before; `launches` counts launches.
 
-    `arena` bytes are taken at once, or a large graph that is captured after small ones would find no piece that is
-    large enough, and take more. With `strict` it is an error if an output is still held when it is overwritten.
+    `arena` bytes are allocated at once. Otherwise a large graph captured after small ones would find no large enough
+    block and allocate more. With `strict`, overwriting an output that is still held is an error.
     """
 
     def __init__(self, arena: int, *, strict: bool = False) -> None:
@@ -27,9 +27,9 @@ class GraphMemory:
 
     @contextmanager
     def captured(self, graph: torch.cuda.CUDAGraph, what: str, where: str = "") -> Iterator[None]:
-        """What runs within becomes `graph`, on the current stream. Raises BackendError when it cannot."""
+        """Capture the work within as `graph`, on the current stream. Raises BackendError if it cannot be captured."""
         if self._keeper is None and self._arena:
-            self._keeper, arena = torch.cuda.CUDAGraph(), self._arena  # the pool lasts as long as a graph of it
+            self._keeper, arena = torch.cuda.CUDAGraph(), self._arena  # the pool lives as long as any graph in it
             with self.captured(self._keeper, "the memory of graphs"):
                 torch.empty(arena, dtype=torch.uint8, device="cuda")[:1].zero_()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -42,20 +42,21 @@ class GraphMemory:
             raise BackendError(f"{what} cannot be captured: {problem}", where=where)
 
     def begin_launch(self) -> None:
-        """A graph is about to overwrite what lies here. Raises InternalError for an output that is still held."""
+        """Count a launch, which overwrites the memory. With `strict`, raises InternalError if an output is still
+        held."""
         held = [name for name, tensor in self._lent if tensor() is not None]
         self._lent.clear()
         if held:
             raise InternalError(
                 f"the output '{held[0]}' of a step is held while the next one overwrites it",
-                expected="a copy of what is kept longer",
+                expected="a copy of outputs that are kept longer",
             )
         self.launches += 1
 
     def lend(self, outputs: Mapping[str, torch.Tensor], launch: int) -> dict[str, torch.Tensor]:
-        """The outputs of the `launch`th launch. Raises InternalError when others lie there by now."""
+        """Return the outputs of launch number `launch`. Raises InternalError if a later launch has overwritten them."""
         if launch != self.launches:
-            raise InternalError("the outputs of a step are read after a later step has taken their place")
+            raise InternalError("the outputs of a step are read after a later step has overwritten them")
         lent = {name: value.view(value.shape) for name, value in outputs.items()}
         if self._strict:
             self._lent += [(name, weakref.ref(value)) for name, value in lent.items()]
@@ -63,7 +64,7 @@ class GraphMemory:
 
 
 def _end(graph: torch.cuda.CUDAGraph) -> str:
-    """End a capture; what was wrong with it, "" when nothing was."""
+    """End a capture. Return its error, or ""."""
     try:
         graph.capture_end()
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Which steps can be captured as graphs, and the sizes that steps are filled up to."""
+"""The steps that can be captured as graphs, and the sizes that steps are padded to."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -11,38 +11,38 @@ from ingot.runtime.cuda.graphs.launch_bound import LaunchBound
 from ingot.runtime.scheduler_config import DEFAULT_MIXED_TOKENS
 from ingot.runtime.step import StepSizes
 
-# Sequences of a captured decode step; one of fewer is filled up. As far apart as vLLM has them (1, 2, 4, then steps of
-# 8 to 256 and of 16 above), and twice that where steps are long enough that a row of padding costs little.
+# Sequences of captured decode steps; smaller steps are padded. The spacing is vLLM's (1, 2, 4, then 8 apart up to 256
+# and 16 apart above), and twice that from 64 on, where steps are so long that a row of padding costs little.
 GRAPH_ROWS = (1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
-# Tokens of steps that feed prompts, which are filled up: for each other size cuBLAS would choose its code anew (H200,
-# CUDA 13.0: 5 to 9 ms of the first launch of a step of 16 layers). No more than half of a step is padding, and of one
-# that computes for longer than it is launched an eighth.
+# Tokens of steps that feed prompts, after padding. At each new size cuBLAS would choose kernels again (H200, CUDA 13.0:
+# 5 to 9 ms in the first launch of a step of 16 layers). At most half of a step is padding; at most an eighth above 1024
+# tokens, where computing takes longer than launching.
 _PROMPT_TOKENS = (
     *(96, 128, 192, 256, 384, 512, 768, 1024),
     *(size * part // 8 for size in (1 << power for power in range(10, 16)) for part in range(9, 17)),
 )
-# Up to so many they are captured whatever the model: the host takes 2.2 ms to launch 8 layers on an H200's machine, and
-# their kernels take as long for some 1000 tokens.
+# Prompt steps of up to this many tokens are captured for every model. On an H200 machine the host needs 2.2 ms to
+# launch 8 layers, and their kernels need as long for some 1000 tokens.
 ALWAYS_CAPTURED = 1024
-# Of the GPU's memory, what longer steps may take for it, where the short ones do not take as much: the KV cache would
-# have it otherwise.
+# The share of GPU memory that graphs of longer steps may take, if those of short steps do not already take more. The KV
+# cache loses that memory.
 _MEMORY_SHARE = 1 / 64
-# Their sequences: up to 64 rows of logits cost about what one does, reading the weight; above, no more than half of the
-# rows are padding. There are no more than tokens.
+# Sequences of prompt steps, at most as many as tokens. Up to 64 rows of logits cost about as much as one row, because
+# reading the weight dominates. Above, at most half of the rows are padding.
 _PROMPT_ROWS = (64, 128, 256, GRAPH_ROWS[-1])
-# Backends whose calls may read data on the host, or allocate by it, unless the op says that it does neither.
+# Backends whose calls may read data on the host, or allocate depending on data, unless the op declares otherwise.
 _MAY_LOOK = frozenset({"reference", "rowwise"})
 
 
 def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[int]:
-    """The sizes of graphs for batches up to `largest`, the last of which the largest batch fills."""
+    """Return the graph sizes for batches up to `largest`. The last size is `largest`, or the largest candidate if that
+    is smaller."""
     return sorted({*(size for size in candidates if size < largest), min(largest, candidates[-1])})
 
 
 def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
-    """The decode steps that graphs can hold, one token of each sequence, up to the largest batch; each with the bucket
-    class that it is of. Where the plan takes the table of shared prefixes, steps that share any come after the
-    others."""
+    """Return the decode steps that graphs can hold, one token per sequence, up to the largest batch, each with its
+    bucket class. If the plan takes the shared-prefix table, steps with shared prefixes come after the others."""
     rows = graph_sizes(plan.dims.get("B", (1, 0))[1])
     sizes = [StepSizes(size, size, size, most_pages(plan)) for size in rows]
     if "G" in plan.dims:
@@ -51,10 +51,12 @@ def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
 
 
 def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
-    """The same of steps that feed prompts, of more tokens than a decode step of few has: all short ones, and those of
-    the long ones that come again and again, that the GPU waits for the host in, and that take little of its memory."""
+    """Return the prompt steps that graphs can hold, each with its bucket class, except those of few-token classes.
+
+    These are all short steps, and those long steps that recur, are launch-bound, and need little GPU memory.
+    """
     if "T" not in plan.dims:
-        return {}  # it is fed none
+        return {}  # the entry takes no tokens
     sizes = [
         StepSizes(tokens, rows, rows, most_pages(plan))
         for tokens in _prompt_tokens(plan)
@@ -74,18 +76,17 @@ def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
 
 
 def _recurs(tokens: int, rows: int, plan: Plan) -> bool:
-    """Whether steps that are filled up to these sizes come again and again while prompts wait: of as many tokens as a
-    step may have, or of as many of prompts as may stand beside sequences that decode, and one of each of these."""
+    """Return whether steps padded to these sizes recur while prompts wait: steps of the most tokens, or steps of
+    DEFAULT_MIXED_TOKENS prompt tokens and one token of each decoding sequence."""
     sizes = _prompt_tokens(plan)
     if tokens == sizes[-1]:
         return True
-    fewest = max(size for size in sizes if size < tokens) + 1 - DEFAULT_MIXED_TOKENS  # sequences that decode
+    fewest = max(size for size in sizes if size < tokens) + 1 - DEFAULT_MIXED_TOKENS  # decoding sequences
     return 0 < fewest <= rows
 
 
 def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
-    """Tokens of steps that feed prompts, as they are filled up, where none of these graphs holds them and yet sequences
-    that decode wait for them."""
+    """Return the padded token counts of mixed prompt and decode steps that no graph in `captured` holds."""
     held = {size.T for size in captured}
     if "T" not in plan.dims:
         return []
@@ -94,8 +95,8 @@ def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
 
 
 def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
-    """The sizes that a step is computed in which feeds prompts: of a graph where one could serve it, and then of few
-    others, whether or not anything is captured."""
+    """Return the sizes to pad a prompt step to: a graph's sizes if one could serve the step, whether or not it is
+    captured; else one of few others."""
     tokens = next(size for size in _prompt_tokens(plan) if size >= step.T)
     needed = max(step.B, step.L)
     rows = next((count for count in _prompt_rows(plan, tokens) if needed <= count), None)
@@ -103,8 +104,8 @@ def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
 
 
 def has_few_tokens(bucket: BucketClass) -> bool:
-    """Whether kernels of a class round a row alike whatever the size of the step; libraries, which others have, may
-    not."""
+    """Return whether the kernels of a class round a row equally at every step size. Other classes use libraries, which
+    may not."""
     return bucket.tokens[1] <= GPU_FEW_TOKENS
 
 
@@ -123,7 +124,7 @@ def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepS
 
 
 def bucket_serving(plan: Plan, tokens: int, most: int) -> BucketPlan | None:
-    """The bucket class of steps of so many tokens, at most `most` of one sequence."""
+    """Return the bucket class of steps of `tokens` tokens, with at most `most` of one sequence; None if none."""
     return next((one for one in plan.buckets if one.bucket.holds(tokens, most)), None)
 
 
@@ -132,8 +133,8 @@ def most_pages(plan: Plan) -> int:
 
 
 def is_capturable(bucket: BucketPlan) -> bool:
-    """Whether a graph can hold the instructions of a bucket class: calls of libraries, of compiled code, and aten's
-    views and arithmetic."""
+    """Return whether a graph can hold the instructions of a bucket class: library calls, compiled code, and aten views
+    and arithmetic."""
     return all(
         one.calls is not None or one.backend not in _MAY_LOOK or one.target.startswith("aten.") or _on_device(one)
         for one in bucket.instructions
@@ -146,8 +147,8 @@ def _on_device(instruction: Instruction) -> bool:
 
 
 def graph_arena(steps: Mapping[StepSizes, BucketPlan]) -> int:
-    """Bytes that hold everything that lives within any of these steps. The plan knows the largest step of a bucket
-    class; of a smaller one all is smaller, by its tokens or its rows of logits, but some numbers for each sequence."""
+    """Return the bytes for the activations of any of these steps. The plan knows those of the largest step of a bucket
+    class. They shrink with the tokens or logit rows of a step, except for some numbers per sequence."""
     return max(
         (math.ceil(_share(size, bucket) * bucket.memory.activations) for size, bucket in steps.items()), default=0
     )

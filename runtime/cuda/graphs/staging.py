@@ -1,8 +1,8 @@
-"""Both ends of a captured step: inputs of as many rows as the graph has, and tokens, at addresses that never change, in
-pinned memory that kernels read and write by themselves.
+"""Inputs and read outputs of captured steps, at fixed addresses in pinned memory that kernels access directly. Inputs
+are padded to the sizes of the graph.
 
-A copy by the driver inside a graph stands still for 7 to 12 us on either side of it on an H200, where the copy engines
-and the multiprocessors wait for each other; a kernel that moves the same few kilobytes takes 2.
+On an H200, a driver copy inside a graph adds 7 to 12 us of idle time on each side, because copy engines and
+multiprocessors wait for each other. A kernel that moves the same few kilobytes takes 2 us.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 
 
 class PinnedInts:
-    """i32 in pinned memory, zero at first: `host` as the processor sees it, `device` as kernels do."""
+    """An i32 tensor in pinned memory, initially zero: `host` for the CPU, `device` for kernels."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.host = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
@@ -24,22 +24,21 @@ class PinnedInts:
 
 
 def move(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Let a kernel move i32 between pinned memory and the device, on the current stream."""
+    """Copy i32 between pinned memory and the device by a kernel on the current stream."""
     torch.bitwise_or(source, 0, out=target)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on a device, on its way on the current stream when this returns; `tensor` has been read by then.
+    """Start a copy to a device on the current stream and return it. The caller may change `tensor` after this returns.
 
-    From pageable memory torch would wait for the stream, and so for the step that runs. The pinned copy goes back to
-    torch's allocator, which does not give it out again before the device has read it.
+    From pageable memory torch would wait for the stream, and so for the running step. The intermediate pinned copy
+    returns to torch's allocator, which does not reuse it before the device has read it.
     """
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class PaddedInputs:
-    """The inputs of `layout` of steps of these sizes or smaller ones on the host, in `memory`: padding at first, to be
-    filled."""
+    """The inputs of `layout` on the host, in `memory`, padded to `sizes`. They hold only padding until filled."""
 
     def __init__(self, layout: StepLayout, sizes: StepSizes, memory: torch.Tensor | None = None) -> None:
         self.layout = layout
@@ -55,8 +54,7 @@ class PaddedInputs:
             array[...] = one.padding
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Copy the inputs of a step; the rest of each input becomes padding. Inputs that the layout has not are left
-        out."""
+        """Copy the inputs of a step, and pad the rest of each input. Ignore inputs that are not in the layout."""
         stamp: object = None
         arrays: Mapping[str, np.ndarray]
         if isinstance(inputs, StepInputs):
@@ -67,12 +65,12 @@ class PaddedInputs:
         fields: list[tuple[StepInput, np.ndarray]]
         fields = self._varying if stamp is not None and stamp == self._stamp else self._all
         if not isinstance(inputs, StepInputs):
-            fields = [*fields, *self._late]  # they are all there
+            fields = [*fields, *self._late]  # plain tensors include the late inputs
         self._stamp = stamp
         for one, array in fields:
             given, count = arrays[one.name], counts[one.dim]
             if given.ndim == 2:
-                array[:count, : given.shape[1]] = given  # what stands past the width of a step is not read
+                array[:count, : given.shape[1]] = given  # columns past the step's width are not read
             else:
                 array[:count] = given
             if count < (filled := self._filled[one.dim]):
@@ -80,7 +78,7 @@ class PaddedInputs:
         self._filled = {**self._filled, **counts}
 
     def fill_late(self, inputs: StepInputs) -> None:
-        """Take the late inputs of the step whose others were taken last."""
+        """Copy the late inputs of the step that `fill` copied last."""
         counts = _counts(inputs.sizes)
         for one, array in self._late:
             count = counts[one.dim]
@@ -88,7 +86,7 @@ class PaddedInputs:
             array[count:] = one.padding
 
     def sent(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """A copy on a device, by name."""
+        """Return a copy on a device, by name."""
         return self.layout.views(to_device(self.memory, device), self.sizes)
 
 
@@ -97,7 +95,7 @@ def _counts(sizes: StepSizes) -> dict[str, int]:
 
 
 class DeviceInputs:
-    """The inputs of steps of these sizes, padding at first. `views` are the inputs by name, all parts of `flat`."""
+    """The inputs of steps of these sizes on the device, initially padding. `views` are the inputs by name in `flat`."""
 
     def __init__(self, layout: StepLayout, sizes: StepSizes, device: torch.device) -> None:
         self.layout = layout
@@ -107,7 +105,7 @@ class DeviceInputs:
 
 
 class HostInputs(PaddedInputs):
-    """Those in pinned memory, `flat`."""
+    """Padded inputs in pinned memory, `flat`."""
 
     def __init__(self, layout: StepLayout, sizes: StepSizes) -> None:
         self.flat = PinnedInts([layout.words(sizes)])

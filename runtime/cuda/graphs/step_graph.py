@@ -1,4 +1,4 @@
-"""Steps of one size as captured graphs: the host's inputs go in, and what it reads comes out, by the graph itself."""
+"""Captured graphs of steps of one size. The graph itself copies inputs from the host and read outputs to it."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -16,15 +16,16 @@ from ingot.runtime.late_step import LateStep
 from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 from ingot.runtime.step_outputs import StepOutputs
 
-# Steps whose inputs or tokens may be on their way at once: the one that runs, and the one that is prepared meanwhile.
-# Each has pinned memory of its own, which its graph copies from and to, hence a graph of its own.
+# Steps in flight at once: the running one, and the one being prepared. Each needs its own pinned memory, and so its own
+# graph, which copies from and to that memory.
 _IN_FLIGHT = 2
 
 
 class StepGraph:
-    """Steps of `layout` of up to `size`, served by `bucket`, which give `gives`; `dims` are all sizes that it knows.
+    """Graphs for steps up to `size`, which run `bucket` on the inputs of `layout` and return the outputs `gives`.
+    `dims` are all sizes of the bucket.
 
-    It is captured on the current stream, and what runs there is not waited for. Raises BackendError when that fails.
+    The constructor captures on the current stream, without waiting for work there. Raises BackendError if that fails.
     """
 
     def __init__(
@@ -39,28 +40,28 @@ class StepGraph:
     ) -> None:
         self.what = f"the graph of {size.T} tokens of {size.B} sequences"
         inputs = DeviceInputs(layout, size, device)
-        # Once without a graph, on padding alone, which changes no state: libraries set themselves up, and what is wrong
-        # is said by the call that is.
+        # Run once without a graph, on padding, which changes no state. This initializes libraries, and an error names
+        # the call that is at fault.
         move(inputs.flat, inputs.flat)
         bucket.run(inputs.views, dims)
         self._sides = [_Side(bucket, inputs, gives, dims, memory, self.what) for _ in range(_IN_FLIGHT)]
         self._turn = 0
-        # What the graphs read and write that is theirs alone.
+        # The buffers that only these graphs read and write.
         self.buffers = {"inputs on the device": inputs.flat}
         for place, side in enumerate(self._sides):
             self.buffers[f"inputs {place}"] = side.inputs.flat.host
             self.buffers |= {f"{name} {place}": ints.host for name, ints in side.read.items()}
 
     def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle | LateStep:
-        """Start a step of these sizes on the current stream. The handle is to be read before the next step but one is
-        launched, and its outputs before the next one."""
+        """Start a step of these sizes on the current stream. Read the outputs before the next launch, and the handle's
+        other results before the second next launch."""
         side = self._sides[self._turn]
         self._turn = (self._turn + 1) % _IN_FLIGHT
         return side.launch(inputs, step, rated=rated)
 
 
 class _Side:
-    """One of the graphs that take turns, with the pinned memory at both its ends."""
+    """One of the graphs that alternate, with its pinned memory for inputs and read outputs."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class _Side:
         self._retired = torch.cuda.Event()
         self._launches = 0
         self._graph = torch.cuda.CUDAGraph()
-        # Where the ending has late inputs, it is a graph of its own.
+        # An ending with late inputs is a separate graph.
         self._ending = torch.cuda.CUDAGraph() if inputs.layout.late else None
         early = inputs.layout.early_words(inputs.sizes)
         where = f"bucket class {self._bucket}"
@@ -94,11 +95,11 @@ class _Side:
             outputs = bucket.end(dims)
             for name, ints in self.read.items():
                 move(outputs[name], ints.device)
-        # The views keep nothing: the next graph may have the memory.
+        # The views do not keep the memory: the next graph may use it.
         self._outputs = {name: device_view(value, keep=False) for name, value in outputs.items()}
 
     def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle | LateStep:
-        self._retired.synchronize()  # the step before last has taken its inputs, and given what is read of it
+        self._retired.synchronize()  # the step before last has read its inputs and written its results
         self._memory.begin_launch()
         self.inputs.fill(inputs)
         self._graph.replay()
@@ -125,8 +126,8 @@ class _Side:
         return CudaStepHandle(self._bucket, outputs, read, self._retired, rated=rated, lend=lend)
 
     def _read(self, step: StepSizes, launch: int, name: str) -> list[int]:
-        """An output of one launch, as long as no later one has taken its place."""
+        """Return an output of one launch. Raises InternalError if a later launch has overwritten it."""
         if launch != self._launches:
-            raise InternalError(f"the {name} of a step are read after a later step has taken their place")
+            raise InternalError(f"the {name} of a step are read after a later step has overwritten them")
         values: list[int] = self.read[name].host[: self._gives.size(name, step)].tolist()
         return values

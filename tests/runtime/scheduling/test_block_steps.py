@@ -210,7 +210,7 @@ def test_what_sees_itself_whole_is_fed_at_once() -> None:
     assert lengths(scheduler) == [1, 13], "it is not held back"
     with pytest.raises(RequestError, match="17 tokens of the prompt see each other"):
         scheduler.add(request_of("c", 17))
-    with pytest.raises(RequestError, match="are fed together, and their log-probabilities are asked for"):
+    with pytest.raises(RequestError, match="are fed in one step, with prompt_logprobs"):
         scheduler_of(max_tokens=512, max_seq_len=512, blocks=whole).add(request_of("d", 300, prompt_logprobs=1))
 
 
@@ -245,7 +245,7 @@ def test_plans_say_what_the_blocks_are(ending: str, granule: int, blocks: Blocks
 
 
 def test_a_block_holds_what_sees_itself_whole() -> None:
-    with pytest.raises(ArtifactError, match="blocks of 8 positions are denoised, where 16 positions see each other"):
+    with pytest.raises(ArtifactError, match="denoises blocks of 8 positions, but the masks let 16 positions see"):
         blocks_of(plans("block(block=8, mask_token=3)", 16))
 
 

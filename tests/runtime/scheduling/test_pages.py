@@ -21,7 +21,7 @@ def test_pages_for_rounds_up():
 
 def test_too_many_pages():
     pool = PagePool(2)
-    with pytest.raises(InternalError, match="3 pages asked for, 2 free"):
+    with pytest.raises(InternalError, match="3 pages requested, 2 free"):
         pool.allocate(3)
     assert pool.num_free == 2
 

@@ -40,7 +40,7 @@ def test_whole_prompts_wait_for_rows_that_rate_them(serve):
     params = SamplingParams(max_tokens=1, seed=0, prompt_logprobs=1)
     for name in "abc":
         served.engine.add_request(name, list(range(200)), params)
-    with pytest.raises(RequestError, match="258 tokens of the prompt are fed together"):
+    with pytest.raises(RequestError, match="258 tokens of the prompt are fed in one step"):
         served.engine.add_request("d", list(range(258)), params)
     served.engine.add_request("e", list(range(258)), SamplingParams(max_tokens=1, seed=0))
     last = served.drain()

@@ -152,7 +152,7 @@ def test_a_request_waits_for_the_end_of_a_piece_and_not_for_its_middle() -> None
 def test_a_pool_gives_each_scratch_page_to_one_step_once() -> None:
     pool = PagePool(4, scratch=range(6, 9))
     assert pool.take_scratch(2) == [6, 7] and pool.take_scratch(1) == [8] and pool.take_scratch(0) == []
-    with pytest.raises(InternalError, match="1 scratch pages asked for, 0 left"):
+    with pytest.raises(InternalError, match="1 scratch pages requested, 0 left"):
         pool.take_scratch(1)
     pool.end_scratch()
     assert pool.take_scratch(3) == [6, 7, 8] and pool.num_free == 4
