@@ -1,6 +1,6 @@
-"""Opening an artifact: the manifest first, then refusals field by field, then digests; no executable file before that.
+"""Opening an artifact: read the manifest, refuse mismatches field by field, check digests, and only then open code.
 
-Digests find damage, not malice: an artifact holds native code and is loaded from a trusted place only.
+Digests detect damage, not attacks: an artifact holds native code, so load artifacts from trusted sources only.
 """
 
 import os
@@ -35,7 +35,7 @@ _MAX_MANIFEST_BYTES = 64 << 20  # one digest per 64 MiB: a terabyte of weights t
 _MAKE = "make one with `compile-model CHECKPOINT -o NAME.ingot`"
 _AGAIN = "compile the model again, or copy the artifact again"
 
-# What a digest is of: bytes [index, index + 1) × CHUNK_BYTES of a file.
+# The unit of a digest: bytes [index, index + 1) × CHUNK_BYTES of a file.
 FileChunk = tuple[FileEntry, int]
 
 
@@ -48,25 +48,25 @@ class Artifact:
     build_id: str
 
     def file(self, relpath: str) -> Path:
-        """Returns where a listed file lies. Raises ArtifactError for a file that the manifest does not list."""
+        """Return the path of a listed file. Raises ArtifactError if the manifest does not list it."""
         return self.folder / self._entry(relpath).path
 
     def read_text(self, relpath: str) -> str:
-        """Returns a listed file's text. Raises ArtifactError."""
+        """Return a listed file's text. Raises ArtifactError."""
         try:
             return self._read(relpath).decode("utf-8")
         except UnicodeDecodeError as error:
             raise ArtifactError(f"{relpath} is not UTF-8 at byte {error.start}", where=str(self.folder)) from None
 
     def read_json(self, relpath: str) -> object:
-        """Returns a listed file's JSON value. Raises ArtifactError."""
+        """Return a listed file's JSON value. Raises ArtifactError."""
         try:
             return parse_json(self._read(relpath))
         except ValueError as error:
             raise ArtifactError(f"{relpath} is not JSON: {error}", where=str(self.folder), hint=_AGAIN) from None
 
     def read_timings(self) -> object:
-        """Returns the value of timings.json, which opening compared with its checksum; None where it was lost. Raises
+        """Return the value of timings.json, whose checksum was compared at opening; None if the file is missing. Raises
         ArtifactError."""
         path = self.folder / TIMINGS
         try:
@@ -78,24 +78,24 @@ class Artifact:
 
     @cached_property
     def has_trace(self) -> bool:
-        """Whether it was compiled with a trace."""
+        """Whether the artifact was compiled with a trace."""
         return any(entry.path == PASSES for entry in self.manifest.files)
 
     @cached_property
     def trace(self) -> Trace:
-        """What every pass did. Raises ArtifactError where it was compiled without a trace."""
+        """The record of every pass. Raises ArtifactError if the artifact was compiled without a trace."""
         if not self.has_trace:
             raise ArtifactError("the artifact has no trace", where=str(self.folder), hint=HOW_TO_GET)
         return read_trace(self.read_json(PASSES), self.read_timings(), self.read_text)
 
     def weight_files(self) -> tuple[str, ...]:
-        """Returns the relative paths of the weight files, sorted, which is load order."""
+        """Return the relative paths of the weight files, sorted, which is load order."""
         return tuple(entry.path for entry in self.manifest.files if entry.path.startswith(WEIGHTS_FOLDER))
 
     def verify_files(self, relpaths: Iterable[str] | None = None, threads: int | None = None) -> None:
-        """Compares the digests of the given files, by default of all, with the manifest, chunk by chunk in parallel.
+        """Compare the digests of the given files (default: all) with the manifest, chunk by chunk in parallel.
 
-        Safe to call from several threads. Raises one ArtifactError that lists the damaged chunks.
+        Several threads may call it. Raises one ArtifactError that lists the damaged chunks.
         """
         chunks = self.chunks(relpaths)
         try:
@@ -105,13 +105,13 @@ class Artifact:
         self.check_digests(dict(zip(chunks, found, strict=True)))
 
     def chunks(self, relpaths: Iterable[str] | None = None) -> list[FileChunk]:
-        """Returns the chunks of the given files, by default of all."""
+        """Return the chunks of the given files (default: all)."""
         entries = self.manifest.files if relpaths is None else tuple(map(self._entry, relpaths))
         return [(entry, index) for entry in entries for index in range(len(entry.chunks))]
 
     def check_digests(self, found: Mapping[FileChunk, str]) -> None:
-        """Compares SHA-256 digests of chunks, in hex, with the manifest. Raises one ArtifactError that lists those that
-        differ."""
+        """Compare SHA-256 digests of chunks, in hex, with the manifest. Raises one ArtifactError that lists the damaged
+        chunks."""
         damaged = [
             f"{entry.path}, chunk {index} (from byte {index * CHUNK_BYTES} on): "
             f"expected sha256 {entry.chunks[index]}, found {digest}"
@@ -127,7 +127,7 @@ class Artifact:
             )
 
     def unreadable(self, error: OSError) -> ArtifactError:
-        """What to raise for a file that cannot be read."""
+        """Return the error for a file that cannot be read."""
         return _unreadable(self.folder, error)
 
     def _entry(self, relpath: str) -> FileEntry:
@@ -151,12 +151,11 @@ def open_artifact(
     verify: bool = True,
     threads: int | None = None,
 ) -> Artifact:
-    """Opens an artifact folder and refuses one that is damaged, incomplete or of another schema.
+    """Open an artifact folder. Refuse one that is damaged, incomplete or of another schema.
 
-    In this order: schema version, checksum of the manifest, fields, `check` (the loader's comparison of target and
-    versions, which raises), names and sizes of all files, and with `verify` the digests of all files except the
-    weights, which the loader verifies with `verify_files` while it copies them. Raises ArtifactError, and what `check`
-    raises.
+    Checks in this order: schema version, checksum of the manifest, its fields, `check` (the loader's comparison of
+    target and versions), names and sizes of all files. With `verify`, also the digests of all files except the
+    weights: the loader verifies those while it copies them. Raises ArtifactError, and the errors of `check`.
     """
     folder = _folder(path)
     try:
@@ -177,7 +176,7 @@ def open_artifact(
 
 
 def malformed(file: str, error: ValidationError) -> ArtifactError:
-    """What to raise for a JSON file of an artifact that breaks its schema: the first field that does."""
+    """Return the error for a JSON file of an artifact that breaks its schema. It names the first wrong field."""
     first = error.errors()[0]
     field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
     return ArtifactError(f"{file} is malformed: {field}: {first['msg']}", where=file, hint="compile the model again")
@@ -215,7 +214,7 @@ def _read_manifest(folder: Path) -> tuple[Manifest, str]:
         value, unread = None, error
     version = value.get("schema_version") if isinstance(value, dict) else None
     other_schema = type(version) is not int or version != SCHEMA_VERSION  # True equals 1
-    if other_schema and type(version) is int:  # before all else: another schema may have other files and checksums
+    if other_schema and type(version) is int:  # first: another schema may have other files and checksums
         raise _schema_error(folder, version)
     if not (folder / CHECKSUMS).is_file():
         raise ArtifactError(f"the artifact has no {CHECKSUMS}", where=str(folder), hint=_AGAIN)
@@ -252,7 +251,8 @@ def _schema_error(folder: Path, version: object) -> ArtifactError:
 
 
 def _checkpoint(folder: Path) -> str:
-    """The checkpoint that an artifact was compiled from, for a command line, as far as timings.json tells it."""
+    """Return the checkpoint that an artifact was compiled from, quoted for a command line; "CHECKPOINT" if timings.json
+    does not name it."""
     path = folder / TIMINGS
     try:
         value = parse_json(_read_capped(path)) if path.is_file() else None
@@ -286,7 +286,7 @@ def _checksum_error(folder: Path, found: bytes, expected: str) -> ArtifactError:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Compares what lies in the folder with the manifest, by names, kinds and sizes; opens nothing."""
+    """Compare the files of the folder with the manifest by name, kind and size, without opening any."""
     found: dict[str, int] = {}
     odd: list[str] = []
     pending = [folder]

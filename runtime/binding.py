@@ -1,4 +1,4 @@
-"""A plan against what it runs on: its weights, the sizes of a step, and the bucket class that serves it."""
+"""Binding of a plan: check its weights and a step's sizes, and choose the bucket class of a step."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,7 +12,7 @@ from ingot.runtime.bucket import Bucket
 
 
 def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """The plan's weights. Raises ArtifactError when one is missing or does not fit its dtype, shape or strides."""
+    """Return the plan's weights. Raises ArtifactError if one is missing or has another dtype, shape or strides."""
     for name, text in plan.params.items():
         if name not in params:
             raise ArtifactError(f"weight '{name}' is missing", where="weights.json", expected=text)
@@ -24,7 +24,7 @@ def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[
 def step_sizes(
     types: Mapping[str, TensorType], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """The size of each dim in a step on `inputs`, which must be of `types`; `sizes` are those known at load time."""
+    """Return the size of each dim in a step on `inputs`, which must have `types`. `sizes` are known at load time."""
     found_sizes = dict(sizes)
     for name, value_type in types.items():
         if name not in inputs:
@@ -38,9 +38,9 @@ def step_sizes(
 
 
 def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Bucket:
-    """The bucket class that serves a step on these inputs, which lie on the host.
+    """Return the bucket class that serves a step on these inputs, which are on the host.
 
-    An entry that is fed no tokens has one of each sequence."""
+    An entry without token inputs counts one token per sequence."""
     tokens, q_max = (sizes["T"], sizes["T"]) if "T" in sizes else (sizes["B"], 1)
     if "T" in sizes and "q_lens" in inputs:
         q_max = int(inputs["q_lens"].max())
@@ -51,7 +51,7 @@ def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor],
 
 
 def no_bucket(classes: Iterable[BucketClass], tokens: int, q_max: int) -> InternalError:
-    """What to raise for a step that no bucket class holds."""
+    """Return the error for a step that no bucket class holds."""
     return InternalError(
         f"no bucket class holds a step of {tokens} tokens, at most {q_max} of one sequence",
         expected=", ".join(f"{one.name}: {one.tokens}" for one in classes),

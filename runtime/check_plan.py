@@ -1,7 +1,7 @@
-"""Whether a plan can be run: every type reads, every name is made before it is used, every call fits what it calls.
+"""Checks that a plan can run: every type parses, every name is defined before use, every call fits its callee.
 
-A region's compiled code checks nothing about the tensors that it is given, so its signature is compared here, once,
-with the types that the plan promises; the executor compares those with the tensors.
+The compiled code of a region does not check its tensors. So this module compares its signature once with the types that
+the plan promises, and the executor compares those types with the tensors.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,13 +19,13 @@ from ingot.ir.parse import parse_ending, parse_type
 from ingot.ir.plugins import load_user_ops
 from ingot.ir.types import DTYPES, LOADED_DIMS
 
-# Sizes that are known when an artifact is loaded; the other dims come with each step.
+# Dims known when an artifact is loaded; the others come with each step.
 LOAD_DIMS = frozenset({"R", *LOADED_DIMS})
 _MAIN = "main"
 
 
 def check_positions(file: PlanFile, mesh: Mesh) -> None:
-    """Raise ArtifactError for a plan file whose positions are not those of the ranks of `mesh`."""
+    """Raise ArtifactError if the positions of a plan file are not the ranks of `mesh`."""
     if len(file.ranks) != world_size(mesh):
         on = f" on the mesh {mesh_text(mesh)}" if mesh else ""
         raise _error(f"it has positions for {len(file.ranks)} ranks", "ranks", f"{world_size(mesh)}{on}")
@@ -36,8 +36,8 @@ def check_positions(file: PlanFile, mesh: Mesh) -> None:
 
 
 def check_plans(plans: Plans) -> None:
-    """Raise ArtifactError, naming the place, for plans that executors could not run, or not over the same weights,
-    states and executables."""
+    """Raise ArtifactError if executors cannot run the plans, or cannot share weights, states and executables. The error
+    names the place."""
     if _MAIN not in plans.plans:
         raise _error("it has no entry 'main'", "plans", ", ".join(["main", *plans.plans]))
     if plans.round[:1] != (_MAIN,) or any(name not in plans.plans for name in plans.round):
@@ -47,7 +47,7 @@ def check_plans(plans: Plans) -> None:
     shared: dict[tuple[str, str], object] = {}
     for entry, plan in plans.plans.items():
         if plan.entry != entry:
-            raise _error(f"the plan is that of '{plan.entry}'", f"plans, {entry}", f"that of '{entry}'")
+            raise _error(f"the plan is for the entry '{plan.entry}'", f"plans, {entry}", f"a plan for '{entry}'")
         for kind in ("params", "states", "executables", "libraries"):
             for name, found in getattr(plan, kind).items():
                 if (other := shared.setdefault((kind, name), found)) != found:
@@ -58,16 +58,16 @@ def check_plans(plans: Plans) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise ArtifactError, naming the place, for a plan that the executor could not run."""
+    """Raise ArtifactError if the executor cannot run the plan. The error names the place."""
     _check_names([*plan.params, *plan.states, *plan.inputs], PLAN_FILE)
     ending, features = _ending(plan)
     for name, text in plan.inputs.items():
         if (declared := find_input(name)) is None or not declared.known:
             known = ", ".join(one.name for one in step_inputs().values() if one.known)
-            raise _error(f"the input '{name}' is declared by no feature", "inputs", known)
+            raise _error(f"no feature declares the input '{name}'", "inputs", known)
         if text != str(declared.type):
             raise _error(f"the input '{name}' is {text}", "inputs", str(declared.type))
-    # What a request asks for by an input that the plan does not take would be ignored in silence.
+    # Without the input, the plan would silently ignore a request's parameter.
     for declared in (one for name in features for one in FEATURES[name].inputs if one.known):
         if declared.name not in plan.inputs:
             raise _error(f"the input '{declared.name}' is missing", "inputs", str(declared.type))
@@ -99,7 +99,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
-    """The ending of a plan, and its features."""
+    """Return the ending of a plan, and its features."""
     try:
         use = parse_ending(plan.ending)
         if odd := [name for name in use.features if name not in FEATURES]:
@@ -109,16 +109,17 @@ def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
             known = ", ".join(ending.attributes) or "none"
             raise _error(f"the ending '{use.name}' has the attribute '{odd[0]}'", "ending", known)
         if odd := [name for name, value in use.attributes if type(value) is not type(ending.attributes[name])]:
-            raise _error(f"the attribute '{odd[0]}' is of another kind", "ending", repr(ending.attributes[odd[0]]))
+            raise _error(f"the attribute '{odd[0]}' is of another type", "ending", repr(ending.attributes[odd[0]]))
         return ending, (*ending.features, *use.features)
     except ParseError as error:
-        raise _error(f"the ending '{plan.ending[:80]}' does not read: {error.what}", "ending", error.expected) from None
+        what = f"the ending '{plan.ending[:80]}' does not parse: {error.what}"
+        raise _error(what, "ending", error.expected) from None
     except VerifyError as error:
         raise _error(error.what, "ending", error.expected) from None
 
 
 def _check_memory(plan: Plan) -> None:
-    """What the plan says of its memory, as far as its types tell it too: the KV pool is sized by it."""
+    """Compare the plan's memory numbers, which size the KV pool, with the types of its states."""
     states = planned_states([plan])
     for name, one in states.items():
         if odd := [size for size in one.type.shape if isinstance(size, str) and size not in {*one.sizes, *LOADED_DIMS}]:
@@ -142,7 +143,7 @@ def _check_bucket(plan: Plan, bucket: BucketPlan, step_dims: frozenset[str]) -> 
     where = f"bucket class {bucket.bucket.name}"
     if bucket.ending > len(bucket.instructions):
         raise _error(f"the ending begins at instruction {bucket.ending}", where, f"at most {len(bucket.instructions)}")
-    # An output may have the name of an input, which it then replaces: they share a slot of the executor's table.
+    # An output may have the name of an input. It then replaces the input in the executor's table.
     _check_names([*plan.params, *plan.states, *(plan.inputs.keys() - plan.outputs.keys()), *bucket.values], where)
     for name, value in bucket.values.items():
         _check_type(value.type, f"{where}, values, {name}", step_dims | LOAD_DIMS)
@@ -199,7 +200,7 @@ def _check_executable(
 def _check_compiled(
     plan: Plan, instruction: Instruction, live: Mapping[str, str], results: Mapping[str, str], place: str
 ) -> None:
-    """A call that was compiled for its types is a call with these types."""
+    """Check that a call has the types that its executable was compiled for."""
     executable = plan.executables.get(str(instruction.executable))
     if executable is None or executable.backend != instruction.backend:
         found = "unknown" if executable is None else f"of '{executable.backend}'"
@@ -236,7 +237,7 @@ def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
 
 
 def _check_arguments(instruction: Instruction, place: str) -> int:
-    """How many values the op yields."""
+    """Check the arguments of an op. Return the number of values that it returns."""
     if instruction.target.startswith("ingot.") and instruction.target.removeprefix("ingot.") not in OPS:
         load_user_ops()
     op = OPS.get(instruction.target.removeprefix("ingot.")) if instruction.target.startswith("ingot.") else None
@@ -279,7 +280,7 @@ def _check_names(names: list[str], where: str) -> None:
     seen: set[str] = set()
     for name in names:
         if not name or name in seen:
-            raise _error(f"the name '{name}' stands for two things", where, "a name of its own for each")
+            raise _error(f"the name '{name}' is used twice", where, "unique names")
         seen.add(name)
 
 
@@ -287,7 +288,7 @@ def _check_type(text: str, where: str, dims: frozenset[str]) -> None:
     try:
         found = parse_type(text)
     except IngotError as error:
-        raise _error(f"the type '{text[:80]}' does not read: {error.what}", where, error.expected) from None
+        raise _error(f"the type '{text[:80]}' does not parse: {error.what}", where, error.expected) from None
     if odd := [size for size in found.shape if isinstance(size, str) and size not in dims]:
         raise _error(f"the type {text} has the dim {odd[0]}", where, ", ".join(sorted(dims)) or "no dim")
 

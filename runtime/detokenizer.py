@@ -1,4 +1,4 @@
-"""Token ids to text, one token at a time, in time linear in the length."""
+"""Incremental detokenization: token ids to text, one token at a time, in linear time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -7,12 +7,12 @@ from ingot.runtime.sampling_params import SamplingParams
 from ingot.runtime.stop_strings import StopMatcher, StopStrings
 from ingot.runtime.tokenizer import REPLACEMENT
 
-CONTEXT_TOKENS = 5  # of the prompt; vLLM's INITIAL_INCREMENTAL_DETOKENIZATION_OFFSET
-MAX_PENDING = 8  # tokens; a character has at most 4 bytes, so more than 3 pending ones are known to be broken
+CONTEXT_TOKENS = 5  # last prompt tokens; vLLM's INITIAL_INCREMENTAL_DETOKENIZATION_OFFSET
+MAX_PENDING = 8  # tokens; a character has at most 4 bytes, so more than 3 pending tokens are broken bytes
 
 
 class Decoder(Protocol):
-    """What detokenization needs of a tokenizer."""
+    """The methods of a tokenizer that detokenization needs."""
 
     added_tokens: Mapping[int, str]
 
@@ -26,16 +26,16 @@ class Decoder(Protocol):
 
 
 class TokenDecoder:
-    """The text of a growing list of tokens, in increments.
+    """Decodes a growing list of tokens in increments.
 
-    A byte-level token may end inside a character: its text is held back until the character is complete. Text depends
-    on neighbours too (a leading space, in some decoders), so a token is decoded together with those before it:
-    `_context` holds the tokens whose text was given out last, `_pending` those whose text was not.
+    A byte-level token may end inside a character; its text is held back until the character is complete. Text also
+    depends on neighbours (a leading space, in some decoders), so a token is decoded together with the tokens before it.
+    `_context` has the tokens whose text was returned last, `_pending` those whose text is held back.
 
-    For byte-level tokenizers the increments, `finish()` included, concatenate to `decode` of all tokens, or with a
-    context to what `decode` of context and tokens adds to that of the context. (A context that ends inside a
-    character is left out.) For tokenizers with byte fallback the same holds for valid UTF-8; `decode` of a broken run
-    of bytes writes replacement characters for all of it, also for what has long been given out.
+    For byte-level tokenizers, the increments with `finish()` concatenate to `decode` of all tokens. With a context,
+    they concatenate to the text that the tokens add to `decode` of the context. (A context that ends inside a character
+    is ignored.) With byte fallback the same holds for valid UTF-8. For broken bytes, `decode` writes replacement
+    characters for the whole run, including bytes whose text was returned before.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class TokenDecoder:
         self._after_added = False
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; often its own, "" when it ends inside a character."""
+        """Add a token. Return the text that it completes, usually its own; "" if it ends inside a character."""
         if self._spaces and not self._pending:
             text_of = self._tokenizer.text_of(token_id, self._skip)
             if text_of is not None:
@@ -83,7 +83,7 @@ class TokenDecoder:
         return ""
 
     def finish(self) -> str:
-        """The text of what is pending, broken characters as replacement characters."""
+        """Return the text of the pending tokens, with replacement characters for broken ones."""
         if not self._pending:
             return ""
         return self._give_out(self._decode(self._context + self._pending), len(self._pending))
@@ -93,32 +93,32 @@ class TokenDecoder:
 
     def _settle(self, context: list[int], pending: list[int]) -> None:
         self._context, self._pending = context, pending
-        one = len(context) == 1  # nearly always
+        one = len(context) == 1  # the usual case
         self._context_text = self._tokenizer.decode_alone(context[0], self._skip) if one else self._decode(context)
 
     def _give_out(self, text: str, count: int) -> str:
-        """`text` of the context and of the first `count` pending tokens; returns what is new in it."""
+        """Return the new part of `text`, the text of the context and the first `count` pending tokens."""
         new = text[len(self._context_text) :]
         self._settle(self._pending[:count], self._pending[count:])
         return new
 
     def _give_out_broken(self, text: str) -> str:
-        # Without this a long run of broken bytes would be decoded again and again. The first tokens may go where the
-        # text of the whole is that of its two parts: there no character is cut in two. Among four token ends there is
-        # one.
+        # This keeps a long run of broken bytes from being decoded again and again. Split the pending tokens where the
+        # texts of both parts concatenate to the whole text: no character is split there. Among four token ends there is
+        # such a place.
         for count in range(len(self._pending) - 1, 0, -1):
             first = self._decode(self._context + self._pending[:count])
             if first + self._decode(self._pending[count:]) == text:
                 return self._give_out(first, count)
         return self._give_out(
             text, len(self._pending)
-        )  # no byte-level decoder; rather a wrong space than quadratic time
+        )  # not a byte-level decoder: accept a wrong space to avoid quadratic time
 
 
 class Detokenizer:
     """The text of one sequence: incremental decoding, then stop strings.
 
-    text      what may be given out so far: no incomplete character, nothing that may still become a stop string
+    text      the text so far, without incomplete characters or text that may still become a stop string
     matched   the stop string that was found, or None
     """
 
@@ -134,7 +134,7 @@ class Detokenizer:
         if stops is None and params.stop:
             stops = StopStrings(params.stop)
         self._matcher = None if stops is None else StopMatcher(stops, params.include_stop_str_in_output)
-        self._unstoppable = params.min_tokens  # tokens to come that no stop string may end at
+        self._unstoppable = params.min_tokens  # tokens to come at which stop strings do not count yet
         self.text = ""
 
     @property
@@ -142,12 +142,12 @@ class Detokenizer:
         return None if self._matcher is None else self._matcher.matched
 
     def push(self, token_id: int) -> None:
-        """Take one more token; look at `text` and `matched` afterwards."""
+        """Add a token, and update `text` and `matched`."""
         self._add(self._decoder.push(token_id))
         self._unstoppable = max(0, self._unstoppable - 1)
 
     def finish(self) -> None:
-        """No more tokens come: `text` gets what was held back."""
+        """End the sequence: append the text that was held back."""
         self._add(self._decoder.finish())
         if self._matcher is not None:
             self.text += self._matcher.finish()

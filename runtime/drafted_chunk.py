@@ -1,4 +1,4 @@
-"""What a sequence feeds that has drafts: its last token, and as many drafts after it as can be kept."""
+"""The chunk of a sequence with drafts: its last token, and as many drafts as can be accepted."""
 
 from collections.abc import Sequence
 
@@ -11,8 +11,8 @@ from ingot.runtime.sequence_pages import SequencePages
 def drafted_chunk(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> Chunk:
-    """What a sequence feeds whose last token the step in flight takes; it gets pages for its drafts. `running`
-    sequences share the step, whose other pieces are `chunks`."""
+    """Return the chunk of a sequence whose last token the step in flight samples, and allocate pages for its drafts.
+    `running` sequences share the step; `chunks` are its chunks so far."""
     count = 1 + _drafts(request, config, pages, running, chunks)
     return Chunk(request, request.row, request.num_computed, count, on_device=True, rows=count)
 
@@ -20,8 +20,8 @@ def drafted_chunk(
 def _drafts(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> int:
-    """None where what a token is taken from depends on how many drafts there are: penalties, and tokens that may not
-    end the sequence yet. No more than the length, the pages at hand and the step's tokens allow."""
+    """Return the number of drafts: as many as the length limit, free pages and the step's tokens allow. Return 0 with
+    penalties, and before min_tokens: sampling would then depend on the number of drafts."""
     params = request.params
     if params.penalizes or request.num_known < len(request.prompt_ids) + params.min_tokens:
         return 0
@@ -29,6 +29,6 @@ def _drafts(
     wanted = min(config.max_drafts, request.max_total - request.num_tokens - 1, step)
     tokens = request.num_computed + 1 + max(0, wanted)
     count = -(-(tokens - pages.tokens_held(request)) // pages.page_size)
-    if 0 < count <= pages.num_free - running:  # drafts preempt none
+    if 0 < count <= pages.num_free - running:  # drafts preempt no sequence
         pages.take(request, tokens)
     return max(0, min(wanted, pages.tokens_held(request) - request.num_computed - 1))

@@ -1,17 +1,17 @@
-"""Numbers that callers give: Python's and NumPy's count, and truth values do not."""
+"""Conversion of callers' numbers: Python and NumPy numbers are accepted, bools are not."""
 
 import numbers
 
 
 def as_integer(value: object) -> int | None:
-    """`value` as an int; None when it is no integer."""
+    """Return `value` as an int, or None if it is no integer."""
     if isinstance(value, bool):
         return None
     return int(value) if isinstance(value, numbers.Integral) else None
 
 
 def as_real(value: object) -> float | None:
-    """`value` as a float; None when it is no real number, or larger than every float."""
+    """Return `value` as a float, or None if it is no real number or too large."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:

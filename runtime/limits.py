@@ -1,4 +1,4 @@
-"""What an artifact was compiled for at most: read from the manifest, and compared with the plans."""
+"""The limits that an artifact was compiled for, read from the manifest and compared with the plans."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Limits:
-    """What an artifact was compiled for; sizes as in `compile_model`, `page_size` in tokens."""
+    """The limits that an artifact was compiled for, as in `compile_model`; `page_size` in tokens."""
 
     vocab_size: int
     max_seq_len: int
@@ -20,7 +20,7 @@ class Limits:
 
 
 def read_limits(artifact: Artifact, plans: Plans) -> Limits:
-    """The manifest's limits, which must be those of every plan: compiled code is right within them only.
+    """Return the manifest's limits. They must equal those of every plan: compiled code is correct only within them.
 
     Raises ArtifactError.
     """

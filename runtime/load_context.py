@@ -1,4 +1,4 @@
-"""Where this process loads an artifact: the mesh that it was compiled for, and this process's place on it."""
+"""The load context of this process: the artifact's mesh, and this process's rank, device and stream."""
 
 import torch
 
@@ -11,7 +11,7 @@ from ingot.runtime.cuda.allocator import DeviceAllocator
 
 
 def mesh_of(manifest: Manifest) -> Mesh:
-    """The mesh that an artifact was compiled for. Raises ArtifactError where the manifest says none that can be."""
+    """Return the mesh that an artifact was compiled for. Raises ArtifactError if the manifest's mesh is invalid."""
     text = manifest.model.get("mesh")
     if text is None:
         return ONE_DEVICE
@@ -22,7 +22,7 @@ def mesh_of(manifest: Manifest) -> Mesh:
 
 
 def check_one_device(manifest: Manifest) -> None:
-    """Raises TargetError for an artifact that was compiled for several devices."""
+    """Raise TargetError for an artifact that was compiled for several devices."""
     if mesh := mesh_of(manifest):
         raise TargetError(
             f"the artifact was compiled for {world_size(mesh)} ranks ({mesh_text(mesh)})",
@@ -32,13 +32,13 @@ def check_one_device(manifest: Manifest) -> None:
 
 
 def this_rank() -> Rank:
-    """The rank that this process is: the only one."""
+    """Return this process's rank, which is the only one."""
     (rank,) = ranks(ONE_DEVICE)
     return rank
 
 
 def on_one_device(device_type: str) -> LoadContext:
-    """The context of the only rank, on the current device of a type, "cpu" or "cuda"; with a new stream on a GPU."""
+    """Return the context of the only rank, on the current "cpu" or "cuda" device; on a GPU with a new stream."""
     on_gpu = device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     return LoadContext(

@@ -1,4 +1,4 @@
-"""From an artifact folder to a bound executor: target first, then digests, then executables and weights."""
+"""Loading of an artifact folder into executors: check the target, then digests, then load executables and weights."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -42,17 +42,22 @@ from ingot.runtime.weights import map_weights
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to run where `context` says: an executor for each entry, over the same weights and states.
+    """A model ready to run on the device of `context`.
 
-    `plans` are those of the context's rank. `tokenizer` is None when the checkpoint had none. `pages` are those of each
-    group of caches, `scratch` says which of those with a window have scratch pages, and why another one has none.
-    `slots` those of states that stand once per sequence; 0 without any.
+    plans           the plans of the context's rank
+    executors       an executor for each entry, over the same weights and states
+    tokenizer       None if the checkpoint had none
+    eos_token_ids   the end tokens
+    pages           the number of pages of each cache group
+    scratch         for each group with a window, its scratch pages, or why it has none
+    slots           the number of slots for per-sequence states; 0 without such states
+    phases          the times of loading, below
 
-    `phases` took the times of loading: "manifest" (with the digests
-    of all files but the weights), and within it "target" (looking at this machine); "plan", "tokenizer", "device" (a
-    GPU's context, or waiting for one that is in the making), "weights" (with their digests), "executables", "states",
-    "bind", "warm-up" (each bucket class on padding, and the memory of the largest step) and "graph" (the first CUDA
-    graph, or all). Device runs beside plan and tokenizer, weights beside all that comes after.
+    The phases are: "manifest" (with the digests of all files except the weights), and within it "target" (detecting
+    this machine); "plan"; "tokenizer"; "device" (creating a GPU's context, or waiting for its creation); "weights"
+    (with their digests); "executables"; "states"; "bind"; "warm-up" (each bucket class on padding, and the memory of
+    the largest step); "graph" (the first CUDA graph, or all). "device" runs in parallel with "plan" and "tokenizer",
+    and "weights" with all phases after it.
     """
 
     artifact: Artifact
@@ -74,12 +79,12 @@ class Loaded:
 
     @property
     def num_pages(self) -> int:
-        """The pages of the smallest group of caches, which bounds steps that are made by hand; 0 without any."""
+        """The pages of the smallest cache group, which bound manually built steps; 0 without any group."""
         return min(self.pages.values(), default=0)
 
     @property
     def scratch_pages(self) -> Mapping[str, range]:
-        """The numbers of the scratch pages, by group of caches that has such."""
+        """The numbers of the scratch pages, by cache group."""
         return self.executor.states.scratch_pages
 
     @property
@@ -89,7 +94,7 @@ class Loaded:
 
     @property
     def round(self) -> Round:
-        """What runs the entries of a step."""
+        """The launcher of all entries of a step."""
         return Round([self.executors[entry] for entry in self.plans.round])
 
 
@@ -106,19 +111,21 @@ def load_artifact(
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
-    `memory` bounds in bytes what serving may take (default: all of a machine, nine tenths of a GPU): by the plan's
-    numbers weights and activations come first, and the KV pool gets what is left, as far as the limits need it.
-    `num_pages` sizes the pool of each group of caches by itself. `threads` check digests and copy weights. `capture`
-    says when a GPU's decode steps become graphs; by "none" it is given every instruction by itself. `keep_states`: the
-    prefix cache gets slots for states that stand once per sequence. `phases` takes the
-    times, and `early` is the GPU's context where its making has begun.
+    num_pages     pages in the pool of each cache group; default: as many as memory and limits allow
+    memory        bytes that serving may use; default: all memory of a CPU machine, nine tenths of a GPU's. Weights and
+                  activations come first, by the plan's numbers; the KV pool gets the rest, up to what the limits need
+    threads       threads that check digests and copy weights
+    capture       when to capture CUDA graphs; "none": launch every instruction separately
+    keep_states   reserve slots in which the prefix cache keeps per-sequence states
+    phases        records the times
+    early         the GPU's context, if its creation has begun
 
-    Raises ArtifactError for a damaged artifact and TargetError for one compiled for another machine, before any
-    executable file is opened; OptionError for memory that the plan does not fit into.
+    Raises ArtifactError for a damaged artifact, and TargetError for one compiled for another machine, before any
+    executable file is opened; OptionError if the plan does not fit into memory.
     """
     phases = phases or Phases()
     if capture not in CAPTURES:
-        raise OptionError(f"graphs are captured at {capture!r:.80}", expected=", ".join(CAPTURES))
+        raise OptionError(f"capture is {capture!r:.80}", expected=", ".join(CAPTURES))
 
     def check(manifest: Manifest) -> None:
         with phases.phase("target"):
@@ -152,9 +159,9 @@ def bind(
     phases: Phases | None = None,
     early: EarlyContext | None = None,
 ) -> Loaded:
-    """`load_artifact` of an open artifact for this machine, without its tokenizer unless `text` is asked for.
+    """Load an open artifact for this machine, as `load_artifact` does; the tokenizer only with `text`.
 
-    `verify` checks the digests of the weights, the only ones that opening left. `phases` and `early` as there.
+    `verify` checks the digests of the weights, the only files that opening did not check.
     """
     target = this_machine(artifact.manifest)
     device = torch.device(target.device)
@@ -168,7 +175,7 @@ def bind(
         tokenizer = _tokenizer(artifact, eos, phases) if text else None
         ready.result()
         context = on_one_device(target.device)
-        # Before anything is copied: what does not fit is said at once.
+        # Before any copy, so that an artifact that does not fit fails at once.
         granularity = context.allocator.granularity if scratch_of(plans) else None
         room = (
             host_memory(target.memory, granularity)
@@ -198,7 +205,7 @@ def bind(
             }
         with phases.phase("states"):
             states = States(plans.states, sizes, context.allocator, pages, scratch)
-        # A GPU's weights have their places before they are there, which is enough to try all that will run.
+        # A GPU's weights are allocated before they are copied. That suffices for binding and warm-up.
         params = params or weights.result()
         with phases.phase("bind"):
             runs: Callable[..., Executor] = CpuExecutor
@@ -220,13 +227,13 @@ def _start(device: torch.device, phases: Phases, early: EarlyContext | None) -> 
     else:
         with phases.phase("device"):
             if early is not None:
-                early.wait()  # here and not in a call of CUDA, which may keep the interpreter's lock meanwhile
+                early.wait()  # not in a CUDA call, which may hold the GIL while it waits
             start(device)
 
 
 def _tokenizer(artifact: Artifact, eos: tuple[int, ...], phases: Phases) -> Tokenizer | None:
-    """The library holds the interpreter's lock while it reads a vocabulary: this belongs beside the making of a GPU's
-    context, which does not, and not beside the threads that copy weights."""
+    """Load the tokenizer, or return None if there is none. The library holds the GIL while it reads a vocabulary. So
+    this runs in parallel with the creation of a GPU's context, which does not, and not with the weight copy threads."""
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return None
     with phases.phase("tokenizer"):
@@ -243,22 +250,22 @@ def _map(artifact: Artifact, context: LoadContext, threads: int | None, verify: 
 
 
 def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: Capture, phases: Phases) -> None:
-    """Run padding once, and capture the graphs of one sequence, or all that are to be there before the first step."""
+    """Warm up every executor on padding, and capture the graph of one sequence, or with "all" every graph."""
     torch.cuda.default_stream(
         device
-    ).synchronize()  # steps run on a stream of their own, which does not wait for states
+    ).synchronize()  # steps run on another stream, which does not wait for the states
     for executor in executors.values():
         with phases.phase("warm-up"):
             executor.warm_up()
             executor.synchronize()
         with phases.phase("graph"):
             executor.capture_all() if capture == "all" else executor.capture(1)
-            executor.synchronize()  # what went wrong is said here
+            executor.synchronize()  # raises errors of these launches here
 
 
 def this_machine(manifest: Manifest) -> Target:
-    """This machine's device of the kind that the artifact is for. Raises TargetError when it has none, or when what
-    runs code on it is not installed."""
+    """Return the target of this machine, of the artifact's device kind. Raises TargetError if there is no such device,
+    or if the package that runs code on it is not installed."""
     if manifest.target.get("device") != "cuda":
         return Target.detect("cpu")
     try:
@@ -267,14 +274,15 @@ def this_machine(manifest: Manifest) -> Target:
         raise TargetError(
             f"the artifact was compiled for a GPU, {manifest.target.get('name')!s:.80}, and {error.what}",
             expected="a machine like the one it was compiled for",
-            hint="compile it again with --target cpu, or run it where there is such a GPU",
+            hint="compile it again with --target cpu, or run it on a machine with such a GPU",
         ) from None
     require("cuda.bindings", "cuda-bindings", "running on a GPU")
     return target
 
 
 def check_target(manifest: Manifest) -> None:
-    """Refuse what was compiled for several devices, or for another machine, naming the first field that differs."""
+    """Raise TargetError for an artifact compiled for several devices, or for another machine. The error names the first
+    field that differs."""
     check_one_device(manifest)
     target = this_machine(manifest)
     compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
@@ -287,7 +295,7 @@ def check_target(manifest: Manifest) -> None:
 
 
 def _plans(artifact: Artifact) -> Plans:
-    """The plans of this rank, checked."""
+    """Return the checked plans of this rank."""
     file = read_plan_file(artifact)
     check_positions(file, mesh_of(artifact.manifest))
     plans = file.of(this_rank().index)
@@ -305,7 +313,7 @@ def _eos_token_ids(artifact: Artifact) -> tuple[int, ...]:
 
 
 def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Path:
-    """Where an executable's files lie. Each is listed in the manifest, whose digests have been checked."""
+    """Return the folder of an executable's files. Raises ArtifactError if the manifest does not list one of them."""
     folder = f"exe/{target.name}/{executable.id}"
     for name in executable.files:
         artifact.file(f"{folder}/{name}")

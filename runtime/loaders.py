@@ -1,4 +1,4 @@
-"""What was compiled, as functions: each backend's entry in the table says what loads its code."""
+"""Loading of compiled code as callables, by the loaders in the table of backends."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,8 +17,8 @@ Ops = Mapping[str, Callable[..., Any]]
 
 
 def load_executable(executable: Executable, directory: Path, context: LoadContext) -> LoadedCall:
-    """The callable of an executable whose files lie in `directory`. Raises ArtifactError for a backend that loads none,
-    and BackendError for files that do not load."""
+    """Return the callable of an executable with files in `directory`. Raises ArtifactError if its backend has no
+    executables, and BackendError if the files do not load."""
     entry = BACKENDS.get(executable.backend)
     if entry is None or entry.executable is None:
         raise _unknown("executable", executable, [name for name, one in BACKENDS.items() if one.executable])
@@ -26,7 +26,7 @@ def load_executable(executable: Executable, directory: Path, context: LoadContex
 
 
 def load_library(library: Executable, directory: Path, context: LoadContext) -> Ops:
-    """The ops of a library whose files lie in `directory`. Raises as `load_executable` does."""
+    """Return the ops of a library with files in `directory`. Raises as `load_executable` does."""
     entry = BACKENDS.get(library.backend)
     if entry is None or entry.library is None:
         raise _unknown("library", library, [name for name, one in BACKENDS.items() if one.library])
@@ -34,8 +34,8 @@ def load_library(library: Executable, directory: Path, context: LoadContext) -> 
 
 
 def find_op(target: str, backend: str, library: Ops | None = None) -> Callable[..., Any]:
-    """The function of an op that was assigned to `backend`: that of its library, or its own. What neither has, the
-    reference computes. Raises BackendError for an op that is not known."""
+    """Return the function of an op assigned to `backend`: from its library, else from the backend, else the reference
+    function. Raises BackendError for an unknown op."""
     found = (library or {}).get(target)
     entry = BACKENDS.get(backend)
     if found is None and entry is not None and entry.find_op is not None:

@@ -1,4 +1,4 @@
-"""Log-probabilities from a step's outputs to what callers see."""
+"""Conversion of a step's log-probabilities to the callers' outputs."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -9,7 +9,7 @@ from ingot.runtime.outputs import Logprob
 
 
 class TextDecoder(Protocol):
-    """What naming a token needs of a tokenizer."""
+    """The method of a tokenizer that returns a token's text."""
 
     def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str: ...
 
@@ -18,29 +18,28 @@ class StepLogprobs(Protocol):
     """The log-probabilities of a step, by row of logits."""
 
     def row(self, index: int) -> tuple[list[int], list[float], int]:
-        """Ids and log-probabilities of a row, the chosen token in front and those that were not asked for left out;
-        and the chosen token's rank."""
+        """Return a row's requested ids and log-probabilities, the sampled token first, and the sampled token's rank."""
         ...
 
 
 class OutputLogprobs:
-    """What `top_logprobs` gives: `ids` and `values` [L, K], those that were asked for in front; `ranks` [L]."""
+    """The outputs of `top_logprobs`: `ids` and `values` [L, K], requested entries first; `ranks` [L]."""
 
     def __init__(self, ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor) -> None:
-        # All at once: taking a row of a tensor costs as much as making a list of thirty rows.
+        # Convert all rows at once: indexing one tensor row costs as much as converting thirty rows.
         self._ids, self._values, self._ranks = ids.tolist(), values.tolist(), ranks.tolist()
 
     def row(self, index: int) -> tuple[list[int], list[float], int]:
-        """Ids and log-probabilities of a row as far as they were asked for, the chosen token in front, and its rank."""
+        """Return a row's requested ids and log-probabilities, the sampled token first, and the sampled token's rank."""
         ids = [token for token in self._ids[index] if token >= 0]
         return ids, self._values[index][: len(ids)], self._ranks[index]
 
 
 @dataclass
 class SequenceLogprobs:
-    """The log-probabilities of one sequence, a dict for each token, and their sum over the chosen tokens.
+    """The log-probabilities of one sequence: a dict for each token, and the sum over its tokens.
 
-    `entries` of a prompt begin with None, for the token that nothing comes before.
+    For a prompt, `entries` begins with None, because the first token has no log-probability.
     """
 
     tokenizer: TextDecoder | None
@@ -50,7 +49,7 @@ class SequenceLogprobs:
     def add(self, logprobs: StepLogprobs, row: int) -> None:
         ids, values, rank = logprobs.row(row)
         ranks = (rank, *range(1, len(ids)))
-        # A chosen token that is also among the most likely ones stands once, in front.
+        # A sampled token that is also among the most likely ones appears once, first.
         self.entries.append(
             {
                 token: Logprob(value, place, self._text(token))

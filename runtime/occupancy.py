@@ -1,20 +1,20 @@
-"""What requests take up at a moment."""
+"""The resources that requests occupy at a moment."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Of requests and of what they are served with.
+    """Counts of requests and of the resources that they use.
 
     waiting, running   sequences
-    steps              in flight
-    free_rows          device rows that no sequence has
-    pages_held         KV pages that a sequence holds
-    pages_releasing    those that become free when the steps in flight have retired
-    pages_kept         those that the prefix cache finds, held or not
-    pages              all that there are
-    preemptions        how often a sequence has lost its pages so far
+    steps              steps in flight
+    free_rows          device rows without a sequence
+    pages_held         KV pages that sequences hold
+    pages_releasing    KV pages that become free when the steps in flight retire
+    pages_kept         KV pages that the prefix cache finds, held or not
+    pages              all KV pages
+    preemptions        preemptions so far
     """
 
     waiting: int

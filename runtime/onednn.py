@@ -1,21 +1,21 @@
-"""What oneDNN, torch's library for products in bfloat16 on a CPU, may keep of the code that it writes.
+"""Bounds for the code caches of oneDNN, torch's library for bfloat16 matmuls on a CPU.
 
-It writes code for each shape that it meets, and a served step has any number of tokens. oneDNN keeps that of the last
-1024 shapes, and ideep, torch's layer above it, once more as many: some 0.55 MB a shape were measured, so that hours of
-serving hold half a gigabyte that no plan counts. To write it again takes a quarter of a millisecond, which was not to
-be seen in the processor's time of requests of random lengths.
+oneDNN generates code for each new shape, and a served step may have any number of tokens. oneDNN caches the code of the
+last 1024 shapes, and ideep, torch's layer above it, as many again. Measured at some 0.55 MB per shape, hours of serving
+hold half a gigabyte that no plan counts. Generating code again takes a quarter of a millisecond. In the CPU time of
+requests of random lengths, that cost was not measurable.
 """
 
 import os
 
 # The names: oneDNN's page "Primitive Cache", and LRU_CACHE_CAPACITY in ideep's lru_cache.hpp (pytorch/pytorch#27971).
 _CAPACITIES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
-# Some ten shapes of weights, with the dozen numbers of tokens that steps have which decode.
+# Some ten weight shapes, times the dozen token counts of decode steps.
 _SHAPES = 128
 
 
 def bound_code_caches() -> None:
-    """Let both keep that many, unless the environment says another number. They ask once, when they first run; in a
-    process that has multiplied before it changes nothing."""
+    """Limit both caches to _SHAPES, unless the environment sets another number. The libraries read the environment
+    once, at their first matmul; after that this function has no effect."""
     for name in _CAPACITIES:
         os.environ.setdefault(name, str(_SHAPES))

@@ -1,4 +1,4 @@
-"""What a caller gets back: of tokens the shapes of vLLM's `RequestOutput` and `CompletionOutput`, and vectors."""
+"""Outputs for callers: tokens in the shapes of vLLM's `RequestOutput` and `CompletionOutput`, and vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token at some position, as the model itself rates it: before temperature, penalties and bans.
+    """The log-probability of a token at a position, by the model's raw logits: before temperature, penalties and bans.
 
-    logprob         natural logarithm of its probability
+    logprob         natural logarithm of the token's probability
     rank            1 for the most likely token of the vocabulary
-    decoded_token   its text alone; None without a tokenizer, or with detokenize=False
+    decoded_token   the text of this token alone; None without a tokenizer, or with detokenize=False
     """
 
     logprob: float
@@ -26,17 +26,17 @@ class CompletionOutput:
     """One generated sequence so far.
 
     index                0..n-1 within the request
-    text                 the text so far, without characters that are incomplete or may still become a stop string
-    token_ids            the tokens so far, a stop or end token included; a list of the caller's own in a request's last
-                         output, before that a view that shows no later ones (`ingot.runtime.growing.SoFar`)
-    cumulative_logprob   sum of the log-probabilities of `token_ids`; None unless SamplingParams.logprobs is given
-    logprobs             a dict by token id for each of `token_ids`: that token, then as many of the most likely ones as
-                         SamplingParams.logprobs says (it may be one of them); a list or a view, as token_ids; None
-                         unless they are asked for
-    finish_reason        None while it runs; "stop", "length", "abort", or "error": the model gave logits that are not
-                         finite, or the device has no memory for a step of this sequence alone
-    stop_reason          the stop string or stop token id that ended it, or what there was no memory for; None for the
-                         model's own end tokens
+    text                 the text so far, without incomplete characters or text that may still become a stop string
+    token_ids            the tokens so far, including a stop or end token; the last output has the caller's own list,
+                         earlier ones a view that stays as it is (`ingot.runtime.growing.SoFar`)
+    cumulative_logprob   sum of the log-probabilities of `token_ids`; None unless SamplingParams.logprobs is set
+    logprobs             for each of `token_ids` a dict by token id: that token, then the SamplingParams.logprobs most
+                         likely tokens (it may be one of them); a list or a view, as token_ids; None unless
+                         SamplingParams.logprobs is set
+    finish_reason        None while it runs; "stop", "length", "abort", or "error": the model returned non-finite
+                         logits, or the device has no memory for a step of this sequence alone
+    stop_reason          the stop string or stop token id that ended it, or the text of a memory error; None for the
+                         model's end tokens
     """
 
     index: int
@@ -57,7 +57,7 @@ class CompletionOutput:
         finish_reason: FinishReason | None = None,
         stop_reason: int | str | None = None,
     ) -> None:
-        fields = self.__dict__  # a third of the time that a frozen dataclass's own takes, at every token of a stream
+        fields = self.__dict__  # for each streamed token; a third of the time of a frozen dataclass's __init__
         fields["index"] = index
         fields["text"] = text
         fields["token_ids"] = token_ids
@@ -75,12 +75,12 @@ class CompletionOutput:
 class RequestOutput:
     """One request so far: its prompt and its n sequences.
 
-    prompt             the prompt's text; None when token ids were given
-    prompt_token_ids   what was fed to the model, with what the tokenizer added
+    prompt             the prompt's text; None if the caller gave token ids
+    prompt_token_ids   the model's input, including tokens that the tokenizer added
     finished           True when every sequence has a finish_reason
-    prompt_logprobs    for each of `prompt_token_ids` a dict as in CompletionOutput.logprobs, but None for the first,
-                       which nothing comes before; a list or a view, as CompletionOutput.token_ids; None unless
-                       SamplingParams.prompt_logprobs is given
+    prompt_logprobs    for each of `prompt_token_ids` a dict as in CompletionOutput.logprobs, but None for the first
+                       token; a list or a view, as CompletionOutput.token_ids; None unless
+                       SamplingParams.prompt_logprobs is set
     num_cached_tokens  tokens of the prompt that the first sequence found in the prefix cache; None while it waits
     """
 
@@ -116,12 +116,12 @@ class RequestOutput:
 class EmbeddingOutput:
     """The vector of one prompt.
 
-    prompt             the prompt's text; None when token ids were given
-    prompt_token_ids   what was fed to the model, with what the tokenizer added
-    embedding          the vector; empty until it is there, and where the request ended without one
+    prompt             the prompt's text; None if the caller gave token ids
+    prompt_token_ids   the model's input, including tokens that the tokenizer added
+    embedding          the vector; empty until it is computed, and if the request ended without one
     finish_reason      None while it waits or runs; "stop", "abort", or "error": the vector was not finite, or the
                        device has no memory for a step of this sequence alone
-    stop_reason        what there was no memory for
+    stop_reason        the text of a memory error
     num_cached_tokens  tokens of the prompt that were found in the prefix cache; None while it waits
     """
 

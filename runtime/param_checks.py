@@ -1,5 +1,5 @@
-"""Checks of what a caller asks of a request: each takes where a value stands ("SamplingParams.n") and the value, and
-gives it in its one form. It raises RequestError, naming field, value and legal range, for a bad one."""
+"""Checks of request parameters. Each check takes the name of a field ("SamplingParams.n") and a value, and returns the
+normalized value. It raises RequestError, naming field, value and legal range, for a bad one."""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -11,14 +11,14 @@ Check = Callable[[str, object], Any]
 
 
 def refuse(where: str, value: object, expected: str) -> NoReturn:
-    """Raise RequestError for a value that is not legal."""
+    """Raise RequestError for an illegal value."""
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     raise RequestError(f"{where.rpartition('.')[2]} = {shown} is out of range", where=where, expected=expected)
 
 
 def integer(low: int, high: int | None = None, expected: str = "") -> Check:
-    """An integer of any type but bool, of Python or numpy, in [low, high]."""
+    """Return the check for an integer in [low, high], of any Python or NumPy type except bool."""
     legal = expected or (f"an integer in [{low}, {high}]" if high is not None else f"an integer >= {low}")
 
     def check(where: str, value: object) -> int:
@@ -31,7 +31,7 @@ def integer(low: int, high: int | None = None, expected: str = "") -> Check:
 
 
 def real(low: float, high: float, expected: str) -> Check:
-    """A real number of any type but bool in [low, high], as a float."""
+    """Return the check for a real number in [low, high], of any type except bool. The check returns a float."""
 
     def check(where: str, value: object) -> float:
         number = as_real(value)
@@ -49,12 +49,12 @@ def boolean(where: str, value: object) -> bool:
 
 
 def optional(check: Check) -> Check:
-    """None, or what `check` takes."""
+    """Return the check for None or a value that `check` accepts."""
     return lambda where, value: None if value is None else check(where, value)
 
 
 def several(one: Check, expected: str) -> Check:
-    """None for nothing, or a list or tuple of what `one` takes; as a tuple."""
+    """Return the check for a list or tuple of values that `one` accepts; None means empty. It returns a tuple."""
 
     def check(where: str, value: object) -> tuple[Any, ...]:
         if value is None:

@@ -1,4 +1,4 @@
-"""How long the phases of a start take."""
+"""Times of the phases of a start."""
 
 import contextlib
 import os
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 
 class Phases:
-    """Seconds by phase, in the order in which they ended. Phases may run beside each other, so they need not add up."""
+    """Seconds by phase, in the order in which phases ended. Phases may overlap, so their sum may exceed the total."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What runs within is the phase `name`, or more of it."""
+        """Add the time of the code within to the phase `name`."""
         begin = time.perf_counter()
         try:
             yield
@@ -23,7 +23,7 @@ class Phases:
 
 
 def process_age() -> float | None:
-    """Seconds since this process was started, in hundredths; None where the kernel does not tell."""
+    """Return the seconds since this process started, in hundredths; None if the operating system does not say."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             # Field 22 in clock ticks since boot (proc(5)); the second field, a name, may hold spaces and parentheses.

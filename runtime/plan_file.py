@@ -7,7 +7,7 @@ from ingot.runtime.artifact import Artifact, malformed
 
 
 def read_plan_file(artifact: Artifact) -> PlanFile:
-    """The plans of all ranks, unchecked. Raises ArtifactError where the file breaks its schema."""
+    """Return the plans of all ranks, unchecked. Raises ArtifactError if the file breaks its schema."""
     try:
         return PlanFile.model_validate_json(artifact.read_text(PLAN_FILE))
     except ValidationError as error:

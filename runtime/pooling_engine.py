@@ -1,4 +1,4 @@
-"""Requests for vectors: prompts in, a vector of each out."""
+"""Requests for vectors: prompts in, one vector per prompt out."""
 
 from dataclasses import dataclass, field, replace
 
@@ -19,9 +19,9 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class PoolingRequest:
-    """What `PoolingEngine.add_requests` takes: an id, a prompt, and what is asked of its vector.
+    """One request of `PoolingEngine.add_requests`: an id, a prompt, and options of its vector.
 
-    priority   the lower, the sooner it is served; other than 0 only where the scheduler's policy is "priority"
+    priority   the lower, the sooner it is served; must be 0 unless the scheduler's policy is "priority"
     """
 
     request_id: str
@@ -32,7 +32,7 @@ class PoolingRequest:
 
 @dataclass
 class _Group:
-    """A caller's request: its one sequence, and the vector once it is there."""
+    """A caller's request: its one sequence, and the vector once it is computed."""
 
     request_id: str
     prompt: Prompt
@@ -59,9 +59,9 @@ class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
     """Serves requests for vectors.
 
     width   elements of the model's vectors
-    unit    whether a vector gets length 1 where its request does not say
+    unit    whether to normalize a vector to length 1 if its request does not say
 
-    The other arguments are those of `ServingLoop`.
+    See `ServingLoop` for the other arguments.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
         self._width, self._unit = width, unit
 
     def add_request(self, request_id: str, prompt: PromptLike, params: PoolingParams | None = None) -> None:
-        """Queue one request. Raises RequestError; then nothing has changed."""
+        """Queue one request. Raises RequestError for a bad one, and then queues nothing."""
         self.add_requests([PoolingRequest(request_id, prompt, params or PoolingParams())])
 
     def _group(self, given: PoolingRequest, prompt: Prompt) -> _Group:
@@ -95,7 +95,7 @@ class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
         if params.normalize is None:
             params = replace(params, normalize=self._unit)
         salt = (prompt.cache_salt or "").encode("utf-8", "surrogatepass")
-        own_id, ids = self._own_id(given.request_id, 0), list(prompt.token_ids)  # apart from the list that callers get
+        own_id, ids = self._own_id(given.request_id, 0), list(prompt.token_ids)  # a copy: callers get the other list
         request = Request(Given(own_id, ids, params, cache_salt=salt, priority=given.priority, streamed=False))
         self._scheduler.check(request)
         return _Group(given.request_id, prompt, params, request)

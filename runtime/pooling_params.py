@@ -1,4 +1,4 @@
-"""`PoolingParams`: what one request wants of its vector. Names are vLLM's."""
+"""`PoolingParams`: options for the vector of one request. Names are vLLM's."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,17 +11,17 @@ _NORMALIZE = optional(boolean)
 
 @dataclass(frozen=True)
 class PoolingParams:
-    """Checked when made, frozen afterwards.
+    """Options for the vector of one request. The constructor checks them; instances are frozen.
 
-    dimensions   >= 1: keep so many elements of the vector from its front, for models that were trained for it
-                 (Matryoshka, arXiv 2205.13147); None: all
-    normalize    whether what is kept gets length 1; None: as the model's definition says
+    dimensions   >= 1: keep only the first elements of the vector, for models trained for it (Matryoshka,
+                 arXiv 2205.13147); None: keep all
+    normalize    whether to normalize the kept elements to length 1; None: as the model's definition says
     """
 
     dimensions: int | None = None
     normalize: bool | None = None
 
-    # What a scheduler asks of every request: nothing is counted, rated or ended by a token, and one result is to come.
+    # The fields that a scheduler reads of every request: no penalties, prompt_logprobs or stop tokens, and one result.
     penalizes: ClassVar[bool] = False
     min_tokens: ClassVar[int] = 0
     max_tokens: ClassVar[int] = 1

@@ -1,4 +1,4 @@
-"""What a caller may give as a prompt, checked and turned into token ids."""
+"""Prompts in the forms that callers may use, checked and converted to token ids."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: its text, or None when token ids were given, and its token ids, at least one.
+    """A prompt: its text, or None if the caller gave token ids, and at least one token id.
 
-    What the prefix cache keeps of it is found by prompts of the same `cache_salt` alone.
+    In the prefix cache, only prompts with the same `cache_salt` share its pages.
     """
 
     text: str | None
@@ -24,13 +24,13 @@ class Prompt:
 PromptLike = str | Sequence[int] | Mapping[str, object] | Prompt
 
 FORMS = (
-    "a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}, there with a 'cache_salt' or without"
+    "a text, a list of token ids, {'prompt': text} or {'prompt_token_ids': ids}, the last two optionally with a"
+    " 'cache_salt'"
 )
 
 
 def read_prompts(prompts: Sequence[PromptLike], tokenizer: Tokenizer | None, vocab_size: int) -> list[Prompt]:
-    """Check prompts, and make token ids of texts, of all at once; `vocab_size` is that of the model. Raises
-    RequestError."""
+    """Check prompts, and encode all texts at once. `vocab_size` is the model's. Raises RequestError."""
     forms = [_form(prompt, with_texts=tokenizer is not None) for prompt in prompts]
     texts = [form.content for form in forms if isinstance(form.content, str)]
     encoded = iter([] if tokenizer is None else tokenizer.encode_all(texts))
@@ -42,8 +42,7 @@ def read_prompts(prompts: Sequence[PromptLike], tokenizer: Tokenizer | None, voc
 
 
 class _Form(NamedTuple):
-    """A prompt as it was given: `content` is a text or token ids, `text` what they are ids of, as far as that is
-    known."""
+    """A prompt as the caller gave it: `content` is a text or token ids, `text` the prompt's text if known."""
 
     text: str | None
     content: str | Sequence[object]
@@ -86,7 +85,7 @@ def _salt(salt: object) -> str | None:
 def _checked(token_ids: Sequence[object], vocab_size: int) -> list[int]:
     if not token_ids:
         raise RequestError("the prompt is empty", where="prompt", expected="at least one token")
-    if set(map(type, token_ids)) == {int}:  # as nearly always; else one by one, a hundred times slower
+    if set(map(type, token_ids)) == {int}:  # the usual case; the loop below is a hundred times slower
         plain = cast("Sequence[int]", token_ids)
         if min(plain) >= 0 and max(plain) < vocab_size:
             return list(plain)

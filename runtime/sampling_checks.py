@@ -1,4 +1,4 @@
-"""What `SamplingParams` takes: the legal values of each, what they mean together, and vLLM's parameters beside them."""
+"""The checks of `SamplingParams`: legal values, legal combinations, and vLLM parameters that are not supported."""
 
 import difflib
 import math
@@ -10,16 +10,16 @@ from ingot.ir.logprob_limits import MAX_LOGPROBS
 from ingot.runtime.param_checks import Check, boolean, integer, optional, real, refuse, several
 
 OWNER = "SamplingParams"
-GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: a temperature below it asks for the most likely token
+GREEDY_BELOW = 1e-5  # vLLM's _SAMPLING_EPS: a lower temperature means greedy sampling
 MAX_N = 16384  # vLLM's default for VLLM_MAX_N_SEQUENCES
-MAX_SEED = 2**63 - 1  # seeds travel to the device as i64
-MAX_TOKEN_ID = 2**31 - 1  # token ids travel as i32
-MAX_FLOAT32 = 3.4028234663852886e38  # the device computes in f32; a larger temperature would turn into infinity there
+MAX_SEED = 2**63 - 1  # seeds are i64 on the device
+MAX_TOKEN_ID = 2**31 - 1  # token ids are i32 on the device
+MAX_FLOAT32 = 3.4028234663852886e38  # the device computes in f32, where a larger temperature would become infinity
 
-# Beyond these a logit that was divided or multiplied by a penalty could overflow float32.
+# Beyond these, dividing or multiplying a logit by the penalty could overflow float32.
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-30, 1e30
 
-# What vLLM knows and Ingot does not know yet -> the value that asks for nothing. Any other value is refused by name.
+# vLLM parameters that Ingot does not support yet -> their neutral value. Any other value is refused by name.
 NOT_SUPPORTED_YET: Mapping[str, object] = {
     "allowed_token_ids": None,
     "bad_words": None,
@@ -50,7 +50,7 @@ def _stop_strings(where: str, value: object) -> tuple[str, ...]:
     return tuple(strings)
 
 
-# By the name of the parameter, which is that of the field too.
+# Checks by parameter name, which is also the field name.
 CHECKS: Mapping[str, Check] = {
     "n": integer(1, MAX_N),
     "temperature": real(0.0, MAX_FLOAT32, "a finite number >= 0 (below 1e-5: greedy)"),
@@ -76,8 +76,8 @@ CHECKS: Mapping[str, Check] = {
 
 
 def checked(given: Mapping[str, object], standing: Mapping[str, object]) -> dict[str, Any]:
-    """The values of all fields, each in its one form. Raises RequestError for a bad one, and for values that do not go
-    together. Those that are `standing`, the defaults, need no check: most requests leave most at them."""
+    """Return the normalized values of all fields. Raises RequestError for a bad value or combination. Skips the check
+    for default values (`standing`), which most requests leave in most fields."""
     values: dict[str, Any] = {}
     for name, value in given.items():
         values[name] = value if value is standing[name] else CHECKS[name](f"{OWNER}.{name}", value)
@@ -87,13 +87,13 @@ def checked(given: Mapping[str, object], standing: Mapping[str, object]) -> dict
     if values["n"] > 1 and values["temperature"] < GREEDY_BELOW:
         refuse(f"{OWNER}.n", values["n"], "1 with greedy sampling (temperature 0), which would give n equal sequences")
     if values["stop"] and not values["detokenize"]:
-        legal = "no stop strings with detokenize=False: they are looked for in the text"
+        legal = "no stop strings with detokenize=False: the engine finds them in the text"
         refuse(f"{OWNER}.stop", given["stop"], legal)
     return values
 
 
 def refuse_others(others: Mapping[str, object]) -> None:
-    """Raise RequestError for a keyword that is no parameter, or one of vLLM's that asks for what is not supported."""
+    """Raise RequestError for an unknown keyword, or a non-neutral value of an unsupported vLLM parameter."""
     for name, value in others.items():
         if name not in NOT_SUPPORTED_YET:
             near = difflib.get_close_matches(name, [*CHECKS, *NOT_SUPPORTED_YET], n=1)

@@ -1,4 +1,4 @@
-"""`SamplingParams`: how one request wants its tokens chosen and when it ends. Names and defaults are vLLM's."""
+"""`SamplingParams`: how to sample the tokens of one request, and when to stop. Names and defaults are vLLM's."""
 
 import inspect
 from collections.abc import Sequence
@@ -9,32 +9,33 @@ from ingot.runtime.sampling_checks import GREEDY_BELOW, checked, refuse_others
 
 @dataclass(frozen=True, init=False)
 class SamplingParams:
-    """How to choose the tokens of one request, and when to stop. Checked when made, frozen afterwards.
+    """How to sample the tokens of one request, and when to stop. The constructor checks all values; instances are
+    frozen.
 
     n                     sequences per prompt, 1..16384; with greedy sampling only 1
-    temperature           >= 0; below 1e-5 is greedy, and then top_k, top_p and min_p do not matter
+    temperature           >= 0; below 1e-5 is greedy, and then top_k, top_p and min_p have no effect
     top_p                 in (0, 1]; keep the smallest set of tokens with at least this probability
     top_k                 0 or -1 is off; else keep the k most likely tokens
     min_p                 in [0, 1]; keep tokens at least this likely relative to the most likely one; 0 is off
     repetition_penalty    > 0; above 1, tokens of prompt and output so far become less likely; 1 is off
-    frequency_penalty     -2..2; taken from a token's logit for each time that it was generated; 0 is off
-    presence_penalty      -2..2; taken from the logit of every token that was generated; 0 is off
+    frequency_penalty     -2..2; subtracted from a token's logit for each time that it was generated; 0 is off
+    presence_penalty      -2..2; subtracted from the logit of every generated token; 0 is off
     seed                  0..2**63-1; sequence i of n uses seed + i. None (or -1): the engine draws one
     stop                  a string or strings that end the text; the text ends before the stop string, unless
                           `include_stop_str_in_output`
     stop_token_ids        token ids that end the sequence; kept in `token_ids`, left out of `text`
-    ignore_eos            go on past the model's own end tokens
+    ignore_eos            continue after the model's end tokens
     max_tokens            >= 1; None: up to the artifact's max_seq_len
-    min_tokens            0..max_tokens; until so many are generated no end token is sampled and no stop string counts
-    logprobs              0..20: give the log-probability of each token generated and of that many most likely ones;
-                          None: do not
+    min_tokens            0..max_tokens; before this many tokens, no end token is sampled and no stop string counts
+    logprobs              0..20: return the log-probability of each generated token and of that many most likely ones;
+                          None: return none
     prompt_logprobs       0..20: the same for the prompt's tokens
     detokenize            False: `text` stays empty, and stop strings are refused
     skip_special_tokens   leave special tokens out of `text`
     spaces_between_special_tokens   False: a special token that follows another is written without the decoder's space
 
-    Raises RequestError, naming field, value and legal range; also for an unknown keyword, and for one of vLLM's that is
-    not supported yet, unless its value asks for nothing.
+    Raises RequestError, naming field, value and legal range. Also raises it for an unknown keyword, and for a vLLM
+    parameter that is not supported yet, unless the value is neutral.
     """
 
     n: int
@@ -91,12 +92,12 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """True when the most likely token is taken, whatever top_k, top_p and min_p say."""
+        """Whether sampling is greedy: the most likely token, whatever top_k, top_p and min_p are."""
         return self.temperature < GREEDY_BELOW
 
     @property
     def penalizes(self) -> bool:
-        """True when any of the three penalties is on."""
+        """Whether any of the three penalties is on."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""The caches of a group whose scratch pages are one memory (`ingot.ir.cache.scratch_pages`)."""
+"""Allocation of caches with shared scratch pages (`ingot.ir.cache.scratch_pages`)."""
 
 from collections.abc import Mapping
 
@@ -14,14 +14,14 @@ from ingot.ir.parse import parse_type
 def caches_with_scratch(
     specs: Mapping[str, State], pages: int, scratch: Scratch, allocator: Allocator
 ) -> tuple[dict[str, torch.Tensor], range]:
-    """The caches of a group, whose pool has so many pages, and the numbers of the scratch pages in each.
+    """Return the caches of a group with a pool of `pages` pages, and the numbers of the scratch pages in each cache.
 
-    Memory is mapped in units of the allocator's granularity. So the scratch pages begin with the first page that lies
-    wholly in the common memory, which need not be the one after the last page of the pool.
+    Memory is mapped in units of the allocator's granularity. So the scratch pages begin with the first page that is
+    entirely in the shared memory. That need not be the page after the last page of the pool.
     """
     granularity = allocator.granularity
     if granularity is None:
-        raise InternalError("scratch pages on a device that maps no memory", where="caches_with_scratch")
+        raise InternalError("scratch pages on a device that cannot map shared memory", where="caches_with_scratch")
     own = _rounded(pages * scratch.page, granularity)
     first = -(-own // scratch.page)
     count = first + scratch.pages
@@ -32,7 +32,7 @@ def caches_with_scratch(
         raise OptionError(
             f"there is no memory for the {len(specs)} caches of '{next(iter(specs.values())).group}': {error}",
             expected=f"{len(specs) * own + tail} bytes, {tail} of which are scratch pages",
-            hint="ask for fewer KV pages",
+            hint="serve with fewer KV pages",
         ) from error
     made = {}
     for (name, spec), memory in zip(specs.items(), memories, strict=True):

@@ -1,12 +1,12 @@
-"""The time in which the host only waits for a step, and what can be done in it."""
+"""Use of the time in which the host waits for a step."""
 
 import time
 from collections.abc import Callable
 
-# Steps of fewer tokens are over before anything worth while is done.
+# Steps of fewer tokens are too short for useful work.
 _FEWEST_TOKENS = 256
 
-# Gets the seconds that there are, and does something that fits in or nothing; tells whether it did.
+# Takes the available seconds, does work that fits into them or none, and returns whether it did.
 Work = Callable[[float], bool]
 
 
@@ -15,29 +15,29 @@ def nothing_to_do(seconds: float) -> bool:
 
 
 class SpareTime:
-    """Gives `work` the time until the step that runs is expected to end, by what the last long one took for a token.
+    """Calls `work` with the time until the running step is expected to end, by the last long step's time per token.
 
-    Nothing that could be launched waits for it: that depends on the tokens of the step that runs.
+    This delays no launch: the next launch needs the tokens of the running step.
     """
 
     def __init__(self, work: Work, clock: Callable[[], float] = time.perf_counter) -> None:
         self._work, self._clock = work, clock
         self._per_token: float | None = None
-        self._began = clock()  # when the step that is waited for began to run
+        self._began = clock()  # when the running step began
 
     def begin(self) -> None:
-        """A step was launched, and none was running."""
+        """Note that a step was launched while none was running."""
         self._began = self._clock()
 
     def wait(self, tokens: int) -> None:
-        """The host is about to wait for a step of so many tokens, the oldest that is in flight."""
+        """Do work before the host waits for the oldest step in flight, which has `tokens` tokens."""
         if self._per_token is not None and tokens >= _FEWEST_TOKENS:
             left = self._per_token * tokens - (self._clock() - self._began)
             if left > 0:
                 self._work(left)
 
     def end(self, tokens: int) -> None:
-        """That step has ended, and the one after it begins."""
+        """Note that this step has ended, and that the next one begins."""
         now = self._clock()
         if tokens >= _FEWEST_TOKENS:
             self._per_token = (now - self._began) / tokens

@@ -1,10 +1,10 @@
-"""The fast path of one kind of step: sequences that decode one token a step, while the same ones run.
+"""The scheduler's fast path for sequences that decode one token per step.
 
-A sequence is on it as long as `num_computed < decodes_until`. Until then this holds, and nothing has to be looked at:
-a step in flight takes exactly one token for it, its row on the device knows that token and its position, its pages hold
-the next one, and its length ends no sooner. So the next step feeds the token that the step before it gives. What breaks
-one of these sets `decodes_until` to 0: pages or length used up, preemption, a step that was taken back. A sequence that
-feeds drafts is never on the fast path, since it is not known how many tokens a step takes for it.
+A sequence is on the fast path while `num_computed < decodes_until`. Until then the scheduler need not check it: the
+step in flight samples exactly one token for it, its device row holds that token and position, its pages have room for
+the next token, and its length limit is not reached. So the next step feeds the token of the step before. Every event
+that breaks one of these conditions sets `decodes_until` to 0: exhausted pages or length, preemption, a withdrawn step.
+A sequence with drafts is never on the fast path, because the number of tokens per step is unknown.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,21 @@ from ingot.runtime.request import Request
 
 
 def steady(running: Sequence[Request]) -> list[Request]:
-    """The sequences on the fast path, which feed one token each."""
+    """Return the sequences on the fast path, which feed one token each."""
     return [one for one in running if one.num_computed < one.decodes_until]
 
 
 def others(running: Sequence[Request], *, in_flight: bool) -> list[Request]:
-    """The sequences to be looked at. Without a step in flight no sequence is on the fast path."""
+    """Return the sequences that the scheduler must check. Without a step in flight, these are all."""
     return [one for one in running if not in_flight or one.num_computed >= one.decodes_until]
 
 
 def enter(request: Request, tokens_held: int) -> None:
-    """Put a sequence on the fast path, for which the step in flight takes one token. Its pages hold so many tokens."""
+    """Put a sequence on the fast path. The step in flight samples one token for it; it has pages for `tokens_held`
+    tokens."""
     request.decodes_until = min(tokens_held, request.max_total - 1)
 
 
 def leave(request: Request) -> None:
-    """Take a sequence off the fast path: the next step looks at it."""
+    """Take a sequence off the fast path, so that the next step checks it."""
     request.decodes_until = 0

@@ -1,4 +1,4 @@
-"""What a step gives: which outputs the host reads, and how much of each belongs to the step."""
+"""The outputs of a step: which ones the host reads, and which part of each belongs to the step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from ingot.ir.features import find_ending
 from ingot.ir.parse import parse_ending, parse_type
 from ingot.runtime.step import StepSizes
 
-# What an entry that pools gives.
+# The output of an entry that pools.
 VECTORS = "vectors"
 
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """The outputs of a plan: `read` by the host after every step, and by name the dim that stands in front (T, B or L),
-    where one does."""
+    """The outputs of a plan: the names that the host reads after every step (`read`), and the symbolic first dim (T, B
+    or L) of each output that has one (`dims`)."""
 
     read: tuple[str, ...]
     dims: Mapping[str, str]
@@ -29,10 +29,10 @@ class StepOutputs:
         return StepOutputs(find_ending(parse_ending(plan.ending).name).read, dims)
 
     def cut(self, outputs: Mapping[str, torch.Tensor], step: StepSizes) -> dict[str, torch.Tensor]:
-        """The part of each output that is the step's own, where the step was filled up to more."""
+        """Return each output without the rows of padding."""
         return {name: value[: self.size(name, step)] if name in self.dims else value for name, value in outputs.items()}
 
     def size(self, name: str, step: StepSizes) -> int:
-        """How many values an output with a dim in front has in a step."""
+        """Return the size of an output's first dim in a step."""
         size: int = getattr(step, self.dims[name])
         return size

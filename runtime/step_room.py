@@ -1,4 +1,4 @@
-"""What a step can still take of prompts."""
+"""The room that a step has left for prompt tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,14 +13,15 @@ from ingot.runtime.scheduler_config import SchedulerConfig
 
 @dataclass
 class StepRoom:
-    """Tokens, and rows of logits that rate prompts; pieces of prompts are cut as `blocks` say."""
+    """The prompt tokens, and the logit rows for prompt_logprobs, that still fit into a step. `blocks` decide where
+    prompts may be split."""
 
     blocks: Blocks
     tokens: int
     scored: int = MAX_SCORED
 
     def fit(self, request: Request, start: int) -> int:
-        """How many tokens of a prompt go into the step, from position `start` on."""
+        """Return how many tokens of a prompt fit into the step, from position `start` on."""
         goal = self.blocks.fed(request.num_tokens)
         length = min(goal - start, self.tokens)
         scored = request.scored_in(start, start + length)
@@ -34,11 +35,13 @@ class StepRoom:
 
 
 def prompt_tokens(config: SchedulerConfig, decodes: Sequence[Request], chunks: Sequence[Chunk]) -> int:
-    """How many tokens of prompts a step takes beside those of sequences that decode. Where a caller waits for their
-    tokens, a long step is one long wait; a prompt that may not be cut is not held back even so, or it could be for
-    ever."""
+    """Return how many prompt tokens fit into a step besides its decode tokens.
+
+    While a streamed request decodes, the count is capped at max_mixed_tokens to bound the latency of its tokens. If
+    prompts cannot be split into such chunks, there is no cap, or a long prompt would starve.
+    """
     left = config.max_tokens - len(decodes) - sum(chunk.length for chunk in chunks)
     decoding = chain(decodes, (chunk.request for chunk in chunks))
-    cut = config.chunked_prefill and config.blocks.granule <= config.max_mixed_tokens
-    held_back = cut and any(request.given.streamed for request in decoding)
-    return min(left, config.max_mixed_tokens) if held_back else left
+    splits = config.chunked_prefill and config.blocks.granule <= config.max_mixed_tokens
+    capped = splits and any(request.given.streamed for request in decoding)
+    return min(left, config.max_mixed_tokens) if capped else left

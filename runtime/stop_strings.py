@@ -1,14 +1,14 @@
-"""Finding stop strings in text that arrives in pieces, in time linear in its length."""
+"""Search for stop strings in text that arrives in pieces, in linear time."""
 
 from collections import deque
 from collections.abc import Sequence
 
 
 class StopStrings:
-    """An Aho-Corasick automaton over some stop strings; immutable, so the sequences of a request share one.
+    """An Aho-Corasick automaton of stop strings; immutable, so the sequences of a request share it.
 
-    A state stands for the longest suffix of the text so far that is a prefix of some stop string: its depth is the
-    number of characters that may still become a stop string.
+    A state represents the longest suffix of the text that is a prefix of a stop string. Its depth is the number of
+    characters that may still become a stop string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -44,7 +44,7 @@ class StopStrings:
                 queue.append(child)
 
     def step(self, state: int, character: str) -> int:
-        """The state after one more character; amortized constant time."""
+        """Return the state after one more character, in amortized constant time."""
         while state and character not in self._next[state]:
             state = self._fail[state]
         return self._next[state].get(character, 0)
@@ -53,9 +53,9 @@ class StopStrings:
 class StopMatcher:
     """Passes text through until a stop string is complete.
 
-    Without `include`, text is held back while it may still become a stop string, so that no part of one is ever given
-    out. The stop string that is complete first wins (of those that end at the same character, the longest), so that
-    the result does not depend on how the text was cut into tokens.
+    Without `include`, text that may still become a stop string is held back, so that no part of one is returned. The
+    stop string that is complete first wins; of those that end at the same character, the longest. So the result does
+    not depend on how the text is split into tokens.
     """
 
     def __init__(self, strings: StopStrings, include: bool) -> None:
@@ -66,9 +66,9 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str, *, stop: bool = True) -> str:
-        """The text that may be given out now. After a match (`matched`) everything further is dropped.
+        """Add text. Return the text that can be released now. After a match (`matched`), drop all further text.
 
-        With `stop` False a stop string that is complete within `text` is text like any other.
+        With `stop` False, a stop string that is complete within `text` counts as ordinary text.
         """
         if self.matched is not None:
             return ""
@@ -92,6 +92,6 @@ class StopMatcher:
         return so_far[:split]
 
     def finish(self) -> str:
-        """What was held back: no more text comes, so it is no stop string."""
+        """Return the text that was held back: no more text comes, so it is no stop string."""
         held, self._held = self._held, ""
         return held if self.matched is None else ""

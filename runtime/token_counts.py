@@ -1,4 +1,4 @@
-"""Rows of token counts, for sequences that go on after tokens that they have not fed themselves."""
+"""Recomputation of token-count rows, for sequences that resume after tokens that they did not feed in this row."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 
 @dataclass(frozen=True)
 class Recount:
-    """A row of `token_counts`, and the tokens of its prompt and of its output that stand in the cache."""
+    """A row of `token_counts`, and the prompt and output tokens of its sequence that are in the cache."""
 
     row: int
     prompt: list[int]
@@ -21,10 +21,10 @@ _COUNTS = "token_counts"
 
 
 def recount(own: Collection[str], states: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-    """Let the rows that a step's inputs name count what `ingot.count_tokens` would have counted.
+    """Recompute the token-count rows in `inputs.recounts`, to the counts that `ingot.count_tokens` would have made.
 
-    `own` are the names of the states of the entry that runs. Nothing is done where it does not count: in front of a
-    later entry of the step the rows have counted the step's own tokens.
+    `own` are the state names of the running entry. Do nothing if they do not include token counts: before a later entry
+    of the step, the rows already count the step's own tokens.
     """
     if _COUNTS not in own:
         return

@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the tokenizer files of an artifact."""
+"""The tokenizer of an artifact: text to token ids, and back."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,24 +11,24 @@ from tokenizers.processors import TemplateProcessing
 
 from ingot.ir.errors import ArtifactError, RequestError
 
-REPLACEMENT = "\ufffd"  # what a decoder writes for bytes that are no UTF-8; at the end: perhaps not complete yet
+REPLACEMENT = "\ufffd"  # a decoder's text for invalid UTF-8; at the end of a text, the character may be incomplete
 
 
 class Tokenizer:
-    """A tokenizer and what its model's files say about its end and begin tokens.
+    """A tokenizer, with the begin and end tokens that the model's files name.
 
-    backend          the library's tokenizer, to be read only
-    vocab_size       tokens it knows, added ones included; the model's embedding may have more rows
-    eos_token_ids    tokens that end a sequence; empty when nothing names one
-    bos_token_id     None when there is none
-    added_tokens     id -> text of the tokens outside the learned vocabulary, special ones and others
-    special_ids      the special ones of them: left out of text by `skip_special_tokens`
+    backend          the library's tokenizer; read only
+    vocab_size       number of tokens, including added ones; the model's embedding may have more rows
+    eos_token_ids    tokens that end a sequence; empty if no file names one
+    bos_token_id     the begin token, or None
+    added_tokens     id -> text of the tokens outside the learned vocabulary, special or not
+    special_ids      the special ones among them, which `skip_special_tokens` removes from text
     """
 
     def __init__(
         self, backend: tokenizers.Tokenizer, *, eos_token_ids: Sequence[int] = (), bos_token_id: int | None = None
     ) -> None:
-        backend.no_truncation()  # some checkpoints save the setting of their training run
+        backend.no_truncation()  # some checkpoints keep the settings of their training run
         backend.no_padding()
         self.backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -42,13 +42,13 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str, eos_fallback: int | Sequence[int] | None = None) -> "Tokenizer":
-        """Read `tokenizer.json` and, where they exist, `tokenizer_config.json` and `generation_config.json`.
+        """Read `tokenizer.json` and, if they exist, `tokenizer_config.json` and `generation_config.json`.
 
-        The end tokens are the tokenizer's own and those of generation_config.json; where that names none, those of
-        `eos_fallback` (config.json's `eos_token_id`). Whether begin and end tokens are added to a prompt is the
-        post-processor's matter, unless `add_bos_token` or `add_eos_token` say it, as in transformers.
+        The end tokens are the tokenizer's and those of generation_config.json; if that names none, those of
+        `eos_fallback` (config.json's `eos_token_id`). The post-processor decides whether a prompt gets begin and end
+        tokens, unless `add_bos_token` or `add_eos_token` is set, as in transformers.
 
-        Raises ArtifactError, with the file and field, for a missing or damaged file.
+        Raises ArtifactError, with file and field, for a missing or damaged file.
         """
         folder = Path(folder)
         path = folder / "tokenizer.json"
@@ -72,56 +72,56 @@ class Tokenizer:
         return cls(backend, eos_token_ids=[*eos_ids, *([] if eos is None else [eos])], bos_token_id=bos)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a prompt: `encode_all` of it alone."""
+        """Return the token ids of one prompt, as `encode_all` does."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of prompts, which are worked on side by side.
+        """Return the token ids of prompts, encoded in parallel.
 
-        As in vLLM's `generate`, text that spells a special token becomes that token, and begin and end tokens are added
-        where the tokenizer adds them. Text that users may not control tokens with belongs through a chat template.
+        As in vLLM's `generate`, text that spells a special token becomes that token, and the tokenizer may add begin
+        and end tokens. Use a chat template for untrusted text, which must not produce special tokens.
 
-        Raises RequestError for text that is no Unicode (lone surrogates).
+        Raises RequestError for invalid Unicode (lone surrogates).
         """
         for text in texts:
             try:
                 text.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise RequestError("the prompt is no valid Unicode text", where=f"character {error.start}") from error
-        if len(texts) == 1:  # without a word to other threads
+        if len(texts) == 1:  # without the cost of other threads
             return [self.backend.encode(texts[0], add_special_tokens=True).ids]
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=True)]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of token ids; ids that the tokenizer does not know have none."""
+        """Return the text of token ids. Unknown ids have no text."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str:
-        """`decode` of one token."""
+        """Return `decode` of one token, from a cache."""
         alone = self._alone[skip_special_tokens]
         if token_id not in alone:
             alone[token_id] = self.decode([token_id], skip_special_tokens)
         return alone[token_id]
 
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
-        """False for a token that `decode` leaves out: a special one when they are skipped, or one that is not known."""
+        """Return False if `decode` omits the token: it is unknown, or special while special tokens are skipped."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
         return self.backend.id_to_token(token_id) is not None
 
     def text_of(self, token_id: int, skip_special_tokens: bool) -> str | None:
-        """The text that a token adds to any other tokens in front of it; "" for one that `decode` leaves out. None
-        where that depends on them: a part of a character, and with decoders other than the byte-level one any token."""
+        """Return the text that a token adds after any other tokens; "" if `decode` omits it. Return None if that text
+        depends on the tokens before: for a part of a character, and for every token without a byte-level decoder."""
         if not self._joins_bytes:
             return None
-        # A byte-level decoder joins the bytes of all tokens, and valid UTF-8 is the same after any others.
+        # A byte-level decoder joins the bytes of all tokens, and valid UTF-8 decodes equally after any bytes.
         text = self.decode_alone(token_id, skip_special_tokens)
         return None if REPLACEMENT in text else text
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, an empty one when there is no file. Raises ArtifactError."""
+    """Return the object in a JSON file, or an empty one if there is no file. Raises ArtifactError."""
     if not path.is_file():
         return {}
     try:
@@ -136,7 +136,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def _token_id(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], field: str, folder: Path, *, needed: bool
 ) -> int | None:
-    """The id of a token that the config names. Many name one that their vocabulary does not have, and never use it."""
+    """Return the id of a token that the config names, or None. Many configs name a token that the vocabulary lacks, and
+    never use it; only with `needed` does that raise ArtifactError."""
     token = config.get(field)
     if isinstance(token, Mapping):  # an AddedToken, written out
         token = token.get("content")

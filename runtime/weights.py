@@ -1,4 +1,4 @@
-"""Where weights.json says that each weight lies in the weight files, and the weights as views of the mapped files."""
+"""The places of weights in the weight files, from weights.json, and weights as views of the memory-mapped files."""
 
 import itertools
 import math
@@ -21,7 +21,7 @@ _INDEX = TypeAdapter(dict[str, WeightEntry])
 
 @dataclass(frozen=True)
 class Place:
-    """Where a weight lies: row-major from byte `offset` of `file`, within that file and aligned for its dtype."""
+    """The place of a weight: row-major from byte `offset` of `file`, within the file and aligned for its dtype."""
 
     file: str
     offset: int
@@ -38,9 +38,9 @@ class Place:
 
 
 def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place]:
-    """Every weight's place by name, of a mesh in the part of `rank`; weights that are the same have equal places.
+    """Return every weight's place by name; on a mesh, the place of the rank's shard. Shared weights have equal places.
 
-    Raises ArtifactError for a place that cannot be.
+    Raises ArtifactError for an invalid place.
     """
     try:
         index = _INDEX.validate_json(artifact.read_text("weights.json"))
@@ -51,7 +51,7 @@ def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place
     places = {name: _place(name, entry, files, rank) for name, entry in index.items() if entry.same_as is None}
     for name, entry in index.items():
         if entry.same_as is not None:
-            # Only an original counts: its own name, or another that is the same as a third, is none.
+            # `same_as` must name an original: neither the weight itself nor a weight with its own `same_as`.
             if index.get(entry.same_as, entry).same_as is not None:
                 raise _weight_error(name, f"same_as is {entry.same_as!r:.200}", "a weight with a place in a file")
             places[name] = places[entry.same_as]
@@ -62,10 +62,10 @@ def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place
 def map_weights(
     artifact: Artifact, rank: Rank = ONLY_RANK, *, verify: bool = False, threads: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """Every weight by name, of a mesh in the part of `rank`, backed by its file's pages: nothing is copied.
+    """Return every weight by name, as a view of its memory-mapped file, without a copy; on a mesh, the rank's shard.
 
-    Only the rank's files and those of all ranks are opened; with `verify` their digests are compared with the manifest,
-    on so many `threads`. Raises ArtifactError.
+    Opens only the files of this rank and those shared by all ranks. With `verify`, compares their digests with the
+    manifest on `threads` threads. Raises ArtifactError.
     """
     places = weight_places(artifact, rank)
     if verify:
@@ -76,22 +76,22 @@ def map_weights(
 
 
 def files_of(artifact: Artifact, places: Mapping[str, Place], rank: Rank) -> tuple[str, ...]:
-    """The weight files that loading a rank reads and checks: all of them where there is one rank."""
+    """Return the weight files that loading a rank reads and checks. With one rank, these are all."""
     return tuple(dict.fromkeys(place.file for place in places.values())) if rank.axes else artifact.weight_files()
 
 
 def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
-    """A listed file in memory. Raises ArtifactError where it cannot be mapped."""
+    """Memory-map a listed file. Raises ArtifactError if it cannot be mapped."""
     try:
         with artifact.file(relpath).open("rb") as file:
-            # Copy-on-write, so that a stray write never reaches the file.
+            # Copy-on-write: a stray write never reaches the file.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:  # ValueError: an empty file
         raise ArtifactError(f"a weight file cannot be mapped: {error}", where=str(artifact.folder / relpath)) from error
 
 
 def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank) -> Place:
-    """`files`: size by path of the weight files."""
+    """Return a weight's place. `files` has the sizes of weight files by path."""
     file, offset = _part(name, entry, rank)
     if entry.dtype not in DTYPES:
         raise _weight_error(name, f"the dtype is {entry.dtype!r:.80}", ", ".join(DTYPES))
@@ -101,14 +101,14 @@ def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank) 
     if place.end > files[file] or offset % place.dtype.itemsize:
         raise _weight_error(
             name,
-            f"it lies at bytes [{offset}, {place.end})",
+            f"it is at bytes [{offset}, {place.end})",
             f"a place within {files[file]} bytes, at a multiple of {place.dtype.itemsize}",
         )
     return place
 
 
 def _check_apart(places: Mapping[str, Place]) -> None:
-    """No byte is in two weights: what lies in two places at once would be resident twice on one device."""
+    """Raise ArtifactError if two weights overlap: a device copy would hold the common bytes twice."""
     named = {place: name for name, place in places.items() if place.nbytes}
     ordered = sorted(named, key=lambda place: (place.file, place.offset))
     for before, place in itertools.pairwise(ordered):
@@ -121,7 +121,7 @@ def _check_apart(places: Mapping[str, Place]) -> None:
 
 
 def _part(name: str, entry: WeightEntry, rank: Rank) -> tuple[str, int]:
-    """The file and offset of a weight, or of the rank's part of it."""
+    """Return the file and offset of a weight, or of the rank's shard."""
     if entry.file is not None:
         return entry.file, entry.offset
     parts = entry.parts or ()

@@ -1,1 +1,1 @@
-"""Chat templates: conversations become prompts, rendered in a sandboxed process."""
+"""Chat templates: they render conversations to prompts, in a sandboxed process."""

@@ -1,4 +1,4 @@
-"""Text encoded so that control tokens come from a chat template only, and never from what a message says."""
+"""Encoding of rendered chats in which only the template, and no message, can produce control tokens."""
 
 import json
 import re
@@ -14,12 +14,13 @@ Spans = Sequence[tuple[int, int]]
 
 
 def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of the tokens, the longest first, as the library finds them; nothing when there are none."""
+    """Return a pattern that matches any of the tokens, the longest first, as the library does; without tokens, it
+    matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
 
 class ControlTokens:
-    """A tokenizer whose `tokens` (text -> id, added tokens all) are recognised in some parts of a text only."""
+    """Encodes text and recognises the control tokens `tokens` (text -> id, all added tokens) only in parts of it."""
 
     def __init__(self, backend: tokenizers.Tokenizer, tokens: Mapping[str, int]) -> None:
         self._backend = backend
@@ -28,14 +29,15 @@ class ControlTokens:
         self._ids = frozenset(tokens.values())
         self._unknown = _unknown_id(backend)
         added = backend.get_added_tokens_decoder()
-        # A token that is matched behind the normalizer can be spelled in other ways than its own.
+        # A token that is matched after normalization has several spellings.
         self._respelled = backend.normalizer is not None and any(added[token].normalized for token in self._ids)
 
     def encode(self, text: str, content: Spans) -> list[int]:
-        """Token ids of `text` without begin and end tokens; inside `content` no control token is recognised.
+        """Return the token ids of `text` without begin and end tokens. Inside the spans `content`, recognise no control
+        token.
 
-        Where `content` has none, these are the library's own ids. Raises RequestError when the tokenizer's model makes
-        a control token of plain text.
+        If `content` has no control token, these are the library's ids. Raises RequestError if the tokenizer's model
+        produces a control token from plain text.
         """
         encoding = self._backend.encode(text, add_special_tokens=False)
         ids: list[int] = encoding.ids
@@ -48,7 +50,7 @@ class ControlTokens:
         return ids
 
     def holds(self, text: str) -> str | None:
-        """A control token that text would become part of, or None."""
+        """Return a control token that the text would produce, or None."""
         if match := self.pattern.search(text):
             return match[0]
         if not self._respelled:
@@ -58,8 +60,8 @@ class ControlTokens:
         return None if made is None else self._backend.id_to_token(made)
 
     def _encode_guarded(self, text: str, inside: bytearray) -> list[int]:
-        """As `encode`, through a tokenizer in which control tokens have other names: those in the template's parts are
-        called by them, and those in messages are text like any other. Everything between is joined by the library."""
+        """Encode as `encode` does, with a tokenizer that has renamed control tokens. The template's control tokens get
+        the new names; those in messages are ordinary text. The library encodes everything in one call."""
         guarded, names, ids_of = self._guarded
         pieces: list[str] = []
         end = count = 0
@@ -70,11 +72,11 @@ class ControlTokens:
                 count += 1
         made = guarded.encode("".join([*pieces, text[end:]]), add_special_tokens=False).ids
         ids = [ids_of.get(token, token) for token in made]
-        # An id of the model's own that is a control token's was made of text.
+        # A control token's id that the tokenizer's model produced comes from plain text.
         forged = any(token in self._ids and token not in ids_of and token != self._unknown for token in made)
         if forged or sum(ids_of.get(token) in self._ids for token in made) != count:
             raise RequestError(
-                "a message holds the text of a control token, and this tokenizer cannot tell the two apart",
+                "a message contains the text of a control token, which this tokenizer cannot tell from the token",
                 where=", ".join(sorted({match[0] for match in self.pattern.finditer(text)})),
                 expected="messages without control tokens",
             )
@@ -82,7 +84,7 @@ class ControlTokens:
 
     @cached_property
     def _guarded(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
-        """The tokenizer with renamed control tokens, their names, and its ids -> ours."""
+        """The tokenizer with renamed control tokens, the new names, and a map from its ids to the original ids."""
         description = json.loads(self._backend.to_str())
         secret = secrets.token_hex(16)  # names that no message can guess
         names = {token: f"<{secret}:{index}>" for index, token in enumerate(self.tokens)}
@@ -91,7 +93,7 @@ class ControlTokens:
             name = names.get(added["content"], added["content"])
             ids_of[name] = added["id"]
             added["content"] = name
-        # It names control tokens, and adds what is not wanted here.
+        # The post-processor refers to control tokens by name, and adds tokens that are not wanted here.
         description["post_processor"] = None
         guarded = tokenizers.Tokenizer.from_str(json.dumps(description))
         renumbered = {made: ids_of[name] for name in ids_of if (made := guarded.token_to_id(name)) is not None}
@@ -101,7 +103,7 @@ class ControlTokens:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """What the model says for characters that its vocabulary lacks."""
+    """Return the id of the model's unknown token, for characters outside the vocabulary, or None."""
     unknown: int | None = getattr(backend.model, "unk_id", None)  # of Unigram
     name = getattr(backend.model, "unk_token", None)  # of the others
     return unknown if name is None else backend.token_to_id(name)
@@ -115,5 +117,5 @@ def _mask(length: int, spans: Spans) -> bytearray:
 
 
 def _outside(inside: bytearray) -> Collection[tuple[int, int]]:
-    """Spans of zeros."""
+    """Return the spans of zeros."""
     return [match.span() for match in re.finditer(rb"\x00+", inside)]

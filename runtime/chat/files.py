@@ -1,4 +1,4 @@
-"""The chat templates in a tokenizer folder, and the tokens that it names for them."""
+"""The chat templates of a tokenizer folder, and the named tokens for them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,22 +8,23 @@ from typing import Any
 from ingot.ir.errors import ArtifactError, RequestError
 from ingot.runtime.tokenizer import read_json
 
-# The named tokens of tokenizer_config.json, which transformers hands to every template.
+# The named tokens of tokenizer_config.json, which transformers passes to every template.
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
 class Template:
-    """A template's text, and its name in messages: its file and what the file calls it."""
+    """A template's text, and its name in error messages: the file, and its name within the file."""
 
     name: str
     source: str
 
 
 def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Template]:
-    """The templates of a tokenizer folder by name; a file of its own goes before tokenizer_config.json, `config`.
+    """Return the templates of a tokenizer folder by name. chat_template.jinja has precedence over
+    tokenizer_config.json, `config`.
 
-    Raises RequestError when there is none, ArtifactError when it is malformed.
+    Raises RequestError if there is none, ArtifactError if one is malformed.
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -38,7 +39,7 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Templat
             "this model has no chat template",
             where=str(folder),
             expected="chat_template in tokenizer_config.json, or chat_template.jinja",
-            hint="it may be a base model: give it a text with LLM.generate",
+            hint="it may be a base model: use LLM.generate with a text prompt",
         )
     if isinstance(given, str):
         return {"default": Template(where, given)}
@@ -52,7 +53,7 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Templat
 
 
 def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:
-    """As transformers: the one for tools when there are tools, else the default one. Raises RequestError."""
+    """Choose a template as transformers does: "tool_use" if there are tools, else "default". Raises RequestError."""
     for name in ("tool_use", "default") if has_tools else ("default",):
         if name in templates:
             return templates[name]
@@ -64,7 +65,7 @@ def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:
 
 
 def named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and its like, for the template; older checkpoints keep them in a file of their own."""
+    """Return `bos_token` and the other named tokens for templates. Older checkpoints have them in a separate file."""
     older = read_json(folder / "special_tokens_map.json")
     tokens: dict[str, str] = {}
     for name in _NAMED_TOKENS:

@@ -1,4 +1,4 @@
-"""Conversations as callers give them, checked, in the form that chat templates read."""
+"""Checks of callers' conversations, and conversion to the form that chat templates read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,16 +10,16 @@ Message = dict[str, Any]
 MessageLike = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# Names under which callers and older models' templates know an assistant's reasoning; transformers 5 fills them alike.
+# Names of an assistant's reasoning among callers and older models' templates; transformers 5 sets them equally.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-# Tool schemas nest, and JSON readers bound what they follow.
+# Tool schemas nest, and JSON parsers have a limited depth.
 _MAX_DEPTH = 64
-# As many as a float has; Python writes no numbers of more than 4300 digits.
+# The exponent range of a float; Python does not print integers of more than 4300 digits.
 _MAX_BITS = 1024
 
 
 def read_conversations(messages: object) -> list[list[Message]]:
-    """A conversation or a list of them, checked. Raises RequestError."""
+    """Check a conversation or a list of conversations, and return the list. Raises RequestError."""
     if isinstance(messages, Sequence) and messages and not isinstance(messages, str | bytes):
         if all(isinstance(message, Mapping) for message in messages):
             return [_conversation(messages, "messages")]
@@ -33,7 +33,7 @@ def read_conversations(messages: object) -> list[list[Message]]:
 
 
 def read_tools(tools: object) -> list[Message] | None:
-    """Tool schemas, checked to be JSON objects. Raises RequestError."""
+    """Return tool schemas after checking that they are JSON objects. Raises RequestError."""
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -42,7 +42,7 @@ def read_tools(tools: object) -> list[Message] | None:
 
 
 def plain(value: object, where: str, depth: int = 0) -> Any:
-    """A copy made of what JSON has. Raises RequestError for anything else."""
+    """Return a copy that consists of plain JSON types. Raises RequestError for other types."""
     if depth > _MAX_DEPTH:
         raise RequestError(f"nested more than {_MAX_DEPTH} deep", where=where)
     if value is None or isinstance(value, bool):
@@ -51,7 +51,7 @@ def plain(value: object, where: str, depth: int = 0) -> Any:
         raise RequestError("a number too large", where=where, expected=f"at most {_MAX_BITS} bits")
     for kind in (str, int, float):
         if isinstance(value, kind):
-            return kind(value)  # without what a subclass adds
+            return kind(value)  # the base type, not a subclass
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -89,7 +89,7 @@ def _message(given: object, where: str) -> Message:
 
 
 def _text(content: object, where: str) -> str:
-    """Content as one text; parts of text are joined by line ends, as vLLM does."""
+    """Return content as one text. Text parts are joined by newlines, as in vLLM."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -103,7 +103,7 @@ def _text(content: object, where: str) -> str:
 
 
 def _read_arguments(calls: object, where: str) -> None:
-    """Arguments that are written as JSON text, as OpenAI's clients do, become the object that templates expect."""
+    """Parse arguments given as JSON text, as OpenAI clients send them, into the objects that templates expect."""
     if not isinstance(calls, list):
         raise RequestError("the tool calls are no list", where=where, expected="a list of calls")
     for index, call in enumerate(calls):

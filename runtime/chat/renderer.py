@@ -1,4 +1,4 @@
-"""Templates rendered in a worker process, which is started when first needed and killed when it takes too long."""
+"""Rendering of templates in a worker process. It is started at first use, and killed if it takes too long."""
 
 import contextlib
 import json
@@ -15,24 +15,24 @@ from typing import IO, Any
 
 from ingot.ir.errors import ArtifactError, InternalError, RequestError
 
-# A conversation renders in milliseconds; with this a slow machine under load is not taken for an endless loop.
+# A conversation renders in milliseconds. This is long enough for a slow machine under load, but ends an endless loop.
 RENDER_SECONDS = 2.0
 # Python and Jinja start in 0.2 s on an idle core.
 START_SECONDS = 60.0
-# A million tokens, the longest context that models of today are trained for, are about four million characters.
+# A million tokens, the longest context that current models are trained for, are about four million characters.
 TEXT_CHARACTERS = 4 << 20
 _STDERR_TAIL = 2000
 
 
 class TemplateObjection(RequestError):
-    """The template itself refused or failed, within its caps."""
+    """Raised if the template itself refuses the conversation or fails, within its caps."""
 
 
 class Renderer:
-    """Renders templates with caps on time, memory and the size of the text. Threads take turns.
+    """Renders templates with caps on time, memory and text size. Threads may share it; calls run one at a time.
 
-    seconds      for one call of `render`
-    characters   of one text
+    seconds      cap on one call of `render`
+    characters   cap on one text
     """
 
     def __init__(self, seconds: float = RENDER_SECONDS, characters: int = TEXT_CHARACTERS) -> None:
@@ -41,10 +41,10 @@ class Renderer:
         self._worker: _Worker | None = None
 
     def render(self, name: str, template: str, contexts: Sequence[Mapping[str, Any]]) -> list[str]:
-        """The template's text for each context, which is JSON data. `name` is the template's, for messages.
+        """Render the template for each context (JSON data), and return the texts. `name` is for error messages.
 
-        Raises ArtifactError for what is no template, TemplateObjection when the template refuses the conversation or
-        fails, and another RequestError when it exceeds a cap. After each of them the next call is served.
+        Raises ArtifactError for an invalid template, TemplateObjection if the template refuses the conversation or
+        fails, and another RequestError if it exceeds a cap. The next call works after each of these errors.
         """
         request = {
             "template": template,
@@ -84,7 +84,7 @@ class Renderer:
         raise TemplateObjection(f"the chat template failed: {message}", where=name)
 
     def close(self) -> None:
-        """End the worker; a later call starts another."""
+        """End the worker. A later call starts another."""
         with self._lock:
             if self._worker is not None:
                 self._worker.close()
@@ -101,7 +101,7 @@ def _exceeded(name: str, what: str, cap: str) -> RequestError:
 
 
 class _Worker:
-    """One worker process. It ends with this object, since its pipe is closed then."""
+    """One worker process. It ends with this object, which then closes its pipe."""
 
     def __init__(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -110,7 +110,7 @@ class _Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            start_new_session=True,  # a Ctrl-C goes to the parent
+            start_new_session=True,  # Ctrl-C reaches only the parent
         )
         self._end = weakref.finalize(self, _end, self._process, self._stderr)
         try:
@@ -123,7 +123,7 @@ class _Worker:
             ) from None
 
     def ask(self, line: bytes, seconds: float) -> bytes:
-        """The reply to a request. Raises TimeoutError, or EOFError when the process ended."""
+        """Send a request and return the reply. Raises TimeoutError, or EOFError if the process ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line)
@@ -150,13 +150,13 @@ class _Worker:
                 return b"".join(pieces)
 
     def close(self) -> int:
-        """End the process; its exit status."""
+        """End the process and return its exit status."""
         self._end()
         return self._process.wait()
 
 
 def _end(process: "subprocess.Popen[bytes]", stderr: IO[bytes]) -> None:
-    process.kill()  # does nothing when it has ended
+    process.kill()  # no effect if it has ended
     process.wait()
     for stream in (process.stdin, process.stdout, stderr):
         if stream is not None:

@@ -1,10 +1,10 @@
-"""Which characters of a rendered text come from messages: the text compared with a rendering of disguised messages.
+"""Detection of the characters in a rendered chat that come from messages, by rendering disguised messages too.
 
-A template is rendered twice, once with the messages as they are and once with their characters shifted into Unicode's
-private-use planes. Where both renderings have the same character, the template wrote it; where the second one has the
-shifted character of the first, a message did. White space stays as it is, so that trimming does the same to both, and
-so do quotes, backslashes and control characters, so that JSON escapes the same. A control token of these
-alone would be taken for the template's.
+A template is rendered twice: with the messages, and with their characters shifted into Unicode's private-use planes. A
+character that is equal in both renderings comes from the template. A character whose shifted form is in the second
+rendering comes from a message. Disguising does not shift white space, so that trimming has the same effect, nor quotes,
+backslashes and control characters, so that JSON escapes the same. A control token made only of these characters would
+count as the template's.
 """
 
 import re
@@ -17,14 +17,15 @@ _SHIFTED: Final = re.compile("[\U000f0000-\U0010ffff]+")
 
 
 class _Shift(dict[int, int]):
-    """For `str.translate`: the low 16 bits of a character, in a plane that it is not in. Filled as characters come."""
+    """The table for `str.translate`. It maps a character to its low 16 bits in a plane that the character is not in,
+    and is filled on demand."""
 
     def __missing__(self, code: int) -> int:
         if chr(code) in _KEPT or chr(code).isspace() or code < 0x20:
             shifted = code
         else:
             shifted = (_OTHER_PLANE if _PLANE <= code < _OTHER_PLANE else _PLANE) + (code & 0xFFFF)
-        if len(self) < 1 << 16:  # a bound on what a long-lived process keeps
+        if len(self) < 1 << 16:  # bounds the memory of a long-lived process
             self[code] = shifted
         return shifted
 
@@ -33,7 +34,7 @@ _SHIFT = _Shift()
 
 
 def disguise(text: str, keep: re.Pattern[str] | None = None) -> str:
-    """The text with its characters shifted, but for what `keep` matches."""
+    """Return the text with its characters shifted, except the matches of `keep`."""
     if keep is None:
         return text.translate(_SHIFT)
     pieces: list[str] = []
@@ -45,7 +46,7 @@ def disguise(text: str, keep: re.Pattern[str] | None = None) -> str:
 
 
 def content_spans(text: str, disguised: str) -> list[tuple[int, int]] | None:
-    """Spans [begin, end) of `text` that come from messages; None when the two renderings do not match."""
+    """Return the spans [begin, end) of `text` that come from messages; None if the two renderings do not match."""
     if len(text) != len(disguised):
         return None
     shifted = text.translate(_SHIFT)
@@ -59,7 +60,7 @@ def content_spans(text: str, disguised: str) -> list[tuple[int, int]] | None:
         if shifted[begin:last] == match[0]:
             spans.append((begin, last))
             continue
-        for place in range(begin, last):  # private-use characters of the template's own among them
+        for place in range(begin, last):  # the template's own private-use characters may be among them
             if shifted[place] == disguised[place]:
                 spans.append((place, place + 1))
             elif text[place] != disguised[place]:

@@ -1,4 +1,4 @@
-"""A model's chat templates: from conversations to prompts whose control tokens the template alone writes."""
+"""A model's chat templates: they turn conversations into prompts in which only the template writes control tokens."""
 
 import re
 from collections import Counter
@@ -16,19 +16,19 @@ from ingot.runtime.chat.spans import content_spans, disguise
 from ingot.runtime.prompt import Prompt
 from ingot.runtime.tokenizer import Tokenizer, read_json
 
-# Fields that templates compare with words of their own: disguised, they would lead to another text.
+# Fields that templates compare with constants: disguising them would change the text.
 _STRUCTURAL = ("role", "type")
-# Put behind a last message that is to be continued; the prompt ends where it stands. The space shows whether the
-# template trims. A message can hold it too: the last one counts.
+# A tag after the last message, if the model continues that message: the prompt ends at the tag. The space shows whether
+# the template trims. A message may contain the tag too; the last one counts.
 _TAG = "<ingot:continue> "
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What a caller may say beside the messages.
+    """Options that a caller may give besides the messages.
 
     add_generation_prompt    end with the header of an assistant's turn
-    continue_final_message   leave the last message open, for the model to go on with
+    continue_final_message   leave the last message open, so that the model continues it
     tools                    JSON schemas of functions
     variables                further variables for the template, such as {"enable_thinking": False}
     """
@@ -42,13 +42,13 @@ class ChatOptions:
 class ChatTemplate:
     """The chat templates of a tokenizer folder.
 
-    Control tokens are the special ones, begin and end tokens, and those of the other added tokens that a template
-    spells. In an assistant's messages the last kind is left to the tokenizer: a model's own output goes back in with
-    the marks of its reasoning and calls.
+    Control tokens are the special tokens, begin and end tokens, and other added tokens whose text is in a template. In
+    an assistant's messages, the tokenizer may still produce tokens of the last kind: a model's own output contains the
+    marks of its reasoning and tool calls.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, renderer: Renderer) -> None:
-        """Raises RequestError when the folder has no template, ArtifactError when it has a malformed one."""
+        """Read the templates. Raises RequestError if the folder has none, ArtifactError if one is malformed."""
         config = read_json(folder / "tokenizer_config.json")
         self._templates = read_templates(folder, config)
         self._renderer = renderer
@@ -66,7 +66,7 @@ class ChatTemplate:
         self._kept = {control: _kept(added.values(), control) for control in (self._control, self._firm)}
 
     def prompts(self, messages: object, options: ChatOptions) -> list[Prompt]:
-        """A prompt for each conversation. Raises RequestError."""
+        """Return a prompt for each conversation. Raises RequestError."""
         tools = read_tools(options.tools)
         context = {**self._variables, **self._read_variables(options), "tools": tools}
         conversations = read_conversations(messages)
@@ -121,7 +121,8 @@ class ChatTemplate:
         return Prompt(text, self._control.encode(text, spans))
 
     def _render(self, template: Template, contexts: list[dict[str, Any]]) -> list[str]:
-        """The text for each context; for the first one alone where the template objects to a later one, disguised."""
+        """Return the text for each context. If the template objects, return only the text for the first context: the
+        disguised one may cause the objection."""
         try:
             return self._renderer.render(template.name, template.source, contexts)
         except TemplateObjection:
@@ -131,7 +132,8 @@ class ChatTemplate:
         return self._firm if message["role"] == "assistant" else self._control
 
     def _disguised(self, value: Any, keep: re.Pattern[str], where: str) -> Any:
-        """JSON data whose texts are disguised. What cannot be, keys and structural fields, holds no control token."""
+        """Return JSON data with disguised texts. Keys and structural fields cannot be disguised; raises RequestError if
+        they contain a control token."""
         if isinstance(value, str):
             return disguise(value, keep)
         if isinstance(value, list):
@@ -148,16 +150,17 @@ class ChatTemplate:
     def _refuse_unless_harmless(
         self, conversation: list[Message], tools: object, text: str, other: str | None, name: str
     ) -> None:
-        """Without spans nobody can tell who wrote a control token, so no message may hold or bring about one."""
-        hint = f"take it out: the template ({name}) changes messages, so that they cannot be found in the prompt"
+        """Raise RequestError if a message contains or causes a control token. Without spans, such a token looks like
+        the template's."""
+        hint = f"remove it: the template ({name}) changes messages, so that they cannot be found in the prompt"
         for index, message in enumerate(conversation):
             self._refuse_control(message, f"messages[{index}]", control=self._control_of(message), hint=hint)
         self._refuse_control(tools, "tools", hint=hint)
-        # Marks of reasoning are left out: templates write them at a word in a message, such as "/no_think".
+        # Reasoning marks are excluded: templates write them for a word in a message, such as "/no_think".
         found = self._firm.pattern.findall
         if other is not None and (brought := Counter(found(text)) - Counter(found(other))):
             raise RequestError(
-                f"a message brings about the control token {next(iter(brought))}", where="messages", hint=hint
+                f"a message causes the control token {next(iter(brought))}", where="messages", hint=hint
             )
 
     def _refuse_control(
@@ -169,7 +172,7 @@ class ChatTemplate:
         everything: bool = False,
         hint: str = "",
     ) -> None:
-        """Refuse JSON data in whose texts (with `everything`: and keys) is the text of a control token."""
+        """Raise RequestError if a text of JSON data contains a control token; with `everything`, also check keys."""
         if isinstance(value, str):
             if token := (control or self._control).holds(value):
                 raise RequestError(
@@ -188,13 +191,13 @@ class ChatTemplate:
 
 
 def _is_mark(token: str) -> bool:
-    """Not a word or white space, which templates spell without meaning the token."""
+    """Return False for words and white space, which templates contain without meaning the token."""
     return not re.fullmatch(r"[\w\s]*", token)
 
 
 def _kept(added: Iterable[str], control: ControlTokens) -> re.Pattern[str]:
-    """Added tokens that are no control tokens stay undisguised, because templates look for them; but none that could be
-    a part of a control token."""
+    """Return a pattern of the added tokens that stay undisguised, because templates search for them. It excludes
+    control tokens, and tokens that could be part of one."""
     joined = "\0".join(control.tokens)
     begins = {text[:size] for text in control.tokens for size in range(1, len(text))}
     ends = {text[-size:] for text in control.tokens for size in range(1, len(text))}
@@ -213,14 +216,13 @@ def _tagged(message: Message) -> Message:
 
 
 def _cut(text: str, name: str) -> str:
-    """The text up to the tag; where the template trimmed the tag's space, without the space before it, as it would have
-    been trimmed."""
+    """Return the text before the tag. If the template trimmed the tag's space, trim the space before the tag too."""
     begin = text.rfind(_TAG.strip())
     if begin < 0:
         raise RequestError(
             "the last message cannot be continued: the template drops or changes its end",
             where=name,
-            expected="a last message that the template writes as it is",
+            expected="a last message that the template writes unchanged",
         )
     kept = text[:begin]
     return kept if text.startswith(_TAG, begin) else kept.rstrip()

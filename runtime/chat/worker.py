@@ -1,13 +1,13 @@
-"""The process that renders chat templates: one JSON request a line on stdin, one JSON answer a line on stdout.
+"""The process that renders chat templates: one JSON request per line on stdin, one JSON answer per line on stdout.
 
-A template is a program from a checkpoint. It runs in Jinja's sandbox, and because a sandbox bounds neither time nor
-memory, in a process of its own with limits, which the parent kills when it takes too long. It ends when the parent
+A template is a program from a checkpoint. It runs in Jinja's sandbox. The sandbox bounds neither time nor memory, so it
+runs in a separate process with limits, which the parent kills if it takes too long. The process ends when the parent
 closes its pipe, and imports little, so that it starts quickly.
 
-A request is {"template": text, "contexts": [variables, ...], "seconds": cap on CPU time, "characters": cap on a text};
-the answer {"texts": [...]}, or {"error": kind, "message": text} of these kinds:
-  syntax   it is no template               refused   the template called raise_exception
-  failed   rendering raised something      size      a text grew past the cap          memory   past the memory cap
+A request is {"template": text, "contexts": [variables, ...], "seconds": cap on CPU time, "characters": cap on a text}.
+The answer is {"texts": [...]}, or {"error": kind, "message": text} with one of these kinds:
+  syntax   the template is invalid   refused   the template called raise_exception
+  failed   rendering raised          size      a text exceeded the cap               memory   the memory cap was exceeded
 """
 
 import datetime
@@ -28,7 +28,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 # Address space. Measured: an idle worker takes 25 MB, two renderings of four million characters 210 MB.
 MEMORY_BYTES = 512 << 20
-# An error message quotes what the template was given.
+# An error message may quote the template's input, so it is cut to this length.
 MESSAGE_CHARACTERS = 500
 
 
@@ -41,14 +41,14 @@ class TooLong(Exception):
 
 
 class Generation(Extension):
-    """{% generation %}: marks what the assistant says, for training. In rendering it changes nothing."""
+    """{% generation %}: marks the assistant's text, for training. It does not change the rendered text."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class has it so
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A call block and not the bare body: what is set inside stays inside, as where training reads the marks.
+        # A call block, not the bare body, so that variables set inside are local, as in transformers.
         return nodes.CallBlock(self.call_method("_unchanged"), [], [], body).set_lineno(line)
 
     def _unchanged(self, caller: Callable[[], str]) -> str:
@@ -56,7 +56,7 @@ class Generation(Extension):
 
 
 class DictMaker:
-    """`dict(...)` and `dict.fromkeys(...)`, without the class and what hangs on it."""
+    """`dict(...)` and `dict.fromkeys(...)`, without access to the class and its attributes."""
 
     def __call__(self, *arguments: Any, **fields: Any) -> dict[Any, Any]:
         return dict(*arguments, **fields)
@@ -66,7 +66,7 @@ class DictMaker:
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace, without names that begin with an underscore: Python gives those meanings of its own."""
+    """Jinja's namespace, without names that begin with an underscore, which have special meanings in Python."""
 
     def __init__(*arguments: Any, **fields: Any) -> None:  # `self` may be one of the fields
         self, *rest = arguments
@@ -86,7 +86,8 @@ def _check_name(name: object) -> None:
 
 
 def environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
-    """What transformers gives its chat templates: whitespace rules, tags, filters and functions. `now` is the time."""
+    """Return the Jinja environment that transformers uses: whitespace rules, tags, filters, functions. `now` is the
+    time."""
 
     def raise_exception(message: object) -> None:
         raise Refused(str(message))
@@ -113,7 +114,7 @@ def environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
 
 
 def render(template: jinja2.Template, context: Mapping[str, Any], characters: int) -> str:
-    """The text, piece by piece, so that a template without end stops at the cap. Raises TooLong."""
+    """Render piece by piece, so that an endless template stops at the cap. Raises TooLong."""
     pieces: list[str] = []
     left = characters
     for piece in template.generate(context):
@@ -124,7 +125,7 @@ def render(template: jinja2.Template, context: Mapping[str, Any], characters: in
     return "".join(pieces)
 
 
-# Compiling takes longer than rendering, so the last templates are kept as code; a checkpoint has one to three.
+# Compiling takes longer than rendering, so the code of the last templates is cached; a checkpoint has one to three.
 @functools.lru_cache(maxsize=8)
 def code_of(source: str) -> Any:
     return environment(datetime.datetime.now()).compile(source)
@@ -150,27 +151,27 @@ def answers(request: Mapping[str, Any]) -> dict[str, Any]:
         return answer(request)
     except MemoryError:
         return {"error": "memory", "message": ""}
-    except Exception as error:  # a template may raise whatever Python can
+    except Exception as error:  # a template may raise any Python exception
         return {"error": "failed", "message": f"{type(error).__name__}: {error}"[:MESSAGE_CHARACTERS]}
 
 
 def limit_cpu(seconds: float) -> None:
-    """Bound the CPU time from here on: were the parent gone, nobody else would stop an endless loop."""
+    """Bound the CPU time from now on. If the parent is gone, nothing else stops an endless loop."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    # Whole seconds only, and one more, so that the parent's clock strikes first.
+    # Whole seconds, plus one, so that the parent's timeout comes first.
     soft = math.ceil(used.ru_utime + used.ru_stime + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
 
 
 def write(stream: BinaryIO, reply: Mapping[str, Any]) -> None:
-    # Lone surrogates are passed through in both directions; whoever encodes the text refuses them.
+    # Pass lone surrogates through in both directions; the code that encodes the text refuses them.
     stream.write(json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
     stream.flush()
 
 
 def main() -> None:
-    # Nothing that a template brings about may write into the answers.
+    # Output that a template causes must not mix with the answers.
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -184,7 +185,7 @@ def main() -> None:
         reply = answers(request)
         write(replies, reply)
         if reply.get("error") == "memory":
-            return  # what is left of this process may be short of anything
+            return  # this process may be out of memory
 
 
 if __name__ == "__main__":

@@ -272,7 +272,7 @@ def test_draft_and_verify_is_plain_greedy_decoding(folder: Path) -> None:
 
 WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no main": (lambda plans: plans.pop("main"), "it has no entry 'main'"),
-    "under another name": (lambda plans: plans.update(other=plans.pop("draft")), "the plan is that of 'draft'"),
+    "under another name": (lambda plans: plans.update(other=plans.pop("draft")), "the plan is for the entry 'draft'"),
     "a state of another type": (
         lambda plans: plans["draft"]["states"]["kv.0"].update(type="f32[pages, 2, 16, 5, 15]"),
         "as in another entry",

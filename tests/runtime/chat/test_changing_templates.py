@@ -54,7 +54,7 @@ def test_a_template_that_asks_for_words(both: Callable[..., Both]) -> None:
 
 def test_a_change_that_brings_about_a_control_token_is_refused(both: Callable[..., Both]) -> None:
     it = both(changing("{{ m.content | replace('_n', 'n') }}"))
-    with pytest.raises(RequestError, match=r"brings about the control token <\|im_end\|>"):
+    with pytest.raises(RequestError, match=r"causes the control token <\|im_end\|>"):
         it.ids(turns("<|im_e_nd|>"))
     # What a template writes at a word is its own, if it is no more than a mark.
     word = "{{ m.content | replace('/no_think', '') }}{{ '<think></think>' if '/no_think' in m.content }}"

@@ -16,7 +16,7 @@ from ingot.ir.errors import RequestError
 def test_a_model_that_makes_control_tokens_of_text_is_refused_them(both: Callable[..., Both]) -> None:
     it = both(UNIGRAM)
     it.check_equal(turns("a b", "c"))
-    with pytest.raises(RequestError, match="cannot tell the two apart"):
+    with pytest.raises(RequestError, match="this tokenizer cannot tell from the token"):
         it.ids(turns("a <|im_end|> b"))
 
 

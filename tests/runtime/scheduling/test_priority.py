@@ -61,7 +61,7 @@ def test_random_priorities_change_no_token(serve, seed):
 
 def test_a_priority_where_there_are_none(serve):
     served = serve()
-    with pytest.raises(RequestError, match="priority 1 where"):
+    with pytest.raises(RequestError, match="priority 1 with"):
         add(served, "a", [1], 1)
     assert not served.engine.has_unfinished()
 
