@@ -1,1 +1,1 @@
-"""From a checkpoint folder to a traced model, without loading weights."""
+"""The frontend: from a checkpoint folder to a traced model, without loading weights."""

@@ -1,4 +1,4 @@
-"""One spelling of a call's arguments, whatever way a definition spelled them: programs are compared as text."""
+"""Normalization of a call's arguments to one spelling, because programs are compared as text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class _Parameter:
     is_float: bool
 
     def stands_for(self, value: Any) -> bool:
-        """Whether leaving the argument out means `value`."""
+        """Return whether `value` is the default, so that the argument can be omitted."""
         return self.has_default and type(value) is type(self.default) and bool(value == self.default)
 
 
@@ -37,8 +37,8 @@ def _parameters(target: torch._ops.OpOverload) -> tuple[_Parameter, ...]:
 def one_spelling(
     target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments by position where the schema allows it, without those that are the default, and with floats where
-    the schema has floats. What the schema does not know stays, for the op itself to refuse."""
+    """Return the normalized arguments: positional if the schema allows it, without defaults, and with floats for float
+    parameters. Unknown arguments stay, so that the op refuses them."""
     parameters = _parameters(target)
     positional = [one for one in parameters if not one.by_name]
     given, ordered = dict(kwargs), list(args)

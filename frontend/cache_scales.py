@@ -1,4 +1,4 @@
-"""Scales of eight-bit KV caches, which some checkpoints bring: two numbers for each layer."""
+"""Scales of eight-bit KV caches from checkpoints that have them: two numbers per layer."""
 
 import math
 import re
@@ -16,7 +16,8 @@ SCALE_NAMES = r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:attn\.|k_proj\.(?=k)|v_pro
 
 
 def read_cache_scales(checkpoint: Checkpoint) -> dict[int, CacheScales]:
-    """By layer. Raises CheckpointError for a scale that is no positive number, and for a layer that has one of two."""
+    """Return the scales by layer. Raises CheckpointError for a scale that is no positive number, and for a layer with
+    only one of the two."""
     found: dict[int, dict[str, float]] = {}
     for name in sorted(checkpoint.tensors):
         if ":" in name or (match := re.fullmatch(SCALE_NAMES, name)) is None:
@@ -47,7 +48,7 @@ def _number(checkpoint: Checkpoint, name: str) -> float:
 
 
 def set_cache_scales(model: Model, scales: Mapping[int, CacheScales]) -> None:
-    """Each `attention` of a traced model says the scales of its layer."""
+    """Set the scales of its layer in each `attention` call of a traced model."""
     for program in model.entries.values():
         for node in program.calls(ops.attention.overload):
             layer = node.kwargs["layer"]

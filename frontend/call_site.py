@@ -1,4 +1,4 @@
-"""Which line of a definition makes the call that runs, from Python's own stack."""
+"""The line of a definition that makes the current call, found in Python's stack."""
 
 import os
 import re
@@ -15,14 +15,19 @@ from torch import nn
 from ingot import ir
 
 _LAYER = re.compile(r"\blayers\.(\d+)")
-# Between a definition and its call lie torch's modules, our ops and the tracer.
+# Frames of torch, Ingot's ops and the tracer are between a definition and its call.
 _NOT_THEIRS = tuple(str(Path(file).parent) + os.sep for file in (str(torch.__file__), str(ir.__file__), __file__))
 
 
 @dataclass(frozen=True)
 class CallSite:
-    """`at` is the file and line of the call itself; `place` the line of the layer's innermost block, or else of the
-    definition, in which it is made: one that not all calls of a shared module have in common."""
+    """The site of a call.
+
+    at      file and line of the call
+    layer   the layer's number
+    place   file and line in the layer's innermost block, else in the definition, that leads to the call; unlike `at`,
+            it differs between the users of a shared module
+    """
 
     at: str = ""
     layer: str = ""
@@ -30,13 +35,13 @@ class CallSite:
 
     @property
     def origin(self) -> str:
-        """In words: "layer 3, blocks/attention.py:112"."""
+        """The site as text: "layer 3, blocks/attention.py:112"."""
         return ", ".join([f"layer {self.layer}"] * bool(self.layer) + [self.place] * bool(self.place))
 
 
 def find_call_site(modules: Mapping[int, str], outermost: CodeType) -> CallSite:
-    """The site of the call that runs now. `modules` names the modules of the definition by their identity, `outermost`
-    is the code that runs the definition."""
+    """Return the site of the current call. `modules` has the names of the definition's modules by id, `outermost` is
+    the code that runs the definition."""
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not outermost:
@@ -49,14 +54,14 @@ def find_call_site(modules: Mapping[int, str], outermost: CodeType) -> CallSite:
         found = _LAYER.search(modules.get(id(module), ""))
         if found and layer in ("", found[1]) and block in (None, module):
             layer, place = found[1], one
-            if isinstance(module, nn.Module) and any(True for _ in module.children()):  # no linear, no norm
+            if isinstance(module, nn.Module) and any(True for _ in module.children()):  # not a leaf
                 block = module
     at = f"{frames[0].f_code.co_filename}:{frames[0].f_lineno}" if frames else ""
     return CallSite(at, layer, f"{_short(place.f_code.co_filename)}:{place.f_lineno}" if place else "")
 
 
 def _first_argument(frame: FrameType) -> object:
-    """`self`, where the frame is that of a method."""
+    """Return the frame's first argument: `self` in a method."""
     code = frame.f_code
     return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 
@@ -68,5 +73,5 @@ def _is_theirs(file: str) -> bool:
 
 @lru_cache
 def _short(file: str) -> str:
-    """The file and its folder: "blocks/attention.py"."""
+    """Return the file with its folder: "blocks/attention.py"."""
     return "/".join(Path(file).parts[-2:])

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint folder, opened without loading a weight, importing its code or touching the network."""
+"""A Hugging Face checkpoint folder, opened without loading weights, importing its code or using the network."""
 
 import mmap
 import os
@@ -22,18 +22,18 @@ from ingot.ir.json_text import parse_json
 __all__ = ["Checkpoint", "TensorInfo", "read_config"]
 
 _MAX_CONFIG_BYTES = 16 << 20  # the largest configurations seen (label maps of vision models) are under 1 MiB
-# Weights are mapped copy-on-write, so that a stray in-place write can never reach the user's file; without NORESERVE
-# the kernel would count the whole map against memory and refuse a file larger than it. The name is new in Python 3.13.
+# Weights are mapped copy-on-write, so that a stray in-place write never reaches the user's file. Without NORESERVE, the
+# operating system would count the whole map and refuse a file larger than memory. The name is new in Python 3.13.
 _MAP_FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.platform == "linux" else 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """An open checkpoint: its parsed config.json, where each tensor lies, and which tokenizer files there are.
+    """An open checkpoint: its parsed config.json, the place of each tensor, and its tokenizer files.
 
-    `others` are checkpoints beside it, by alias: their tensors are known as "alias:tensor".
+    `others` are further checkpoints by alias; `tensors` includes theirs as "alias:tensor".
 
-    `auto_map` in the configuration, which names Python code in the folder, stays data: nothing here imports it.
+    The config's `auto_map` names Python code in the folder. It stays data: this module never imports it.
     """
 
     folder: Path
@@ -45,10 +45,10 @@ class Checkpoint:
 
     @staticmethod
     def open(path: str | Path) -> "Checkpoint":
-        """Reads config.json and the tensor headers of a folder.
+        """Read config.json and the tensor headers of a folder.
 
-        Raises ConfigError when the folder or its config.json is missing or malformed, or says that the weights are
-        quantized in a way that no reader knows; CheckpointError when the tensor files are malformed.
+        Raises ConfigError if the folder or its config.json is missing or malformed, or if no reader supports its
+        quantization; CheckpointError if the tensor files are malformed.
         """
         folder = _folder(path)
         config = read_config(folder)
@@ -56,15 +56,15 @@ class Checkpoint:
         return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
 
     def beside(self, others: Mapping[str, "Checkpoint"]) -> "Checkpoint":
-        """This checkpoint with others beside it, by alias."""
+        """Return this checkpoint with further checkpoints, by alias."""
         theirs = {f"{alias}:{name}": info for alias, one in others.items() for name, info in one.tensors.items()}
         return replace(self, tensors=MappingProxyType({**self.tensors, **theirs}), others=MappingProxyType({**others}))
 
     def read(self, name: str) -> torch.Tensor:
-        """Returns one tensor, of the dtype and shape of `tensors[name]`, backed by the file's pages: for reading only.
+        """Return one tensor, of the dtype and shape of `tensors[name]`, as a view of the mapped file: do not write it.
 
-        Nothing is copied, except a tensor whose bytes are not aligned to its dtype (the format does not promise it).
-        Raises CheckpointError for an unknown name, or when the file shrank since it was opened.
+        Only a tensor that is not aligned for its dtype is copied (the format does not promise alignment). Raises
+        CheckpointError for an unknown name, or if the file shrank since it was opened.
         """
         info = self.tensors.get(name)
         if info is None:
@@ -72,17 +72,17 @@ class Checkpoint:
         if info.begin == info.end:
             return torch.empty(info.shape, dtype=info.dtype)
         buffer = self._map(info)
-        if info.begin % info.dtype.itemsize:  # a map begins at a page, so an offset in it is an alignment
+        if info.begin % info.dtype.itemsize:  # a map begins at a page, so the offset decides the alignment
             flat = torch.frombuffer(buffer, dtype=torch.uint8, count=info.end - info.begin, offset=info.begin)
             return flat.clone().view(info.dtype).reshape(info.shape)
         count = (info.end - info.begin) // info.dtype.itemsize
         return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.begin).reshape(info.shape)
 
     def digests(self, threads: int | None = None) -> dict[str, tuple[str, ...]]:
-        """Returns the SHA-256, in hex, of each 64 MiB chunk of each tensor file, by the file's name in the folder.
+        """Return the SHA-256, in hex, of each 64 MiB chunk of each tensor file, by file name.
 
-        The files hold the tensors' names, dtypes, shapes and values; those of a checkpoint beside it are "alias:file".
-        Raises CheckpointError when one cannot be read.
+        The files hold the tensors' names, dtypes, shapes and values. Files of further checkpoints are named
+        "alias:file". Raises CheckpointError if a file cannot be read.
         """
         own = {name: info for name, info in self.tensors.items() if name.partition(":")[0] not in self.others}
         files = sorted({info.file for info in own.values()})
@@ -119,7 +119,7 @@ class Checkpoint:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """The config.json of a folder, whose weights need not be there yet. Raises ConfigError, as `Checkpoint.open`."""
+    """Return the config.json of a folder, which need not have weights yet. Raises ConfigError as `Checkpoint.open`."""
     folder = _folder(path)
     config = _read_config(folder / CONFIG)
     find_reader(config, str(folder / CONFIG))

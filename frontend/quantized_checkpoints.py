@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are quantized already: a table of readers, by the `quant_method` of the config.json."""
+"""Checkpoints with quantized weights: a table of readers, by the `quant_method` of the config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,19 +6,20 @@ from typing import Any
 from ingot.ir.errors import ConfigError
 from ingot.ir.recipe import Recipe
 
-# From the quantization_config and the name of a weight to the recipe of its values, of the tensors that stand for it.
+# Takes the quantization_config and a weight's name. Returns the recipe that computes the weight from stored tensors.
 Reader = Callable[[Mapping[str, Any], str], Recipe]
-# compression_config is what compressed-tensors wrote before it took the name that all others use.
+# Older versions of compressed-tensors wrote compression_config.
 FIELDS = ("quantization_config", "compression_config")
 
 READERS: Mapping[str, Reader] = {}
 
 
 def find_reader(config: Mapping[str, Any], where: str, readers: Mapping[str, Reader] = READERS) -> Reader | None:
-    """What reads the weights of a checkpoint, by its config.json; None for weights that are stored as numbers.
+    """Return the reader of a checkpoint's quantized weights, by its config.json; None for weights that are not
+    quantized.
 
-    `where` names the file. Raises ConfigError when no reader knows the method: read as they lie, the weights would be
-    other numbers.
+    `where` is the file for error messages. Raises ConfigError if no reader supports the method, because reading the
+    stored numbers directly would yield wrong weights.
     """
     field = next((name for name in FIELDS if config.get(name) is not None), None)
     if field is None:
@@ -34,5 +35,5 @@ def find_reader(config: Mapping[str, Any], where: str, readers: Mapping[str, Rea
         expected=" or ".join(
             [*(f"quant_method '{name}'" for name in readers), "a checkpoint of floating point weights"]
         ),
-        hint='give the checkpoint that it was quantized from; --passes "default,quantize{format=int8}" quantizes that',
+        hint='use the original checkpoint; --passes "default,quantize{format=int8}" quantizes it',
     )

@@ -1,21 +1,23 @@
-"""Checkpoints whose tensors have other prefixes than the definition's, or none: all are read in one way, or none."""
+"""Checkpoints with other name prefixes than the definition, or none. Either one rule respells all names, or no name
+is respelled."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-# What wraps a module adds its own name wherever it stands: torch.compile, FSDP and activation checkpointing of torch.
+# Wrappers of modules add their names anywhere: torch.compile, FSDP and torch's activation checkpointing.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-# In front of all names or of a part of them: of DistributedDataParallel, of models with a head, and of language models
-# that are part of another model.
+# Prefixes of all names or of some: from DistributedDataParallel, from models with a head, and from language models that
+# are part of another model.
 _PREFIXES = frozenset({"module", "model", "transformer", "language_model"}) | _WRAPPERS
 
 
 @dataclass(frozen=True)
 class Respelling:
-    """How a checkpoint spells the definition's names: `names` are its own by the definition's, where they differ.
+    """The mapping from the definition's tensor names to the checkpoint's.
 
-    `parts` are the words that prefixes are made of.
+    names   the checkpoint's name by the definition's name, if they differ
+    parts   the words that prefixes consist of
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -23,39 +25,41 @@ class Respelling:
 
     @staticmethod
     def of(names: Mapping[str, str], optional: str = "") -> "Respelling":
-        """`optional` is a prefix of the definition's own that some checkpoints lack."""
+        """Return a respelling. `optional` is a prefix of the definition that some checkpoints lack."""
         return Respelling(names, _PREFIXES | frozenset(optional.split(".")) - {""})
 
     def prefix(self, name: str) -> str:
         return _taken_apart(name, self.parts)[0]
 
     def bare(self, name: str) -> str:
-        """The name without its prefix and without wrappers."""
+        """Return the name without its prefix and without wrappers."""
         return _taken_apart(name, self.parts)[1]
 
     def spelled(self, stored: str) -> set[str]:
-        """What rules may know a tensor of the checkpoint by: its name, and that with each prefix of ours."""
+        """Return the names under which rules may match a checkpoint tensor: its name, and its bare name with each of
+        the definition's prefixes."""
         return {stored, *(prefix + self.bare(stored) for prefix in ("", *map(self.prefix, self.names)) if self.names)}
 
     def __str__(self) -> str:
-        """What is done to the checkpoint's names."""
+        """Return a description of the changes to the checkpoint's names."""
         pairs = dict.fromkeys(
             _without_ends(self.prefix(ours), self.prefix(theirs)) for ours, theirs in self.names.items()
         )
         inner = {part for name in self.names.values() for part in name.removeprefix(self.prefix(name)).split(".")}
         pairs |= dict.fromkeys(("", f"{part}.") for part in sorted(inner & _WRAPPERS))
         return ", ".join(
-            f"'{theirs}' is left out" if not ours else f"'{ours}' is added" if not theirs else f"'{theirs}' is '{ours}'"
+            f"'{theirs}' is omitted" if not ours else f"'{ours}' is added" if not theirs else f"'{theirs}' is '{ours}'"
             for ours, theirs in pairs
             if ours != theirs
         )
 
 
 def find_respelling(needed: Collection[str], stored: Collection[str], optional: str = "") -> Respelling:
-    """How the checkpoint's names `stored` spell those that are `needed`; empty where they are the same, or do not fit.
+    """Return the respelling from the `needed` names to the checkpoint's `stored` names; empty if they are equal or do
+    not fit.
 
-    A tensor is found by its name without prefix and wrappers. Nothing is respelled where a needed tensor is not found,
-    where two may be meant, or where those with one prefix in the definition have several in the checkpoint.
+    Tensors are matched by their names without prefix and wrappers. Nothing is respelled if a needed tensor is missing
+    or ambiguous, or if the checkpoint has several prefixes for one prefix of the definition.
     """
     if set(needed) <= set(stored):
         return Respelling()
@@ -64,13 +68,13 @@ def find_respelling(needed: Collection[str], stored: Collection[str], optional: 
 
 
 def nearest_respelling(needed: Collection[str], stored: Collection[str], optional: str = "") -> str:
-    """What to say of names that do not fit: the respelling with which more of them do; "" where there is none."""
+    """Return the hint for names that do not fit: the respelling that matches more of them; "" if there is none."""
     found = _found(needed, stored, Respelling.of({}, optional))
     without = len(set(needed) & set(stored))
     if len(found) <= without:
         return ""
     nearest = Respelling.of(_differing(found), optional)
-    return f"where {nearest}, {len(found)} of {len(set(needed))} tensors are found, and {without} else"
+    return f"if {nearest}, {len(found)} of {len(set(needed))} tensors are found, otherwise {without}"
 
 
 def _differing(found: Mapping[str, str]) -> dict[str, str]:
@@ -78,8 +82,8 @@ def _differing(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def _found(needed: Collection[str], stored: Collection[str], spelling: Respelling) -> dict[str, str]:
-    """The checkpoint's name of each needed tensor that it has, all with one prefix of the definition under the prefix
-    that most of them have there."""
+    """Return the checkpoint's name of each needed tensor that it has. For each prefix of the definition, keep only
+    tensors with the most frequent prefix in the checkpoint."""
     theirs: dict[str, list[str]] = defaultdict(list)
     for name in stored:
         theirs[spelling.bare(name)].append(name)
@@ -97,7 +101,7 @@ def _found(needed: Collection[str], stored: Collection[str], spelling: Respellin
 
 
 def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
-    """Two prefixes without the parts that they begin or end with alike."""
+    """Return two prefixes without their common first and last parts."""
     left, right = ([part for part in prefix.split(".") if part] for prefix in (ours, theirs))
     for place in (-1, 0):
         while left and right and left[place] == right[place]:
@@ -106,7 +110,7 @@ def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
 
 
 def _taken_apart(name: str, parts: frozenset[str]) -> tuple[str, str]:
-    """The prefix, which ends in a dot or is empty, and the name after it without the names of wrappers."""
+    """Return the prefix, which ends in a dot or is empty, and the rest of the name without wrapper names."""
     items = name.split(".")
     begin = 0
     while begin < len(items) - 1 and items[begin] in parts:

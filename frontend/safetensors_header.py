@@ -1,9 +1,9 @@
-"""The header of one safetensors file, read without trusting a byte of it.
+"""The header of one safetensors file, read without trusting its content.
 
 The format (https://huggingface.co/docs/safetensors, "Format"): eight bytes with the header's length N, little endian;
 N bytes of JSON, name -> {dtype, shape, data_offsets} and an optional `__metadata__`; then the tensors, which cover the
-rest exactly. It is parsed here and not by the library so that every refusal can name the file, the tensor, what was
-expected and what was found.
+rest exactly. This module parses it instead of the library, so that every error can name the file, the tensor, and the
+expected and found values.
 """
 
 import math
@@ -46,7 +46,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor lies: bytes [begin, end) of `file`, counted from the start of the file."""
+    """The place of one tensor: bytes [begin, end) of `file`, counted from the start of the file."""
 
     name: str
     dtype: torch.dtype
@@ -57,10 +57,10 @@ class TensorInfo:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """Returns the tensors of one file by name, in the order of their bytes.
+    """Return the tensors of one file by name, in the order of their bytes.
 
-    Reads the header only, at most MAX_HEADER_BYTES. Raises CheckpointError for a file that cannot be read or whose
-    header does not describe its bytes exactly.
+    Reads only the header, at most MAX_HEADER_BYTES. Raises CheckpointError if the file cannot be read, or if its header
+    does not describe its bytes exactly.
     """
     try:
         if not file.is_file():
@@ -129,7 +129,7 @@ def _tensor(file: Path, start: int, name: str, entry: object) -> TensorInfo:
     is_span = isinstance(offsets, list) and len(offsets) == 2 and all(map(_is_size, offsets))
     if not is_span or offsets[0] > offsets[1]:
         raise _damaged(file, f"data_offsets is {_short(offsets)}", tensor=name, expected="[begin, end], begin <= end")
-    # The strides of a tensor without elements must fit 64 bits too, so its zeros count as ones.
+    # The strides of an empty tensor must fit 64 bits too, so its zero sizes count as ones.
     if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 1 << 63:
         raise _damaged(file, f"the shape is {_short(shape)}", tensor=name, expected="fewer than 2**63 bytes")
     expected = math.prod(shape) * dtype.itemsize
@@ -157,7 +157,7 @@ def _check_cover(file: Path, start: int, size: int, tensors: list[TensorInfo]) -
         if info.end > size:
             raise _damaged(
                 file,
-                f"the file is truncated: it has {size} bytes, the tensor lies at [{info.begin}, {info.end})",
+                f"the file is truncated: it has {size} bytes, the tensor is at [{info.begin}, {info.end})",
                 tensor=info.name,
                 expected=f"{max(other.end for other in tensors)} bytes",
             )
@@ -171,7 +171,7 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """Returns the value for a message; a hostile header must not turn into a message of megabytes."""
+    """Return the value as text for a message, shortened: a hostile header must not produce a message of megabytes."""
     if isinstance(value, (list, dict)) and len(value) > 20:
         return f"{type(value).__name__} of {len(value)} items"
     text = value if isinstance(value, str) else repr(value)

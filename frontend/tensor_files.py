@@ -1,4 +1,4 @@
-"""Which files of a checkpoint folder hold the tensors: one file, or an index and its shards; never a pickle."""
+"""The tensor files of a checkpoint folder: one file, or an index and its shards; never a pickle."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from ingot.ir.listing import listed
 
 
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """Returns all tensors of a checkpoint folder by name, from the headers alone. Raises CheckpointError."""
+    """Return all tensors of a checkpoint folder by name, reading only headers. Raises CheckpointError."""
     try:
         if (folder / INDEX).is_file():
             return _read_shards(folder)
@@ -35,7 +35,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
 
 
 def _read_shards(folder: Path) -> dict[str, TensorInfo]:
-    """Reads the headers of all shards. Index and shards must say the same: neither is believed over the other."""
+    """Read the headers of all shards. Index and shards must agree: neither has precedence."""
     weight_map = read_index(folder / INDEX)
     shards = sorted(set(weight_map.values()))
     if (folder / SINGLE).is_file() and SINGLE not in shards:
@@ -67,6 +67,6 @@ def _read_shards(folder: Path) -> dict[str, TensorInfo]:
             f"{listed(lost + sorted(unlisted))}",
             where=str(folder / INDEX),
             expected="each tensor in the shard that the index names, and nowhere else",
-            hint="download the checkpoint again, or write it anew with `save_pretrained`",
+            hint="download the checkpoint again, or rewrite it with `save_pretrained`",
         )
     return tensors

@@ -1,4 +1,4 @@
-"""Every tensor of a checkpoint is used or left aside by a rule, and every one that a model needs is there."""
+"""The check that a model uses every tensor of a checkpoint or ignores it by a rule, and that none is missing."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,11 +15,11 @@ FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfl
 
 
 def expected_shapes(made: Iterable[tuple[Recipe, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the checkpoint's tensors, from recipes and the shapes that they make."""
+    """Return the expected shapes of the checkpoint's tensors, from recipes and the shapes of their results."""
     expected: dict[str, tuple[int, ...]] = {}
     for recipe, whole in made:
         for name, shape in recipe.source_shapes(whole).items():
-            # Several slices of one tensor: it reaches as far as the last one.
+            # With several slices of one tensor, it extends to the end of the last one.
             expected[name] = tuple(map(max, shape, expected.get(name, shape)))
     return expected
 
@@ -34,13 +34,15 @@ def check_totality(
     spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
     nearest: str = "",
 ) -> None:
-    """Checks that a weight map and a checkpoint account for each other completely.
+    """Check that the model's weights and the checkpoint's tensors correspond completely.
 
-    `consumed` names the tensors that the model's recipes read, `ignored_rules` are regular expressions that match the
-    whole name of a tensor to leave aside, `expected` gives the shape of each tensor, and `floating` names those that
-    must hold plain floating point values (by default all of `expected`). Eight-bit floats are not plain: without their
-    scales they are other numbers. `spelled` gives the names that rules know a tensor by, and `nearest` says which other
-    spelling of the names would fit better.
+    consumed        the tensors that the model's recipes read
+    ignored_rules   regular expressions that match the whole name of a tensor to ignore
+    expected        the shape of each tensor
+    floating        the tensors that must hold plain floating point values; default: all of `expected`. Eight-bit floats
+                    are not plain: they need their scales
+    spelled         returns the names under which rules may match a tensor
+    nearest         a hint with another spelling of the names that would fit better
 
     Raises one CheckpointError that lists every missing, extra, mis-shaped and wrongly typed tensor.
     """
@@ -63,7 +65,7 @@ def unfit_tensors(
     floating: Collection[str] | None = None,
     spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
 ) -> list[str]:
-    """What `check_totality` raises: a list for each kind of problem."""
+    """Return the problems that `check_totality` raises: one list for each kind of problem."""
     needed = set(consumed) | expected.keys()
     rules = [re.compile(rule) for rule in ignored_rules]
     missing = [

@@ -1,4 +1,4 @@
-"""From a ModelSpec to a traced Model: the definition runs once on the meta device, and no weight is read."""
+"""Tracing of a ModelSpec to a Model: run the definition once on the meta device, without reading weights."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from ingot.models.params import declaration
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of a step: positions of a sequence, sequences, tokens."""
+    """Upper bounds: positions of a sequence, sequences in a step, tokens in a step."""
 
     max_seq_len: int
     max_batch: int
@@ -30,8 +30,8 @@ class Limits:
 def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None = None) -> Model:
     """Trace each entry of the definition of `spec` into a program at stage TRACED, `main` first.
 
-    `stored` gives the dtypes of the checkpoint's tensors: a weight stored in another dtype than the model's gets a
-    cast as its recipe's last step.
+    `stored` has the dtypes of the checkpoint's tensors. If a weight is stored in another dtype than the model's, its
+    recipe ends with a cast.
     """
     definition = ARCHITECTURES[spec.architecture].definition
     module, entries = build(spec, limits.max_seq_len)
@@ -51,7 +51,7 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
 
 
 def build(spec: ModelSpec, max_seq_len: int) -> tuple[nn.Module, dict[str, Entry]]:
-    """The module of the definition of `spec` and its entries, without data."""
+    """Return the module of the definition of `spec`, and its entries, without data."""
     definition = ARCHITECTURES[spec.architecture].definition
     with torch.device("meta"):
         module = definition.build(spec.dims, spec.dtype, max_seq_len)
@@ -59,7 +59,7 @@ def build(spec: ModelSpec, max_seq_len: int) -> tuple[nn.Module, dict[str, Entry
 
 
 def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:
-    """The tensors of the model's own checkpoint that the parameters of entries are made from, by their declarations."""
+    """Return the tensors of the model's own checkpoint that the declared recipes of the entries' parameters read."""
     declared = [declaration(parameter) for entry in entries for parameter in entry.module.parameters()]
     names = frozenset().union(*(one.recipe.sources() for one in declared if one is not None))
     return frozenset(name for name in names if ":" not in name)
@@ -67,7 +67,7 @@ def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry that is traced, what messages say of it, and names of tensors that the checkpoint spells otherwise."""
+    """An entry to trace, its names for messages, and the checkpoint's names of respelled tensors."""
 
     family: str
     name: str
@@ -77,7 +77,7 @@ class _Entry:
 
     @property
     def where(self) -> str:
-        """Definition, entry, and the file and line of its module."""
+        """The definition, the entry, and the file and line of its module."""
         module = type(self.entry.module)
         try:
             line = f", {inspect.getsourcefile(module)}:{inspect.getsourcelines(module)[1]}"
@@ -86,7 +86,7 @@ class _Entry:
         return f"definition {self.family}, entry {self.name}{line}"
 
     def param(self, called: str, parameter: nn.Parameter, stored: Mapping[str, torch.dtype]) -> ParamSpec:
-        """What a parameter of the module declares. Raises ConfigError where it declares nothing."""
+        """Return the declared spec of a parameter of the module. Raises ConfigError if it declares nothing."""
         declared = declaration(parameter)
         if declared is None:
             raise ConfigError(
@@ -100,8 +100,8 @@ class _Entry:
         return ParamSpec(made, _in_dtype(recipe, parameter.dtype, stored), split=declared.split)
 
     def program(self, names: Mapping[int, str], stored: Mapping[str, torch.dtype]) -> Program:
-        """The traced program. `names` tells a parameter of `main` by its identity; one that this entry alone has is
-        called "ENTRY.PARAMETER"."""
+        """Return the traced program. `names` has the names of main's parameters by id. A parameter that only this entry
+        has is named "ENTRY.PARAMETER"."""
         module, inputs, outputs = self.entry.module, self.entry.inputs, self.entry.outputs
         self._check()
         bounds = {"T": self.limits.max_tokens, "L": self.limits.max_tokens, "B": self.limits.max_batch}
@@ -120,11 +120,11 @@ class _Entry:
                 expected=f"one for each of {', '.join(outputs)}, in order",
             )
         program.set_outputs(dict(zip(outputs, given, strict=True)))
-        program.remove_unused_params()  # an entry may use a part of the model only
+        program.remove_unused_params()  # an entry may use only a part of the model
         return program
 
     def _check(self) -> None:
-        """Every input is filled, and the ending has what it needs. Raises ConfigError."""
+        """Check that every input is filled, and that the ending has its needed outputs. Raises ConfigError."""
         use = self.entry.ending
         try:
             ending = find_ending(use.name)
@@ -138,7 +138,7 @@ class _Entry:
                 raise ConfigError(
                     f"nothing fills the input '{name}'",
                     where=self.where,
-                    expected="a step input of a feature, or what a feature of the ending reads",
+                    expected="a step input of a feature, or a value that a feature of the ending reads",
                     hint=f"step inputs: {', '.join(step_inputs())}",
                 )
             if declared is not None and declared.type != value_type:
@@ -149,7 +149,7 @@ class _Entry:
             raise ConfigError(
                 f"the ending '{ending.name}' needs the output '{missing[0]}'",
                 where=self.where,
-                expected=f"an entry that gives {', '.join(ending.needs)}; it gives {', '.join(self.entry.outputs)}",
+                expected=f"an entry that returns {', '.join(ending.needs)}; it returns {', '.join(self.entry.outputs)}",
             )
 
 
@@ -158,7 +158,7 @@ def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: Mapping[str, torch.dty
 
 
 def _dtype_of(recipe: Recipe, default: torch.dtype, stored: Mapping[str, torch.dtype]) -> torch.dtype:
-    """The dtype of what a recipe makes; `default` for a source that the checkpoint lacks, and for a table."""
+    """Return the dtype of a recipe's result; `default` for a source that the checkpoint lacks, and for a table."""
     if recipe.step == "source":
         return stored.get(str(recipe.attr("name")), default)
     if recipe.step == "cast":

@@ -1,4 +1,4 @@
-"""What a definition computes with while it is traced: values of the program, and sizes that a step decides."""
+"""The values of a definition during tracing: tensors of the program, and symbolic sizes."""
 
 import sys
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from ingot.ir.types import TensorType
 
 
 class Recorder(Protocol):
-    """Where values put the calls that are made with them."""
+    """The receiver of the calls that a definition makes on values."""
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Add a call to the program; its result as values."""
+        """Add a call to the program. Return its result as values."""
 
     def refusal(self, what: str, *, expected: str = "", hint: str = "") -> ConfigError:
-        """The error for what the running line of the definition does."""
+        """Return the error for the running line of the definition."""
 
 
 def refused_operation(recorder: Recorder, name: str) -> ConfigError:
-    """The error for an operation that a traced program has no call for."""
+    """Return the error for an operation that a traced program cannot contain."""
     return recorder.refusal(
         f"the definition calls {name}, and a traced program has no such call",
         expected="ops of ingot.ir.ops, +, *, view, permute and slices",
@@ -32,16 +32,16 @@ def refused_operation(recorder: Recorder, name: str) -> ConfigError:
 
 
 def ended_trace(name: str) -> ConfigError:
-    """The error for an operation on a value that is left over."""
+    """Return the error for an operation on a value of an ended trace."""
     return ConfigError(
-        f"{name} is given a value of a trace that has ended",
-        expected="values that were made in the same run of the definition",
-        hint="let the module keep no values from one call to the next",
+        f"{name} gets a value of a trace that has ended",
+        expected="values from the same run of the definition",
+        hint="do not keep values in the module between calls",
     )
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
-    """A method of a value that a traced program has no call for."""
+    """Return a method of a value that raises: a traced program cannot contain the operation."""
 
     def method(self: "Value", *_: Any) -> NoReturn:
         raise refused_operation(self.recorder, name)
@@ -50,20 +50,20 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 
 def _needs_data(name: str) -> Callable[..., NoReturn]:
-    """A method of a value that tells what it holds."""
+    """Return a method of a value that raises: it would need the value's data."""
 
     def method(self: "Value", *_: Any) -> NoReturn:
         raise self.recorder.refusal(
-            f"the definition asks what a value holds, by {name}, and while it is traced a value holds nothing",
-            expected="code that the model's spec decides, and no data",
-            hint="what depends on data is the work of an op: docs/add-an-op.md",
+            f"the definition reads a value's data, by {name}, but values have no data during tracing",
+            expected="code that depends on the model's spec, and not on data",
+            hint="write an op for work that depends on data: docs/add-an-op.md",
         )
 
     return method
 
 
 def _needs_size(does: str) -> Callable[..., Any]:
-    """A method of a symbolic size that needs a number."""
+    """Return a method of a symbolic size that raises: it would need a number."""
 
     def method(self: "TracedSize", *_: Any) -> Any:
         raise undecided(self, does)
@@ -72,16 +72,16 @@ def _needs_size(does: str) -> Callable[..., Any]:
 
 
 def undecided(size: "TracedSize", does: str) -> ConfigError:
-    """The error for what a definition does with a symbolic size."""
+    """Return the error for an operation of a definition on a symbolic size."""
     return size.recorder.refusal(
-        f"the definition {does} the size {size}, which each step decides anew",
+        f"the definition {does} the size {size}, which differs from step to step",
         expected="code that is the same for every size",
         hint="write -1 for it in a view; a size that the model fixes belongs in its spec",
     )
 
 
 class TracedSize:
-    """A size that is a symbol, such as T: nothing can be computed with it or decided by it."""
+    """A symbolic size, such as T. A definition cannot compute with it or branch on it."""
 
     def __init__(self, name: str, recorder: Recorder) -> None:
         self.name, self.recorder = name, recorder
@@ -97,7 +97,7 @@ class TracedSize:
         return same or _needs_size("compares")(self)
 
     __lt__ = __le__ = __gt__ = __ge__ = _needs_size("compares")
-    __bool__ = __int__ = __index__ = __float__ = _needs_size("asks for")
+    __bool__ = __int__ = __index__ = __float__ = _needs_size("needs the number of")
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _needs_size("computes with")
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = _needs_size("computes with")
     __mod__ = __rmod__ = __pow__ = __rpow__ = __neg__ = _needs_size("computes with")
@@ -106,8 +106,8 @@ class TracedSize:
 class Value:
     """A tensor of the traced program: it has a type and no data.
 
-    It can do what a program has calls for: `+`, `*`, `view`, `permute` and slices. All else that a tensor can do is a
-    ConfigError that names operation and line.
+    It supports the operations of a program: `+`, `*`, `view`, `permute` and slices. Every other tensor operation raises
+    a ConfigError that names operation and line.
     """
 
     def __init__(self, node: fx.Node, recorder: Recorder) -> None:
@@ -163,7 +163,7 @@ class Value:
         return self.recorder.call(torch.ops.aten.permute.default, (self, _listed(dims)))
 
     def __getitem__(self, index: Any) -> Any:
-        """Slices alone: a number would drop an axis, and None add one."""
+        """Slice. An integer index, which drops an axis, or None, which adds one, raises ConfigError."""
         result = self
         for axis, part in enumerate(_by_axis(index, self.ndim)):
             if not isinstance(part, slice):
@@ -193,17 +193,17 @@ class Value:
     __and__ = __rand__ = _refused("&")
     __or__ = __ror__ = _refused("|")
     __neg__, __invert__, __abs__ = _refused("-x"), _refused("~x"), _refused("abs()")
-    # In place: another name of the same tensor would see the change, and values of a program never change.
+    # In-place operations would change other names of the same tensor, but values of a program never change.
     __iadd__, __isub__, __imul__, __itruediv__ = (_refused(name) for name in ("+=", "-=", "*=", "/="))
     __setitem__ = _refused("x[…] =")
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """What torch calls where no trace is running; a running one takes the call before (`Tracer`)."""
+        """Raise ConfigError. Torch calls this only if no trace is running: a running `Tracer` intercepts calls."""
         raise ended_trace(str(getattr(func, "__name__", func)))
 
 
-# What a traced program has calls for, by the names of torch's functions and of a tensor's methods.
+# The operations that a traced program can contain, by the names of torch functions and tensor methods.
 METHODS: dict[str, Callable[..., Any]] = {
     name: getattr(Value, name)
     for name in ("add", "__add__", "__radd__", "mul", "__mul__", "__rmul__", "view", "permute", "__getitem__")
@@ -211,12 +211,12 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 def _listed(given: tuple[Any, ...]) -> list[Any]:
-    """`view(2, 3)` and `view((2, 3))` are one."""
+    """Return the arguments as a list: `view(2, 3)` and `view((2, 3))` are equal."""
     return list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else list(given)
 
 
 def _by_axis(index: Any, axes: int) -> list[Any]:
-    """The parts of an index, one for each axis from the first on: an ellipsis is filled in."""
+    """Return the parts of an index, one per axis from the first on, with an ellipsis expanded."""
     parts = list(index) if isinstance(index, tuple) else [index]
     place = next((place for place, part in enumerate(parts) if part is Ellipsis), None)
     if place is not None:

@@ -1,4 +1,4 @@
-"""A module runs once, on values without data, and the calls that it makes become a program."""
+"""The tracer: it runs a module once, on values without data, and records the module's calls as a program."""
 
 from collections.abc import Iterator, Mapping
 from operator import getitem
@@ -17,17 +17,17 @@ from ingot.ir.program import ParamSpec, Program, target_name, tensor_type
 from ingot.ir.types import TensorType, TupleType
 from ingot.ir.verify import RULES
 
-# What can be asked of a parameter, which has a type and no data: attributes of a tensor, and methods.
+# Tensor attributes and methods that a parameter supports: it has a type and no data.
 _ATTRIBUTES = frozenset({"shape", "dtype", "device", "ndim", "requires_grad", "is_meta"})
 _QUESTIONS = frozenset({"size", "dim", "numel", "element_size", "is_floating_point", "__repr__"})
 
 
 class Tracer(TorchFunctionMode):
-    """Adds what a module calls to `program`. `where` says in messages which definition it is.
+    """Adds a module's calls to `program`. `where` names the definition in messages.
 
-    While the module runs, torch hands the tracer every call of a function of torch, of a method of a tensor, and of an
-    op. A call that is given a value or a parameter becomes a call of the program, or a ConfigError that names the line.
-    Any other call is no part of the model and runs as it is.
+    While the module runs, torch passes the tracer every call of a torch function, a tensor method or an op. A call with
+    a value or a parameter among its arguments becomes a call of the program, or a ConfigError that names the line. Any
+    other call is not part of the model and runs unchanged.
     """
 
     def __init__(self, program: Program, module: nn.Module, where: str) -> None:
@@ -39,11 +39,11 @@ class Tracer(TorchFunctionMode):
         self._runs = False
 
     def add_param(self, parameter: nn.Parameter, name: str, spec: ParamSpec) -> None:
-        """The parameter of the module is the param `name` of the program."""
+        """Add a parameter of the module to the program as the param `name`."""
         self._params[id(parameter)] = self._program.add_param(name, spec)
 
     def run(self, inputs: Mapping[str, TensorType]) -> list[fx.Node]:
-        """What the module returns for these inputs, one or several."""
+        """Run the module on these inputs. Return the nodes of its results, one or several."""
         given = {name: Value(self._program.add_input(name, one), self) for name, one in inputs.items()}
         self._runs = True
         try:
@@ -62,7 +62,7 @@ class Tracer(TorchFunctionMode):
         return [self._argument(result) for result in results]
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Add a call to the program; its result as a value, or as a tuple of them."""
+        """Add a call to the program. Return its result as a value, or as a tuple of values."""
         if not self._runs:
             raise ended_trace(target_name(target))
         if target_name(target) not in self._legal:
@@ -83,7 +83,7 @@ class Tracer(TorchFunctionMode):
         return tuple(Value(build.call(self._program, getitem, (node, i), origin=origin), self) for i in items)
 
     def refusal(self, what: str, *, expected: str = "", hint: str = "") -> ConfigError:
-        """The error for what the running line of the definition does."""
+        """Return the error for the running line of the definition."""
         at = find_call_site(self._modules, Tracer.run.__code__).at
         return ConfigError(what, where=self._where + f", {at}" * bool(at), expected=expected, hint=hint)
 
@@ -96,7 +96,7 @@ class Tracer(TorchFunctionMode):
         if isinstance(func, torch._ops.OpOverload):
             return self.call(func, args, kwargs)
         name = func.__name__
-        if name == "__get__":  # an attribute, of a parameter: those of values are no functions of torch
+        if name == "__get__":  # a parameter's attribute; attributes of values do not come here
             name = func.__self__.__name__
             if name in _ATTRIBUTES:
                 return func(*args)
@@ -110,7 +110,7 @@ class Tracer(TorchFunctionMode):
         return isinstance(value, Value) or id(value) in self._params
 
     def _argument(self, value: Any) -> Any:
-        """What stands in a graph for an argument: a node, a constant, or a list of them."""
+        """Return the graph's form of an argument: a node, a constant, or a list of them."""
         if isinstance(value, Value) and value.recorder is self:
             return value.node
         if isinstance(value, torch.Tensor) and id(value) in self._params:
@@ -120,21 +120,21 @@ class Tracer(TorchFunctionMode):
         if value is None or isinstance(value, bool | int | float | str | torch.dtype):
             return value
         if isinstance(value, TracedSize):
-            raise undecided(value, "gives a call")
+            raise undecided(value, "passes to a call")
         raise self.refusal(
-            f"a call is given {_named(value)}",
+            f"a call gets {_named(value)}",
             expected="values of this run, parameters of the module, numbers, strings and dtypes",
             hint="a table or a constant tensor is a parameter with a recipe",
         )
 
     def _check_slice(self, source: fx.Node, axis: int = 0, *_: Any) -> None:
-        """The rows of a step are as many as it has: no number of them can be cut."""
+        """Raise ConfigError for a slice of an axis of symbolic size: its number of rows differs from step to step."""
         shape = tensor_type(source).shape
         if -len(shape) <= axis < len(shape) and isinstance(shape[axis], str):
             raise self.refusal(
-                f"the definition slices an axis of {shape[axis]}, which each step decides anew",
+                f"the definition slices an axis of {shape[axis]}, which differs from step to step",
                 expected="slices of axes whose size the model fixes",
-                hint="ops.select_rows takes rows of a step",
+                hint="use ops.select_rows to select rows of a step",
             )
 
 
@@ -149,7 +149,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _named(value: Any) -> str:
-    """A value of Python as messages name it."""
+    """Return a Python value as text for messages."""
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)} that is neither computed from inputs nor a parameter of the module"
     return f"{value!r}, a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Architectures without a definition: which one would fit the checkpoint, and code beside it that is not run."""
+"""Errors for architectures without a definition: they name definitions that fit, and code that Ingot does not run."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -16,12 +16,12 @@ from ingot.ir.program import ModelSpec
 from ingot.models.architectures import ARCHITECTURES, architecture_of, read_spec
 from ingot.models.params import declaration
 
-# Most models that others have built upon and renamed are Llamas: of definitions that fit alike it comes first.
+# Most renamed derivatives of models are Llamas, so of several definitions that fit, this one comes first.
 _USUAL = "LlamaForCausalLM"
 
 
 def name_code(config: Mapping[str, Any]) -> str:
-    """The files of Python code that a config.json names, in one line; "" for none."""
+    """Return the files of Python code that a config.json names, in one line; "" if there are none."""
     code = config.get("auto_map")
     named = code.values() if isinstance(code, dict) else ()
     modules = {one.rpartition("--")[2].rpartition(".")[0] for one in named if isinstance(one, str)}
@@ -29,8 +29,8 @@ def name_code(config: Mapping[str, Any]) -> str:
 
 
 def refuse_unsupported(config: Mapping[str, Any], folder: str | Path) -> None:
-    """Raises ConfigError where no definition has the architecture that a config.json names. It says which definitions
-    its other fields and the tensors, where they are there, would fit."""
+    """Raise ConfigError if there is no definition for the architecture of a config.json. The error names the
+    definitions that fit its other fields, and its tensors if present."""
     source = str(Path(folder) / CONFIG)
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] in ARCHITECTURES:
@@ -40,7 +40,7 @@ def refuse_unsupported(config: Mapping[str, Any], folder: str | Path) -> None:
     except ConfigError as error:
         hint = "; ".join(filter(None, (error.hint, _hint(config, source, _tensors(folder)))))
         if code := name_code(config):
-            hint = f"it comes with code of its own ({code}), and Ingot runs none; {hint}"
+            hint = f"the checkpoint has its own code ({code}), which Ingot does not run; {hint}"
         raise ConfigError(error.what, where=error.where, expected=error.expected, hint=hint) from None
 
 
@@ -52,32 +52,32 @@ def _tensors(folder: str | Path) -> Mapping[str, TensorInfo]:
 
 
 def _hint(config: Mapping[str, Any], source: str, tensors: Mapping[str, TensorInfo]) -> str:
-    """What to do; "" where nothing fits."""
+    """Return the hint; "" if no definition fits."""
     model_type = config.get("model_type")
     fits = sorted(_fits(config, source), key=lambda one: (one.family != model_type, one.architecture != _USUAL))
     if not tensors:
         named = [one.architecture for one in fits if one.family == model_type]
-        found = f"its model_type '{model_type}' is that of '{named[0]}', which takes its configuration" if named else ""
+        found = f"'{named[0]}' has its model_type '{model_type}' and accepts its configuration" if named else ""
     else:
         named = [one.architecture for one in fits if _fit(one, tensors)]
         found = f"the configuration and all {len(tensors)} tensors, by name and shape, fit {', '.join(named)}"
     if not named:
         return ""
     return (
-        f"{found}. What its authors compute with them may be something else, so it is not taken for that. Where they "
-        f'say that it is the same model, write "architectures": ["{named[0]}"] into config.json'
+        f"{found}. The authors' model may still compute something else, so Ingot does not assume that it is the same. "
+        f'If they say that it is, write "architectures": ["{named[0]}"] into config.json'
     )
 
 
 def _fits(config: Mapping[str, Any], source: str) -> Iterator[ModelSpec]:
-    """What the definitions that take the configuration read from it."""
+    """Yield the spec of each definition that accepts the configuration."""
     for name in ARCHITECTURES:
         with contextlib.suppress(ConfigError):
             yield read_spec({**config, "architectures": [name]}, source)
 
 
 def _fit(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Every tensor is one of the definition's, of its shape, and every one of those is there."""
+    """Return whether the tensors are exactly those of the definition, with their shapes."""
     definition = ARCHITECTURES[spec.architecture].definition
     optional = definition.optional_prefix(spec.dims)
     _, entries = build(spec, spec.max_position)

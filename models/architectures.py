@@ -1,4 +1,4 @@
-"""The table of architectures: the name in a config.json, and what reads, defines and loads such a model."""
+"""The table of architectures: from the name in a config.json to the config reader and the definition of the model."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ from ingot.models.families import (
 from ingot.models.known_fields import known_fields, spec_words
 from ingot.models.unknown_fields import Unknown, refuse_meaning, unknown_fields
 
-# What the module of an entry takes: ids, positions and sequences of the tokens fed, and which of them get logits.
+# The default inputs of an entry's module: ids, positions and sequences of the tokens, and the rows that get logits.
 INPUTS: Mapping[str, TensorType] = {
     name: TensorType(torch.int32, (dim,))
     for name, dim in {"tokens": "T", "positions": "T", "token_seqs": "T", "logit_rows": "L"}.items()
@@ -60,11 +60,11 @@ INPUTS: Mapping[str, TensorType] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A program of a model: the module that is traced, whose parameters carry their declarations.
+    """A program of a model: the module to trace, with declared parameters.
 
-    inputs    types of the module's arguments, by name; tokens, positions, sequences and rows of logits by default
-    outputs   names of what the module returns, in order: a tensor, or a tuple of them
-    ending    what becomes of the outputs
+    inputs    types of the module's arguments, by name; default: tokens, positions, sequences and rows of logits
+    outputs   names of the module's results, in order; the module returns a tensor or a tuple
+    ending    the ending that consumes the outputs
     """
 
     module: nn.Module
@@ -74,19 +74,21 @@ class Entry:
 
     @property
     def expected_matches(self) -> dict[str, int]:
-        """How often each pass must match, by its name."""
+        """The number of matches that each pass must have, by its name."""
         return {"insert-ending": 1, **expected_matches(self.module)}
 
 
 @dataclass(frozen=True)
 class Definition:
-    """What the rest of Ingot asks of a model definition, as functions of its own spec.
+    """A model definition, as functions of its spec.
 
-    `build` gives the module of the entry `main`; `more_entries` the others by name, from the spec and that module. One
-    named `main` is traced in place of the module that `build` gives. `ignored` are patterns of tensors that a
-    checkpoint may have and nothing reads; `optional_prefix` is what the names of all its tensors may lack. `round`
-    names the entries that run in each step, in order. `checkpoints` are aliases of checkpoints beside the model's own,
-    whose tensors recipes name "alias:tensor".
+    build             returns the module of the entry `main`
+    ignored           returns the patterns of tensors that a checkpoint may have and nothing reads
+    optional_prefix   returns the prefix that a checkpoint may omit in all tensor names
+    more_entries      returns the other entries by name, from the spec and the module of `build`; an entry named `main`
+                      replaces that module
+    round             the entries that run in each step, in order
+    checkpoints       aliases of further checkpoints; recipes name their tensors "alias:tensor"
     """
 
     build: Callable[[Any, torch.dtype, int], nn.Module]
@@ -103,11 +105,11 @@ STREAM_DECODER = Definition(build=StreamDecoder, ignored=StreamDecoderSpec.ignor
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row: how a family's config reads, and the definition that it feeds.
+    """One row of the table: the reader of a family's config, and its definition.
 
-    positions   the config's name of the longest context
-    default     what that is where the field is missing
-    part        the field that holds the fields of what is read, where the model has other parts too
+    positions   the config field of the longest context
+    default     the longest context if that field is missing
+    part        the config field with the fields of the text part, for a model with other parts too
     """
 
     family: str
@@ -118,7 +120,7 @@ class Architecture:
     part: str | None = None
 
     def fields(self, config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-        """The fields of config.json, with those of the part beside them. Raises ConfigError."""
+        """Return the fields of config.json, merged with those of the part. Raises ConfigError."""
         if self.part is None:
             return config
         own = config.get(self.part)
@@ -127,7 +129,7 @@ class Architecture:
         return {**own, **{name: value for name, value in config.items() if value is not None}}
 
 
-# By all the names that its config.json files, its code and vLLM have for it.
+# Listed under all names in its config.json files, its code and vLLM.
 _TELECHAT2 = Architecture("telechat2", telechat.telechat2, DECODER, "training_seqlen", 8192)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER, default=4096),
@@ -194,7 +196,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(config: Mapping[str, Any], source: str) -> tuple[str, Architecture]:
-    """The row for a config.json; ConfigError naming the nearest known one otherwise."""
+    """Return the row for a config.json. Raises ConfigError with the nearest known name if there is none."""
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ConfigError(f"field 'architectures' is {names!r}", where=source, expected="a list with one name")
@@ -211,7 +213,7 @@ def architecture_of(config: Mapping[str, Any], source: str) -> tuple[str, Archit
 
 
 def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSpec:
-    """The ModelSpec that a config.json describes."""
+    """Return the ModelSpec that a config.json describes. Raises ConfigError."""
     name, architecture = architecture_of(config, source)
     config = architecture.fields(config, source)
     reader = ConfigReader(config, source)
@@ -234,18 +236,18 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
 
 
 def ignored_fields(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
-    """The fields of a config.json that nothing knows: neither the reader of its family nor that of any other."""
+    """Return the fields of a config.json that no family's reader knows."""
     return tuple(one.name for one in _unknown(config, spec) if not one.about)
 
 
 def _unknown(config: Mapping[str, Any], spec: ModelSpec) -> tuple[Unknown, ...]:
-    """The fields that the reader of the spec's family does not know, and whose values switch something on."""
+    """Return the fields that the family's reader does not know, and that have a value that enables something."""
     known = known_fields(ARCHITECTURES[spec.architecture].read) | spec.config.keys()
     return tuple(unknown_fields(config, known, _who_reads))
 
 
 def _who_reads(field: str) -> str:
-    """Which families know a field, in words; "" where none does, and where it may be a word of their specs alone."""
+    """Return a phrase with the families that read a field; "" if none does, or if it is only a name in their specs."""
     if field in spec_words():
         return ""
     families = list(dict.fromkeys(one.family for one in ARCHITECTURES.values() if field in known_fields(one.read)))
@@ -254,8 +256,8 @@ def _who_reads(field: str) -> str:
 
 
 def _max_position(config: ConfigReader, architecture: Architecture, ropes: tuple[RopeSpec, ...]) -> int:
-    """The longest context, as vLLM derives it (config/model.py): some rope types count it before scaling. Those
-    of Gemma 3 and 3n are scaled already."""
+    """Return the longest context, derived as in vLLM (config/model.py): for some rope types the config has the length
+    before scaling. Gemma 3 and 3n have the scaled length."""
     given = config.integer(architecture.positions, architecture.default)
     if not ropes:
         return given

@@ -251,9 +251,7 @@ def _map(artifact: Artifact, context: LoadContext, threads: int | None, verify: 
 
 def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: Capture, phases: Phases) -> None:
     """Warm up every executor on padding, and capture the graph of one sequence, or with "all" every graph."""
-    torch.cuda.default_stream(
-        device
-    ).synchronize()  # steps run on another stream, which does not wait for the states
+    torch.cuda.default_stream(device).synchronize()  # steps run on another stream, which does not wait for the states
     for executor in executors.values():
         with phases.phase("warm-up"):
             executor.warm_up()

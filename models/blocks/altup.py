@@ -1,4 +1,4 @@
-"""AltUp: a layer computes one of several streams, and the others follow it (Alternating Updates, arXiv 2301.13310)."""
+"""AltUp: a layer computes one of several streams and updates the others (Alternating Updates, arXiv 2301.13310)."""
 
 from dataclasses import dataclass
 
@@ -10,25 +10,25 @@ from ingot.models.blocks.linear import Linear
 from ingot.models.blocks.norm import Norm, NormSpec
 from ingot.models.params import Place, parameter
 
-# Of a mean square, where a stream is brought to the size of the first (transformers, modeling_gemma3n.py).
+# Lower bound of a mean square when a stream is scaled to the RMS of the first (transformers, modeling_gemma3n.py).
 _LEAST = 1e-5
 
 
 @dataclass(frozen=True)
 class AltUpSpec:
-    """Streams of each token, of which layers compute stream `active`; `norm` is of what the router reads."""
+    """`streams` streams per token; layers compute stream `active`. `norm` applies to the router's input."""
 
     streams: int
     active: int
     norm: NormSpec
 
     def active_of(self, streams: torch.Tensor, hidden: int) -> torch.Tensor:
-        """[T, streams, hidden] -> [T, hidden]."""
+        """Return the active stream: [T, streams, hidden] -> [T, hidden]."""
         return streams[:, self.active : self.active + 1].view(-1, hidden)
 
 
 class Router(Block):
-    """x [T, hidden] -> what predictions and corrections depend on, [T, streams] within ±1."""
+    """x [T, hidden] -> the router's output [T, streams] within ±1, the input of predictions and corrections."""
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Router(Block):
 
 
 class Prediction(Block):
-    """Streams [T, streams, hidden] -> the streams as they are expected after the layer."""
+    """Streams [T, streams, hidden] -> the streams predicted for after the layer."""
 
     def __init__(self, spec: AltUpSpec, place: Place) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class Prediction(Block):
         self.linear = Linear(place / "prediction_coefs", spec.streams, spec.streams**2)
 
     def forward(self, streams: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
-        """`routed` is what the router says of the active stream."""
+        """Predict. `routed` is the router's output for the active stream."""
         return ops.mix(streams, self.linear(routed).view(-1, self.streams, self.streams)) + streams
 
 
 class Correction(Block):
-    """Predicted streams -> the streams with what was missed of the active one."""
+    """Predicted streams -> the streams corrected by the prediction error of the active one."""
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -65,14 +65,14 @@ class Correction(Block):
     def forward(
         self, predicted: torch.Tensor, active: torch.Tensor, computed: torch.Tensor, routed: torch.Tensor
     ) -> torch.Tensor:
-        """`active` [T, hidden] is that stream of `predicted`, `computed` what the layer has made of it, and `routed`
-        what the router says of that."""
+        """Correct. `active` [T, hidden] is the active stream of `predicted`, `computed` the layer's result for it, and
+        `routed` the router's output for `computed`."""
         weights, missed = self.linear(routed) + 1.0, computed + active * -1.0
         return ops.mix(missed.view(-1, 1, self.hidden), weights.view(-1, self.streams, 1)) + predicted
 
 
 class Streams(Block):
-    """The streams of the first layer from the embedding."""
+    """Computes the streams of the first layer from the embedding."""
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -81,13 +81,13 @@ class Streams(Block):
         self.weight = parameter((others * hidden, hidden), recipe.concat(parts), place.dtype)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, streams, hidden]: h, and projections of it, each as large as h."""
+        """[T, hidden] -> [T, streams, hidden]: h, and projections of it, each scaled to the RMS of h."""
         first, shape = h.view(-1, 1, self.hidden), (-1, self.spec.streams - 1, self.hidden)
         return ops.concat(first, ops.match_rms(ops.linear(h, self.weight).view(*shape), first, least=_LEAST), dim=1)
 
 
 class JoinedStreams(Block):
-    """One hidden state from the streams of the last layer."""
+    """Joins the streams of the last layer into one hidden state."""
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -96,8 +96,8 @@ class JoinedStreams(Block):
             self.add_module(f"{index}", Linear(place / "altup_unembed_projections" / index, hidden, hidden))
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """[T, streams, hidden] -> [T, hidden]: the mean of the first one and of projections of the others, each as
-        large as the first."""
+        """[T, streams, hidden] -> [T, hidden]: the mean of the first stream and of projections of the others, each
+        scaled to the RMS of the first."""
         first = total = streams[:, :1].view(-1, self.hidden)
         for index in range(self.spec.streams - 1):
             stream = streams[:, index + 1 : index + 2].view(-1, self.hidden)

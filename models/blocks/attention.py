@@ -15,13 +15,13 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class AttentionNames:
-    """What the checkpoint calls an attention and its tensors.
+    """The checkpoint's names for an attention and its tensors.
 
-    merged      a tensor of q, k and v in one; None: they are apart
-    merged_kv   a tensor of k and v in one; None: they are apart
-    order       how q, k and v follow each other in `merged`
-    groups      merged rows go by so many groups, each with its part of q, of k and of v: by the heads of k and v in
-                [kv_heads, heads / kv_heads + 2, head_dim]
+    merged      the name of one tensor with q, k and v; None: separate tensors
+    merged_kv   the name of one tensor with k and v; None: separate tensors
+    order       the order of q, k and v in `merged`
+    groups      the rows of a merged tensor are in so many groups, each with its part of q, k and v; with a group per
+                k/v head the layout is [kv_heads, heads / kv_heads + 2, head_dim]
     """
 
     place: str = "self_attn"
@@ -35,7 +35,7 @@ class AttentionNames:
     groups: int = 1
 
     def qkv(self, place: Place, q_size: int, kv_size: int) -> list[Place]:
-        """Where q, k and v are."""
+        """Return the places of q, k and v."""
         if self.merged is not None:
             sizes = {"q": q_size, "k": kv_size, "v": kv_size}
             parts = (place / self.merged).split(*(sizes[one] for one in self.order), groups=self.groups)
@@ -47,8 +47,8 @@ class AttentionNames:
 
 @dataclass(frozen=True)
 class QKNormSpec:
-    """Norms of q and of k, `over` what: "head", with gains that all heads share; "each head", with gains of its own;
-    "all heads" of a token at once. Norms over a head may come `after_rotation`."""
+    """Norms of q and k. `over` is "head": per head, with gains that all heads share; "each head": per head, with gains
+    of its own; "all heads": over all heads of a token at once. Norms per head may come `after_rotation`."""
 
     q: NormSpec
     k: NormSpec
@@ -60,7 +60,7 @@ class QKNormSpec:
 
     @staticmethod
     def of(norm: NormSpec, over: str = "head") -> "QKNormSpec":
-        """The norm for both, by the names that all checkpoints have for them."""
+        """Return the spec with one norm for both, under the names that all checkpoints use."""
         return QKNormSpec(norm.named("q_norm"), norm.named("k_norm"), over)
 
 
@@ -69,10 +69,10 @@ class AttentionSpec:
     """An attention; sizes in elements.
 
     bias, o_bias   biases of q, k and v, and of the output
-    rotary         how q and k are rotated; None: not at all
-    alibi          how scores fall with distance; None: not at all
-    clip           limit of the elements of q, k and v as their linears give them
-    window         how many positions attention sees, None: all
+    rotary         rotation of q and k; None: none
+    alibi          decrease of scores with distance; None: none
+    clip           limit on the elements of q, k and v after their linears
+    window         number of positions that a token sees; None: all
     scale          factor on scores, None: head_dim ** -0.5
     soft_cap       cap on scores: cap * tanh(score / cap)
     v_norm         a norm of each head of v
@@ -97,7 +97,7 @@ class AttentionSpec:
         return Attention(self, place / self.names.place, hidden, layer)
 
     def options(self) -> dict[str, float | str]:
-        """What the op `attention` is given, apart from the layer; what is not there is at the op's default."""
+        """Return the options of the op `attention`, except the layer. Missing options have the op's defaults."""
         options: dict[str, float | str] = {"scale": self.head_dim**-0.5 if self.scale is None else self.scale}
         if self.window is not None:
             options["mask"] = f"window_{self.window}"
@@ -107,14 +107,14 @@ class AttentionSpec:
 
 
 class Attention(LinearsFirst):
-    """x [T, hidden] -> [T, hidden]. `layer` names the cache."""
+    """x [T, hidden] -> [T, hidden]. `layer` identifies the cache."""
 
     def __init__(self, spec: AttentionSpec, place: Place, hidden: int, layer: int) -> None:
         super().__init__()
         self.spec, self.layer, over = spec, layer, spec.qk_norm.over if spec.qk_norm else None
         q_size, kv_size = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
         heads = Split("tp", 0, unit=spec.head_dim)
-        # Ranks may have the same head of k and v, except where one norm goes over all of them.
+        # Ranks may share a head of k and v, unless one norm covers all heads.
         kv_heads = replace(heads, repeat=over != "all heads")
         q, k, v = spec.names.qkv(place, q_size, kv_size)
         self.q = Linear(q, hidden, q_size, bias=spec.bias, split=heads)
@@ -147,7 +147,7 @@ class Attention(LinearsFirst):
             q, k, v = (ops.clamp(part, limit=spec.clip) for part in (q, k, v))
         if over == "all heads":
             q, k = self.q_norm(q), self.k_norm(k)
-        # view(-1, …), never x.shape[0]: how many tokens there are is no number while the model is traced.
+        # view(-1, …), never x.shape[0]: the number of tokens is symbolic during tracing.
         q = q.view(-1, spec.heads, spec.head_dim)
         k, v = k.view(-1, spec.kv_heads, spec.head_dim), v.view(-1, spec.kv_heads, spec.head_dim)
         late = spec.qk_norm is not None and spec.qk_norm.after_rotation

@@ -1,4 +1,4 @@
-"""A part of a definition, and how often passes must match in it."""
+"""The base class of parts of a definition, and the number of matches that passes must have in them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,15 +10,15 @@ class Block(nn.Module):
     """A part of a definition."""
 
     def matches(self) -> Mapping[str, int]:
-        """How often each pass must match in this block, by the pass's name, apart from what its parts say.
+        """Return how often each pass must match in this block, by the pass's name, without its sub-blocks.
 
-        Fewer matches are an error: a pass that does nothing without a word is lost speed.
+        Fewer matches are an error: otherwise a pass that silently does nothing would cost speed.
         """
         return {}
 
 
 def expected_matches(module: nn.Module) -> dict[str, int]:
-    """How often each pass must match in a module and all of its parts."""
+    """Return how often each pass must match in a module and all of its sub-modules."""
     total: Counter[str] = Counter()
     for one in module.modules():
         if isinstance(one, Block):

@@ -1,4 +1,4 @@
-"""A decoder: embedding, layers, the last norm and the head, and the rotary tables of its layers."""
+"""A decoder: embedding, layers, final norm, head, and the rotary tables of its layers."""
 
 from dataclasses import dataclass, field
 
@@ -19,9 +19,14 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class DecoderNames:
-    """Where the checkpoint has a decoder and its layers. Matrices may be stored `transposed`, [inputs, outputs]. With
-    `may_lack_place` some checkpoints have names without the first part of `place` in front. `unread` are patterns of
-    tensors that some carry and nothing reads."""
+    """The checkpoint's names for a decoder and its layers.
+
+    place            prefix of the decoder's tensors
+    layers           name of the layers, below `place`
+    transposed       matrices are stored [inputs, outputs]
+    may_lack_place   some checkpoints omit the first part of `place` in all names
+    unread           patterns of tensors that some checkpoints contain and nothing reads
+    """
 
     place: str = "model"
     layers: str = "layers"
@@ -30,14 +35,14 @@ class DecoderNames:
     unread: tuple[str, ...] = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def ignored(self, head: HeadSpec) -> tuple[str, ...]:
-        """`unread`, and the copy of a tied head."""
+        """Return `unread`, and the copy of a tied head."""
         return (*self.unread, *((rf"{head.stored}\.weight",) if head.tied else ()))
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder, with the rotary tables that its layers share. Some have no last `norm`. `skips` are in the order in
-    which they are made."""
+    """A decoder, with the rotary tables that its layers share. `norm` is the final norm; some decoders have none.
+    `skips` are in order of application."""
 
     vocab: int
     hidden: int
@@ -50,11 +55,11 @@ class DecoderSpec:
     names: DecoderNames = DecoderNames()
 
     def ignored(self) -> tuple[str, ...]:
-        """Patterns of tensors that some checkpoints carry and nothing reads, a copy of a tied head among them."""
+        """Return the patterns of tensors that some checkpoints contain and nothing reads, such as a tied head."""
         return self.names.ignored(self.head)
 
     def optional_prefix(self) -> str:
-        """What the names of all tensors begin with, or none of them; "" where that is not so."""
+        """Return the prefix that a checkpoint has in all tensor names or in none; "" if there is no such prefix."""
         return f"{self.names.place.partition('.')[0]}." if self.names.may_lack_place else ""
 
 
@@ -91,10 +96,11 @@ class Decoder(Block):
         return self.head(x if self.norm is None else self.norm(x))
 
     def at(self, positions: torch.Tensor, token_seqs: torch.Tensor) -> Positions:
-        """What layers are called with."""
+        """Return the positions argument of layers."""
         return Positions(positions, token_seqs, tuple(self.ropes))
 
     def matches(self) -> dict[str, int]:
-        """A norm in front of a layer follows the sum at the end of the layer before it. A layer may be empty."""
+        """Count the layers after the first whose first norm follows the residual sum of the layer before. A layer may
+        be empty."""
         layers = [layer for layer in self.layers if isinstance(layer, Layer) and layer.branches]
         return {"fuse-add-rms-norm": sum(layer.begins_with_rms_norm for layer in layers[1:])}

@@ -1,4 +1,4 @@
-"""Embeddings: rows of a table by the tokens."""
+"""Token embeddings."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,21 +18,27 @@ OF_VOCAB = Split("tp", 0, needed=False)  # a vocabulary that does not divide is 
 
 
 class AnyEmbeddingSpec(Protocol):
-    """The spec of what makes the stream of tokens; `most_positions` is how long a sequence may be by it, None: of any
-    length."""
+    """The spec of a module that computes the residual stream's first value. `most_positions` is the longest sequence
+    that it allows; None: no limit."""
 
     @property
     def most_positions(self) -> int | None: ...
 
     def build(self, place: Place, vocab: int, hidden: int) -> "Embedding":
-        """The module, with the table `weight` [vocab, hidden] that a tied head reads; it is called with tokens i32[T]
-        and Positions, and gives [T, hidden]."""
+        """Return the module. It takes tokens i32[T] and Positions, and returns [T, hidden]. A tied head reads its table
+        `weight` [vocab, hidden]."""
 
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """Rows of a table by the tokens. `scale` is a factor on them, rounded to the model's dtype first if `rounded`; a
-    `projection` gives them the stream's width, and `norm` is of what comes out."""
+    """A table of token embeddings.
+
+    scale        a factor on the embeddings
+    rounded      round `scale` to the model's dtype first
+    norm         a norm of the result
+    stored       the checkpoint's name for the table
+    projection   a linear from the table's width to the stream's
+    """
 
     scale: float | None = None
     rounded: bool = False

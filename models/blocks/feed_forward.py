@@ -14,7 +14,7 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class GatedNames:
-    """What the checkpoint calls a gated part and its tensors; `merged` is a tensor of gate and up in one."""
+    """The checkpoint's names for a gated feed-forward part and its tensors. `merged` is one tensor with gate and up."""
 
     place: str = "mlp"
     gate: str = "gate_proj"
@@ -30,11 +30,13 @@ class GatedNames:
 
 @dataclass(frozen=True)
 class GatedSpec:
-    """down(activation(gate(x)) * up(x)), `width` elements wide; `activation` is "silu", "gelu" or "gelu_tanh". All
-    three have biases with `bias`, and down alone with `down_bias`.
+    """down(activation(gate(x)) * up(x)), with `width` hidden elements.
 
-    With `cutoff` the activation is of what a gate has above its mean plus so many of its standard deviations, and zero
-    of the rest.
+    activation   "silu", "gelu" or "gelu_tanh"
+    cutoff       apply the activation only to the excess of a gate over its mean plus `cutoff` standard deviations;
+                 smaller gates are zero
+    bias         all three linears have biases
+    down_bias    only down has a bias
     """
 
     width: int
@@ -72,7 +74,8 @@ class Gated(LinearsFirst):
 
 @dataclass(frozen=True)
 class PlainNames:
-    """What the checkpoint calls a plain part and its tensors; `place` is "" where they are the layer's own."""
+    """The checkpoint's names for a plain feed-forward part and its tensors; `place` is "" if they are directly in the
+    layer."""
 
     place: str = "mlp"
     up: str = "up_proj"
@@ -81,7 +84,7 @@ class PlainNames:
 
 @dataclass(frozen=True)
 class PlainSpec:
-    """down(activation(up(x))), `width` elements wide; `activation` is a kind of the op `activate`."""
+    """down(activation(up(x))), with `width` hidden elements. `activation` is a kind of the op `activate`."""
 
     width: int
     activation: str = "gelu"

@@ -1,4 +1,4 @@
-"""The head: logits of hidden states."""
+"""The language-model head: logits from hidden states."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,16 @@ from ingot.models.params import Place, parameter
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Logits from hidden states: by the embedding's table if `tied`, times `scale`, then cap * tanh(logit / cap). A
-    `projection` gives hidden states the table's width. Rows of a table of its own are divided by their lengths if
-    `normed`."""
+    """Logits from hidden states.
+
+    tied         use the embedding's table
+    bias         the logits have a bias
+    normed       divide each row of the head's own table by its length
+    scale        a factor on the logits
+    soft_cap     then cap * tanh(logit / cap)
+    stored       the checkpoint's name for the head
+    projection   a linear from the stream's width to the table's
+    """
 
     tied: bool = False
     bias: bool = False
@@ -29,7 +36,7 @@ class HeadSpec:
 
 
 class Head(Block):
-    """h [L, hidden] -> logits f32[L, vocab]. `tied` is the embedding's weight where it is the head's too."""
+    """h [L, hidden] -> logits f32[L, vocab]. `tied` is the embedding's weight, which a tied head uses."""
 
     def __init__(self, spec: HeadSpec, place: Place, vocab: int, hidden: int, tied: nn.Parameter) -> None:
         super().__init__()

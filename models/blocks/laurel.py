@@ -1,4 +1,4 @@
-"""LAuReL: a learned residual of low rank beside a block (arXiv 2411.07501)."""
+"""LAuReL: a learned low-rank residual in parallel to a block (arXiv 2411.07501)."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class LaurelSpec:
-    """x + norm(right(left(x))), where `left` gives `rank` elements."""
+    """x + norm(right(left(x))), with `rank` elements between left and right."""
 
     rank: int
     norm: NormSpec
@@ -26,7 +26,7 @@ class Laurel(LinearsFirst):
 
     def __init__(self, spec: LaurelSpec, place: Place, hidden: int) -> None:
         super().__init__()
-        # Split as the linears of attention are, with which `left` is merged.
+        # Split like the linears of attention, because `left` is merged with them.
         self.left = Linear(place / "linear_left", hidden, spec.rank, split=Split("tp", 0))
         self.right = Linear(place / "linear_right", spec.rank, hidden, split=Split("tp", 1))
         self.norm = Norm(spec.norm, place, hidden)

@@ -1,4 +1,4 @@
-"""A layer: blocks whose results are added to the stream, with norms before and after them."""
+"""A layer: blocks that add their results to the residual stream, with norms before and after."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,16 +13,21 @@ from ingot.models.params import Place
 
 
 class BlockSpec(Protocol):
-    """The spec of what reads the stream and is added to it: attention, a feed-forward part, or another mixer."""
+    """The spec of a block that reads the stream and adds to it: attention, a feed-forward part, or another mixer."""
 
     def build(self, place: Place, hidden: int, layer: int) -> Block:
-        """The module, which is called with x [T, hidden] and Positions. `place` is that of the layer."""
+        """Return the module, which takes x [T, hidden] and Positions. `place` is the layer's."""
 
 
 @dataclass(frozen=True)
 class BranchSpec:
-    """A block of a layer: `name` is what its parameters are called, `norm` is of what it reads, `post_norm` of what it
-    gives, and `stream_norm` of the stream with that added, which then is the stream."""
+    """A block of a layer, with its norms.
+
+    name          the prefix of its parameters
+    norm          a norm of its input
+    post_norm     a norm of its result
+    stream_norm   a norm of the stream after the sum, which replaces the stream
+    """
 
     name: str
     block: BlockSpec
@@ -33,12 +38,12 @@ class BranchSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer of its branches, of which there may be none: then it gives the stream as it is.
+    """A layer of branches. Without branches it returns the stream unchanged.
 
-    parallel   all branches read the stream as it comes in, and one without a norm reads what the one before it reads;
-               otherwise each reads the stream with the results before it added. Parallel ones norm no stream
-    scale      factor on what is added to the stream
-    onto_norm  results are added to the norm that their block reads, which is then the stream
+    parallel   all branches read the layer's input, and a branch without a norm reads the input of the branch before it;
+               otherwise each branch reads the stream after the branches before it. No stream_norm with `parallel`
+    scale      factor on each branch's result
+    onto_norm  the branch's result is added to the branch's normed input, and the sum replaces the stream
     """
 
     branches: tuple[BranchSpec, ...]
@@ -63,7 +68,7 @@ class _Branch:
 
 
 class Layer(Block):
-    """The stream [T, hidden] -> the stream. Parameters are called NAME.…, NAME_norm, NAME_post_norm and
+    """The stream [T, hidden] -> the stream. Parameter names are NAME.…, NAME_norm, NAME_post_norm and
     NAME_stream_norm."""
 
     def __init__(self, spec: LayerSpec, place: Place, hidden: int, index: int) -> None:
@@ -110,7 +115,7 @@ class Layer(Block):
         return result if self.spec.scale is None else result * self.spec.scale
 
     def matches(self) -> dict[str, int]:
-        """Norms that follow a sum; in a parallel layer the merges of blocks that read one norm."""
+        """Count norms that follow a sum; in a parallel layer, merges of linears of blocks that read the same norm."""
         if not self.spec.parallel:
             return {"fuse-add-rms-norm": sum(one.begins_with_rms_norm for one in self.branches[1:])}
         if any(one.norm is not None for one in self.branches[1:]):

@@ -1,4 +1,4 @@
-"""Learned positions: a row of a second table by the position of each token, added to the first."""
+"""Learned position embeddings, added to the token embeddings."""
 
 from dataclasses import dataclass
 
@@ -13,10 +13,11 @@ from ingot.models.params import Place, parameter
 
 @dataclass(frozen=True)
 class LearnedPositionsSpec:
-    """Embeddings of tokens and of as many positions as a sequence may have.
+    """Embeddings of tokens and of positions.
 
-    offset       rows of the table of positions before that of the first one
-    projection   gives the rows of tokens the stream's width, before the sum
+    positions    positions of the longest sequence
+    offset       rows of the position table before the row of position 0
+    projection   a linear from the token table's width to the stream's, before the sum
     """
 
     positions: int

@@ -1,4 +1,4 @@
-"""A linear map with a weight of the checkpoint, and blocks that begin with several."""
+"""A linear map, and blocks that begin with several linear maps."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from ingot.models.params import Place, parameter
 
 
 class Linear(Block):
-    """x [T, inputs] -> [T, outputs]. A bias is split as the outputs are, and whole where inputs are split."""
+    """x [T, inputs] -> [T, outputs]. A mesh splits a bias like the outputs; if inputs are split, the bias is whole."""
 
     def __init__(
         self, place: Place, inputs: int, outputs: int, *, bias: bool = False, split: Split | None = None
@@ -26,7 +26,7 @@ class Linear(Block):
 
 
 class LinearsFirst(Block):
-    """A block that begins with the linears `first`, which all read what the block reads: they are merged."""
+    """A block that begins with the linears `first`. They all read the block's input, so a pass merges them."""
 
     first: tuple[Linear, ...] = ()
 
@@ -35,6 +35,7 @@ class LinearsFirst(Block):
 
 
 def merges(linears: tuple[Linear, ...]) -> int:
-    """How often linears that read one value are merged: those with a bias, and those without, two or more each."""
+    """Return the number of merges among linears that read one value: one for two or more with a bias, and one for two
+    or more without."""
     alike = Counter(linear.bias is None for linear in linears)
     return sum(count > 1 for count in alike.values())

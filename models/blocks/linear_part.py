@@ -1,4 +1,4 @@
-"""One linear map in place of an attention or a feed-forward part."""
+"""One linear map instead of an attention or a feed-forward part."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class LinearPartSpec:
-    """A linear map of the hidden size without a bias; `stored` is what the checkpoint calls it, within the layer."""
+    """A linear map of the hidden size without a bias. `stored` is its name in the checkpoint, within the layer."""
 
     stored: str
 
@@ -21,7 +21,7 @@ class LinearPartSpec:
 
 
 class LinearPart(Block):
-    """x [T, hidden] -> [T, hidden]. Every rank of a mesh has it whole."""
+    """x [T, hidden] -> [T, hidden]. Every rank of a mesh has the whole weight."""
 
     def __init__(self, place: Place, hidden: int) -> None:
         super().__init__()

@@ -17,12 +17,12 @@ class NormSpec:
     """A norm.
 
     kind     "rms" or "layer"
-    bias     a layer norm's
-    gains    whether it has any; without, they are ones
-    wide     gains are float32 and the product with them is what gets rounded
-    offset   added to the stored gains, which rounds the sum unless they are wide
-    stored   what the checkpoint calls it
-    apart    the gains of each head are a tensor of their own, STORED.0, STORED.1 and so on
+    gains    whether the checkpoint has gains; without, they are ones
+    wide     gains are float32, and only the product with them is rounded
+    offset   added to the stored gains; the sum is rounded unless `wide`
+    bias     whether a layer norm has a bias
+    stored   its name in the checkpoint
+    apart    each head's gains are a separate tensor: STORED.0, STORED.1 and so on
     """
 
     eps: float
@@ -35,28 +35,28 @@ class NormSpec:
     apart: bool = False
 
     def named(self, stored: str) -> "NormSpec":
-        """The same norm at another place, with gains of its own."""
+        """Return the same norm under another checkpoint name, with its own gains."""
         return replace(self, stored=stored)
 
     def tensor(self, place: Place, name: str, shape: tuple[int, ...]) -> Recipe:
-        """The recipe of a tensor of this norm, whose shape begins with the heads where they are stored apart."""
+        """Return the recipe of a tensor of this norm. With `apart`, its first dim is the heads."""
         if not self.apart:
             return place.source(name)
         return recipe.stack([(place / head).source(name) for head in range(shape[0])])
 
     def made(self, place: Place, shape: tuple[int, ...]) -> Recipe:
-        """The recipe of the gains."""
+        """Return the recipe of the gains."""
         if not self.gains:
             return recipe.reshape(recipe.table(kind="ones", size=math.prod(shape)), shape)
         stored = self.tensor(place, "weight", shape)
         if not self.offset:
             return stored
-        # Where they are wide, in float32: 1 + w in bfloat16 would lose most of w.
+        # Wide gains are added in float32: 1 + w in bfloat16 would lose most of w.
         return recipe.affine(recipe.cast(stored, torch.float32) if self.wide else stored, 1.0, self.offset)
 
 
 class Norm(Block):
-    """x [..., *shape] -> the same shape, normed over its last axis."""
+    """x [..., *shape] -> the same shape, normalized over the last axis."""
 
     def __init__(self, spec: NormSpec, place: Place, *shape: int, split: Split | None = None) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Embeddings of tokens for each layer: a second table, and what a layer does with its part of them."""
+"""Per-layer token embeddings: a second table, and the layers' use of it."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,8 @@ from ingot.models.params import Place, parameter, rounded
 
 @dataclass(frozen=True)
 class PerLayerEmbeddingSpec:
-    """`width` elements of each token for each of `layers`: of a table with `rows`, plus a norm of a projection of the
-    token's embedding. Tokens that the table lacks have its first row."""
+    """Embeddings of `width` elements per token for each of `layers` layers: a row of a table with `rows` rows, plus a
+    normed projection of the token's embedding. Tokens that the table lacks use its first row."""
 
     rows: int
     layers: int
@@ -37,7 +37,7 @@ class PerLayerEmbedding(Block):
         self.table = parameter((max(vocab, spec.rows), size), _padded(table, spec.rows, vocab), place.dtype, OF_VOCAB)
         self.projection = Linear(place / "per_layer_model_projection", hidden, size)
         self.norm = Norm(spec.norm, place, spec.width)
-        # What a sum of two is multiplied by keeps its size.
+        # The last factor keeps the magnitude of a sum of two.
         scales = (spec.width**0.5, hidden**-0.5, 2**-0.5)
         self.of_table, self.of_projection, self.of_sum = (rounded(scale, place.dtype) for scale in scales)
 
@@ -48,7 +48,7 @@ class PerLayerEmbedding(Block):
 
 
 def _padded(table: Recipe, rows: int, vocab: int) -> Recipe:
-    """The table with its first row for each token of the vocabulary that it lacks."""
+    """Return the table, extended by its first row for each vocabulary token that it lacks."""
     if rows >= vocab:
         return table
     return recipe.concat([table, recipe.repeat(recipe.take_slice(table, 0, 0, 1), 0, vocab - rows)])
@@ -56,8 +56,8 @@ def _padded(table: Recipe, rows: int, vocab: int) -> Recipe:
 
 @dataclass(frozen=True)
 class PerLayerInputSpec:
-    """norm(projection(activation(gate(x)) * e)), where e are the `width` elements of the token for this layer;
-    `activation` is "gelu" or "gelu_tanh". With `scaled`, x is multiplied by a vector first."""
+    """norm(projection(activation(gate(x)) * e)), with e the token's `width` elements for this layer. `activation` is
+    "gelu" or "gelu_tanh". With `scaled`, x is first multiplied by a vector."""
 
     width: int
     norm: NormSpec

@@ -1,4 +1,4 @@
-"""Where the tokens of a step stand, and rotary embeddings: tables, and what rotates heads by them."""
+"""The positions of a step's tokens, and rotary embeddings: tables, and the rotation of heads."""
 
 from dataclasses import dataclass, field
 
@@ -12,10 +12,13 @@ from ingot.models.params import parameter
 
 @dataclass(frozen=True)
 class Positions:
-    """Of each token fed its index in its sequence and that sequence, i32[T]; the model's rotary tables.
+    """The positions argument of layers.
 
-    `cached` holds keys and values [T, kv_heads, head_dim] by the layer whose cache gets them: for layers after it that
-    attend to the same.
+    positions    i32[T], each token's index in its sequence
+    token_seqs   i32[T], each token's sequence
+    ropes        the model's rotary tables
+    cached       keys and values [T, kv_heads, head_dim] by the layer whose cache stores them, for later layers that
+                 attend to the same cache
     """
 
     positions: torch.Tensor
@@ -25,7 +28,7 @@ class Positions:
 
 
 def rope_table(rope: RopeSpec, max_seq_len: int) -> nn.Parameter:
-    """The rotary table f32[max_seq_len, rotary_dim]. What a head has beyond `rotary_dim` elements is not rotated."""
+    """Return the rotary table f32[max_seq_len, rotary_dim]. Elements of a head past `rotary_dim` are not rotated."""
     made = recipe.table(
         kind="rope",
         rope_type=rope.rope_type,
@@ -39,12 +42,13 @@ def rope_table(rope: RopeSpec, max_seq_len: int) -> nn.Parameter:
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """Rotates heads by the model's table `table`; pairs are halves of a head, or neighbours where `interleaved`."""
+    """Rotates heads by the model's rotary table number `table`. Pairs are (i, i + rotary_dim / 2), or neighbours with
+    `interleaved`."""
 
     table: int = 0
     interleaved: bool = False
 
     def rotate(self, heads: torch.Tensor, at: Positions) -> torch.Tensor:
-        """heads [T, heads, head_dim] -> the same shape."""
+        """Rotate heads [T, heads, head_dim] -> the same shape."""
         order = {"interleaved": True} if self.interleaved else {}
         return ops.rope(heads, at.positions, at.ropes[self.table], **order)

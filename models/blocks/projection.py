@@ -1,11 +1,11 @@
-"""A linear between the stream and a table of tokens that is narrower or wider than the stream."""
+"""A linear between the stream and a token table of another width."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ProjectionSpec:
-    """A table `width` elements wide; `stored` is what the checkpoint calls the linear between it and the stream."""
+    """A token table of `width` elements. `stored` is the checkpoint's name for the linear between it and the stream."""
 
     width: int
     stored: str

@@ -1,4 +1,4 @@
-"""Attention to keys and values of an earlier layer: it has no cache of its own."""
+"""Attention to the keys and values of an earlier layer, without its own cache."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,7 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class SharedAttentionSpec:
-    """`attention` with the keys and values of layer `source`, which comes before and is an attention with as many
-    heads of the same window."""
+    """`attention` with the keys and values of the earlier layer `source`, an attention with equal heads and window."""
 
     attention: AttentionSpec
     source: int
@@ -31,7 +30,7 @@ class SharedAttentionSpec:
 
 
 class SharedAttention(LinearsFirst):
-    """x [T, hidden] -> [T, hidden]. It makes queries alone."""
+    """x [T, hidden] -> [T, hidden]. It computes only queries."""
 
     def __init__(self, spec: SharedAttentionSpec, place: Place, hidden: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A decoder whose layers carry several streams of hidden states, and whose layers have embeddings of their own."""
+"""A decoder with several streams of hidden states, and per-layer embeddings."""
 
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ class StreamDecoderSpec:
     names: DecoderNames = field(default_factory=DecoderNames)
 
     def ignored(self) -> tuple[str, ...]:
-        """Patterns of tensors that some checkpoints carry and nothing reads, a copy of a tied head among them."""
+        """Return the patterns of tensors that some checkpoints contain and nothing reads, such as a tied head."""
         return self.names.ignored(self.head)
 
 
@@ -68,5 +68,5 @@ class StreamDecoder(Block):
         return self.head(self.norm(self.joined(ops.select_rows(streams, logit_rows))))
 
     def matches(self) -> dict[str, int]:
-        """The projections of the embedding for streams and for layers."""
+        """Count the merge of the embedding's projections for streams and for layers."""
         return {"merge-linears": 1}

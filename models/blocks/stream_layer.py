@@ -1,4 +1,4 @@
-"""A layer of several streams: it computes one of them, and all follow; with LAuReL and embeddings of its own."""
+"""A layer of several streams: it computes one and updates all, with LAuReL and per-layer embeddings."""
 
 from dataclasses import dataclass
 
@@ -20,8 +20,9 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class StreamLayerSpec:
-    """A layer: attention and `laurel` beside it, a feed-forward part, and what the token's own embedding for this
-    layer adds to all streams but the first. `norm` is the form of the norms around attention and feed-forward part."""
+    """A layer: attention with `laurel` in parallel, a feed-forward part, and `input`, which adds the token's embedding
+    for this layer to all streams except the first. `norm` is the form of the norms around attention and feed-forward
+    part."""
 
     attention: AttentionSpec | SharedAttentionSpec
     mlp: GatedSpec
@@ -53,12 +54,12 @@ class StreamLayer(Block):
         self.mlp_post_norm = Norm(spec.norm.named("post_feedforward_layernorm"), place, hidden)
 
     def forward(self, streams: torch.Tensor, embeddings: torch.Tensor, at: Positions) -> torch.Tensor:
-        """`embeddings` [T, layers, width] are those of all layers."""
+        """Run the layer. `embeddings` [T, layers, width] are the tokens' embeddings for all layers."""
         altup = self.spec.altup
         predicted = self.predict(streams, self.router(altup.active_of(streams, self.hidden)))
         active = altup.active_of(predicted, self.hidden)
         x = self.attention_norm(active)
-        # Two residuals are added, that of attention and LAuReL's: their sum keeps its size.
+        # The sum has two residuals, attention's and LAuReL's; the factor keeps its magnitude.
         h = (active + self.attention_post_norm(self.attention(x, at)) + self.laurel(x)) * 2**-0.5
         h = h + self.mlp_post_norm(self.mlp(self.mlp_norm(h), at))
         corrected = self.correct(predicted, active, h, self.router(h))
@@ -66,6 +67,7 @@ class StreamLayer(Block):
         return ops.concat(corrected[:, :1], corrected[:, 1:] + added, dim=1)
 
     def matches(self) -> dict[str, int]:
-        """The linears of attention and LAuReL's first one read one norm; the router norms a sum after the layer."""
+        """Count the merge of attention's linears with LAuReL's first, which read one norm, and the router's norm, which
+        follows a sum."""
         first = (self.attention.first, self.laurel.first)
         return {"merge-linears": merges(sum(first, ())) - sum(map(merges, first)), "fuse-add-rms-norm": 1}

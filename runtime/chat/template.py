@@ -159,9 +159,7 @@ class ChatTemplate:
         # Reasoning marks are excluded: templates write them for a word in a message, such as "/no_think".
         found = self._firm.pattern.findall
         if other is not None and (brought := Counter(found(text)) - Counter(found(other))):
-            raise RequestError(
-                f"a message causes the control token {next(iter(brought))}", where="messages", hint=hint
-            )
+            raise RequestError(f"a message causes the control token {next(iter(brought))}", where="messages", hint=hint)
 
     def _refuse_control(
         self,

@@ -7,7 +7,7 @@ closes its pipe, and imports little, so that it starts quickly.
 A request is {"template": text, "contexts": [variables, ...], "seconds": cap on CPU time, "characters": cap on a text}.
 The answer is {"texts": [...]}, or {"error": kind, "message": text} with one of these kinds:
   syntax   the template is invalid   refused   the template called raise_exception
-  failed   rendering raised          size      a text exceeded the cap               memory   the memory cap was exceeded
+  failed   rendering raised          size      a text exceeded the cap               memory   past the memory cap
 """
 
 import datetime

@@ -77,7 +77,7 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
         "no feature declares the input 'positions'",
     ),
     "no ending": (lambda p: p.pop("ending"), r"malformed: positions\.all\.plans\.main\.ending"),
-    "an ending that does not parse": (lambda p: p.update(ending="sample("), r"the ending 'sample\(' does not read"),
+    "an ending that does not parse": (lambda p: p.update(ending="sample("), r"the ending 'sample\(' does not parse"),
     "an attribute of another type": (
         lambda p: p.update(ending="pool(whole=mean)"),
         "the attribute 'whole' is of another type",
@@ -109,7 +109,7 @@ WRONG_PLANS: dict[str, tuple[Edit, str]] = {
     "a name twice": (duplicate, "is used twice"),
     "an unknown input": (lambda p: p["inputs"].update(novel="i32[T]"), "the input 'novel'"),
     "an input of another type": (lambda p: p["inputs"].update(tokens="i64[T]"), "the input 'tokens' is i64"),
-    "a type that does not parse": (lambda p: value(p).update(type="f32[T, "), "does not read"),
+    "a type that does not parse": (lambda p: value(p).update(type="f32[T, "), "does not parse"),
     "an unknown dtype of a value": (lambda p: value(p).update(type="f31[T, 75]"), "does not parse: unknown dtype"),
     "a negative size": (lambda p: value(p).update(type="f32[T, -75]"), "does not parse: size -75"),
     "an unknown symbol": (lambda p: value(p).update(type="f32[Q, 75]"), "does not parse"),
@@ -163,7 +163,10 @@ WRONG_ENTRIES: dict[str, tuple[Edit, str]] = {
     "a step without main": (lambda p: p["round"].clear(), "a step runs nothing"),
     "another entry in front of main": (lambda p: p.update(round=["draft", "main"]), "a step runs draft, main"),
     "no main": (lambda p: p["plans"].update(draft=p["plans"].pop("main")), "it has no entry 'main'"),
-    "a plan of another entry": (lambda p: p["plans"]["main"].update(entry="draft"), "the plan is for the entry 'draft'"),
+    "a plan of another entry": (
+        lambda p: p["plans"]["main"].update(entry="draft"),
+        "the plan is for the entry 'draft'",
+    ),
     "two entries with other states of one name": (
         lambda p: p["plans"].update(draft={**p["plans"]["main"], "entry": "draft", "states": other_states(p)}),
         "it is kind='row'.*i64",

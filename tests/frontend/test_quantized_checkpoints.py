@@ -35,7 +35,7 @@ def test_what_no_reader_knows_is_refused(tmp_path: Path, field: str, value: Any,
     assert caught.value.what == f"the checkpoint {problem}, which cannot be read"
     assert caught.value.where == f"{folder / 'config.json'}, field '{field}'"
     assert caught.value.expected == "a checkpoint of floating point weights"
-    assert "the checkpoint that it was quantized from" in caught.value.hint
+    assert "use the original checkpoint" in caught.value.hint
 
 
 def test_the_weights_may_be_plain_numbers(tmp_path: Path) -> None:

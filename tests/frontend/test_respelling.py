@@ -36,17 +36,17 @@ def inside(name: str) -> str:
 
 
 WAYS: dict[str, tuple[Callable[[str], str], str]] = {
-    "compiled": (lambda name: f"_orig_mod.{name}", "'_orig_mod.' is left out"),
-    "parallel": (lambda name: f"module.{name}", "'module.' is left out"),
-    "both": (lambda name: f"module._orig_mod.{name}", "'module._orig_mod.' is left out"),
+    "compiled": (lambda name: f"_orig_mod.{name}", "'_orig_mod.' is omitted"),
+    "parallel": (lambda name: f"module.{name}", "'module.' is omitted"),
+    "both": (lambda name: f"module._orig_mod.{name}", "'module._orig_mod.' is omitted"),
     "bare": (lambda name: name.removeprefix("model."), "'model.' is added"),
-    "part": (lambda name: f"language_model.{name}", "'language_model.' is left out"),
+    "part": (lambda name: f"language_model.{name}", "'language_model.' is omitted"),
     "newer part": (
         lambda name: name.replace("model.", "model.language_model.", 1),
-        "'language_model.' is left out",
+        "'language_model.' is omitted",
     ),
     "another body": (lambda name: name.replace("model.", "transformer.", 1), "'transformer.' is 'model.'"),
-    "layers wrapped": (inside, "'_checkpoint_wrapped_module.' is left out, '_fsdp_wrapped_module.' is left out"),
+    "layers wrapped": (inside, "'_checkpoint_wrapped_module.' is omitted, '_fsdp_wrapped_module.' is omitted"),
 }
 
 
@@ -79,12 +79,12 @@ def test_tensors_that_nothing_reads_are_known_in_every_spelling(tmp_path: Path) 
         (
             lambda name: f"module.{name}" if "layers.1.mlp.up" not in name else name,
             {},
-            r"where 'module\.' is left out, 29 of 30 tensors are found, and 1 else",
+            r"if 'module\.' is omitted, 29 of 30 tensors are found, otherwise 1",
         ),
         (
             lambda name: f"module.{name}" if "layers.1.mlp.up" not in name else "module.elsewhere",
             {},
-            "29 of 30 tensors are found, and 0 else",
+            "29 of 30 tensors are found, otherwise 0",
         ),
         (lambda name: f"module.{name}", {"model.norm.weight": torch.ones(75)}, "29 of 30 tensors are found"),
         # All fit, and something is left over.

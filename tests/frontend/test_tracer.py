@@ -182,18 +182,18 @@ REFUSED: dict[str, tuple[Forward, str]] = {
         r"aten.add.Tensor cannot take \(f32\[T, 8\], i32\[L\]\).*length L at",
     ),
     "an unknown argument": (lambda m, x, y, rows: ops.soft_cap(x, cup=3.0), "ingot.soft_cap cannot take .*cap"),
-    "a decision by data": (by_data, r"asks what a value holds, by bool\(\)"),
-    "a number out of data": (lambda m, x, y, rows: x * int(rows), r"asks what a value holds, by int\(\)"),
-    "iteration": (lambda m, x, y, rows: next(iter(x)), "asks what a value holds, by iteration"),
+    "a decision by data": (by_data, r"reads a value's data, by bool\(\)"),
+    "a number out of data": (lambda m, x, y, rows: x * int(rows), r"reads a value's data, by int\(\)"),
+    "iteration": (lambda m, x, y, rows: next(iter(x)), "reads a value's data, by iteration"),
     "a decision by a size": (by_size, "compares the size T"),
     "a size and a number": (lambda m, x, y, rows: x if x.shape == (4, 8) else y, "compares the size T"),
     "two sizes": (lambda m, x, y, rows: x if x.shape[0] == rows.shape[0] else y, "compares the size T"),
-    "a loop over a size": (lambda m, x, y, rows: [x for _ in range(x.size(0))], "asks for the size T"),
+    "a loop over a size": (lambda m, x, y, rows: [x for _ in range(x.size(0))], "needs the number of the size T"),
     "arithmetic on a size": (lambda m, x, y, rows: x.view(x.shape[0] * 8), "computes with the size T"),
-    "a root of a size": (lambda m, x, y, rows: x * math.sqrt(x.shape[0]), "asks for the size T"),
+    "a root of a size": (lambda m, x, y, rows: x * math.sqrt(x.shape[0]), "needs the number of the size T"),
     "a size as an argument": (
         lambda m, x, y, rows: x.view(x.shape[0], 2, 4),
-        "gives a call the size T.*write -1 for it",
+        "passes to a call the size T.*write -1 for it",
     ),
     "rows of a step": (lambda m, x, y, rows: x[:4], "slices an axis of T"),
     "a value of another run": (of_another_run, "is given %x: f32.*, a Value"),
@@ -218,7 +218,7 @@ def test_a_value_that_is_left_over() -> None:
     kept: list[Any] = []
     program = traced(Module(lambda m, x, y, rows: kept.append(x) or x))
     for use in (lambda x: x + 1, lambda x: torch.add(x, x), F.silu):
-        with pytest.raises(ConfigError, match="is given a value of a trace that has ended"):
+        with pytest.raises(ConfigError, match="gets a value of a trace that has ended"):
             use(kept[0])
     assert not list(program.calls())
 

@@ -76,7 +76,7 @@ def test_without_tensors_the_model_type_is_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "mine", "llama-plain", model_type="llama")
     (folder / "model.safetensors").unlink()
     hint = refusal(folder).hint
-    assert "its model_type 'llama' is that of 'LlamaForCausalLM'" in hint
+    assert "'LlamaForCausalLM' has its model_type 'llama'" in hint
     (folder / "config.json").write_text(json.dumps({"architectures": ["MyForCausalLM"], "model_type": "llama"}))
     assert refusal(folder).hint.startswith("the nearest supported one is ")
 
@@ -87,7 +87,7 @@ def test_code_that_comes_with_it_is_named_and_not_run(tmp_path: Path) -> None:
         (folder / f"{name}.py").write_text("raise SystemExit('imported')")
     error = refusal(folder)
     assert error.hint.startswith(
-        "it comes with code of its own (configuration_my.py, modeling_my.py), and Ingot runs none"
+        "the checkpoint has its own code (configuration_my.py, modeling_my.py), which Ingot does not run"
     )
     assert "fit LlamaForCausalLM" in error.hint and error.expected == ", ".join(ARCHITECTURES)
 

@@ -106,5 +106,5 @@ def test_parts_are_quantized_by_themselves(way: str) -> None:
 
 
 def test_rows_that_do_not_go_by_groups_are_refused() -> None:
-    with pytest.raises(InternalError, match="10 rows of 'qkv' cannot go by 4 groups"):
+    with pytest.raises(InternalError, match="10 rows of 'qkv' cannot be split into 4 groups"):
         Place("qkv", torch.float32).split(16, 10, 8, groups=4)
