@@ -1,4 +1,4 @@
-"""Reading a config.json: typed fields with errors that name them, in the old and the new spelling."""
+"""Typed reading of a config.json, with errors that name the field, in the old and the new spelling of fields."""
 
 import math
 from collections.abc import Mapping
@@ -16,19 +16,19 @@ _MODEL_DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
-# What configurations of some models call a rope type, and what it is.
+# Other names of rope types in some configurations.
 _ROPE_ALIASES = {"su": "longrope"}
 
 
-# Far above any model's sizes (the largest vocabularies and contexts stay below 2**24), and low enough that the bytes of
-# a matrix of two of them can be counted in 64 bits.
+# Above any model's sizes (the largest vocabularies and contexts are below 2**24), and so low that the byte count of a
+# matrix with two such sizes fits into 64 bits.
 MAX_SIZE = 1 << 24
 MAX_LAYERS = 1024  # the deepest models have some hundred
-MAX_NUMBER = 1e30  # as a float32, what the tables are computed in, it and its reciprocal are neither 0 nor infinite
+MAX_NUMBER = 1e30  # it and its reciprocal are neither 0 nor infinite in float32, the dtype of tables
 
 
 def shown(value: object) -> str:
-    """A value for a message, cut where it is long."""
+    """Return a value as text for a message, shortened if it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python prints no int of more than 4300 digits
@@ -38,7 +38,7 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """A rotary embedding: which table maker, over how many elements of a head, with which constants."""
+    """A rotary embedding: the kind of table, the rotated elements of a head, and the constants."""
 
     rope_type: str
     theta: float
@@ -46,14 +46,14 @@ class RopeSpec:
     constants: tuple[tuple[str, Attr], ...] = ()
 
     def number(self, name: str) -> float:
-        """The constant `name`, which is a number."""
+        """Return the constant `name`, which must be a number."""
         found = dict(self.constants)[name]
         assert isinstance(found, int | float), f"{name} is {found!r}"
         return found
 
 
 class _Watched(dict[str, Any]):
-    """Fields that remember which of them were asked for; copies of them do not."""
+    """Fields that record in `asked` which of them are read. Copies do not record."""
 
     def __init__(self, fields: Mapping[str, Any], asked: set[str]) -> None:
         super().__init__(fields)
@@ -73,7 +73,7 @@ class _Watched(dict[str, Any]):
 
 
 class ConfigReader:
-    """Typed access to the fields of one config.json. `asked` holds the names of those that were looked at."""
+    """Typed access to the fields of one config.json. `asked` has the names of the fields read so far."""
 
     def __init__(
         self, fields: Mapping[str, Any], source: str = "config.json", *, asked: set[str] | None = None
@@ -83,7 +83,7 @@ class ConfigReader:
         self.source = source
 
     def within(self, fields: Mapping[str, Any], source: str | None = None) -> "ConfigReader":
-        """A reader of other fields of the same file, such as those of a table in it."""
+        """Return a reader of other fields of the same file, such as those of a nested object."""
         return ConfigReader(fields, source or self.source, asked=self.asked)
 
     def error(self, field: str, expected: str) -> ConfigError:
@@ -92,7 +92,7 @@ class ConfigReader:
         return ConfigError(what, where=self.source, expected=expected)
 
     def integer(self, field: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
-        """A positive whole number, at most `most`."""
+        """Return a positive whole number, at most `most`."""
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
@@ -100,7 +100,7 @@ class ConfigReader:
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
-        """A positive number."""
+        """Return a positive number."""
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 1 / MAX_NUMBER <= value <= MAX_NUMBER:
@@ -108,11 +108,11 @@ class ConfigReader:
         return float(value)
 
     def number_or_none(self, field: str) -> float | None:
-        """A positive number, or None where the field is null or missing."""
+        """Return a positive number, or None if the field is null or missing."""
         return None if self.fields.get(field) is None else self.number(field)
 
     def integer_or_none(self, field: str) -> int | None:
-        """A positive whole number, or None where the field is null or missing."""
+        """Return a positive whole number, or None if the field is null or missing."""
         return None if self.fields.get(field) is None else self.integer(field)
 
     def flag(self, field: str, default: bool) -> bool:
@@ -123,7 +123,7 @@ class ConfigReader:
         return value
 
     def choice(self, field: str, choices: Mapping[str, str], default: str) -> str:
-        """What `choices` says of the field's word."""
+        """Return the value in `choices` for the field's text."""
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, str) or value not in choices:
@@ -131,14 +131,14 @@ class ConfigReader:
         return choices[value]
 
     def require(self, field: str, allowed: tuple[Any, ...], default: Any) -> None:
-        """Refuse any value outside `allowed`: a field that would change the result and is not built."""
+        """Raise ConfigError for a value outside `allowed`: it would change the result and is not supported."""
         value = self.fields.get(field)
         value = default if value is None else value
         if value not in allowed:
             raise self.error(field, " or ".join(repr(item) for item in allowed))
 
     def listed(self, field: str, length: int, allowed: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """A list with one of `allowed` for each layer; None where the field is null or missing."""
+        """Return a list of `length` values, each one of `allowed`; None if the field is null or missing."""
         value = self.fields.get(field)
         if value is None:
             return None
@@ -147,16 +147,16 @@ class ConfigReader:
         return tuple(value)
 
     def token_ids(self, field: str) -> tuple[int, ...]:
-        """One token id, a list of them, or none."""
+        """Return the field's token ids: one, a list, or none."""
         value = self.fields.get(field)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        # Token ids are int32 wherever they are computed with.
+        # Token ids are int32 in all computations.
         if not all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 31 for item in ids):
             raise self.error(field, "a token id or a list of them")
         return tuple(ids)
 
     def dtype(self) -> torch.dtype:
-        """`dtype`, or `torch_dtype` as it was spelled before; float32 where neither stands, as transformers has it."""
+        """Return `dtype`, or `torch_dtype` in the old spelling; float32 if both are missing, as in transformers."""
         field = "torch_dtype" if self.fields.get("dtype") is None else "dtype"
         name = self.fields.get(field)
         name = "float32" if name is None else name
@@ -165,8 +165,8 @@ class ConfigReader:
         return _MODEL_DTYPES[name]
 
     def sliding_layers(self, layers: int, pattern: int | None, *, first_full: bool = False) -> tuple[bool, ...]:
-        """Which layers have a window: `layer_types`, or all but the last of every `pattern`, with `first_full` the
-        first."""
+        """Return which layers have a window: by `layer_types`, else all except the last of every `pattern` layers; with
+        `first_full`, except the first."""
         types = self.listed("layer_types", layers, ("sliding_attention", "full_attention"))
         if types is not None:
             return tuple(kind == "sliding_attention" for kind in types)
@@ -174,9 +174,9 @@ class ConfigReader:
         return tuple(pattern is None or (index + offset) % pattern != 0 for index in range(layers))
 
     def rope(self, head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0) -> RopeSpec:
-        """`rope_parameters`, or `rope_theta` with `rope_scaling` as they were spelled before.
+        """Return the rotary embedding of `rope_parameters`, or of the old spelling, `rope_theta` and `rope_scaling`.
 
-        `layer_type` picks one of several tables by kind of layer; `theta` is the family's default base.
+        `layer_type` selects one of several tables by kind of layer. `theta` is the family's default base.
         """
         new = self.fields.get("rope_parameters")
         field = "rope_scaling" if new is None else "rope_parameters"
@@ -184,14 +184,14 @@ class ConfigReader:
         if isinstance(table, dict) and layer_type is not None and layer_type in table:
             table = table[layer_type]
         if isinstance(table, dict) and layer_type is not None and table.get("truncate") is False:
-            # Transformers looks for it outside of the tables by kind of layer, so what was meant is not known.
+            # Transformers reads it outside of the tables by kind of layer, so the intended value is unknown.
             raise self.error(field, f"no 'truncate' in the table of {layer_type}")
         table = {} if table is None else table
         if not isinstance(table, dict) or any(isinstance(value, dict) for value in table.values()):
             raise self.error(field, "an object with one rope_type and its numbers")
         fields = {**self.fields, **table}
         if layer_type is None and self.fields.get("original_max_position_embeddings") is not None:
-            # Phi-3 stores it outside, and transformers lets that one win.
+            # Phi-3 stores it outside the table, and in transformers that value has precedence.
             fields["original_max_position_embeddings"] = self.fields["original_max_position_embeddings"]
         return _rope_spec(self.within(fields, f"{self.source}, {field}"), table, head_dim, theta)
 
@@ -234,12 +234,12 @@ def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, th
 
 
 def _original(config: ConfigReader) -> float:
-    """The context before scaling; `max_position_embeddings` where it is not given."""
+    """Return the context length before scaling; `max_position_embeddings` if the field is missing."""
     return config.number("original_max_position_embeddings", config.integer("max_position_embeddings", 2048))
 
 
 def _stretch(config: ConfigReader, original: float) -> float:
-    """How far the context was stretched: `factor`, or the ratio of the maxima."""
+    """Return the factor by which the context was extended: `factor`, or the ratio of the maxima."""
     return config.number_or_none("factor") or config.integer("max_position_embeddings", 2048) / original
 
 

@@ -1,12 +1,12 @@
-"""What fields of a config.json mean in any family: which change the computation, which never do, which say the same."""
+"""The meaning of config.json fields in any family: fields that change the computation, neutral fields, and synonyms."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-# Fields that change what a model computes, and that no reader of ours may have heard of. From the configuration classes
-# of transformers 5.23 (models/*/configuration_*.py), and where they have none from the published config.json and code
-# of the models named here.
+# Fields that change a model's computation, and that a family's reader may not know. Sources: the configuration classes
+# of transformers 5.23 (models/*/configuration_*.py); for models without one, the published config.json and code of the
+# models named here.
 CHANGES_THE_COMPUTATION: Mapping[str, str] = {
     # experts: mixtral, qwen2_moe, qwen3_moe, deepseek_v3, ernie4_5_moe, dbrx, llama4
     **dict.fromkeys(
@@ -167,7 +167,7 @@ CHANGES_THE_COMPUTATION: Mapping[str, str] = {
     ),
 }
 
-# Values that change nothing, beside null, false, 0, "" and empty ones: factors of one, and what all our definitions do.
+# Neutral values, besides null, false, 0, "" and empty ones: factors of one, and the behaviour of all definitions here.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "is_causal": (True,),
     "do_layer_norm_before": (True,),
@@ -193,14 +193,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "long_mscale": (1,),
     "cla_share_factor": (1,),
 }
-# Of these false says more than null: it switches something off that is on in ours.
+# For these fields, false is not neutral: it disables something that all definitions here do.
 ON_BY_DEFAULT = ("is_causal", "do_layer_norm_before", "scale_attn_weights")
 
 HIDDEN = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS = ("num_key_value_heads", "n_head_kv", "num_kv_heads")
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length", "seq_length", "max_seq_len")
-# Names of one thing: a field that says what another one of its row says, which is read, changes nothing.
+# Synonyms: a field with the same value as another field of its row, which is read, changes nothing.
 SAME = (
     HIDDEN,
     ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
@@ -217,14 +217,14 @@ SAME = (
     ("sliding_window", "sliding_window_size"),
 )
 
-# Of layers with windows, and of experts: they mean nothing where there are none.
+# Fields of windows and of experts, which have no meaning in a model without windows or experts.
 OF_WINDOWS = ("sliding_window", "max_window_layers", "sliding_window_pattern", "rope_local_base_freq")
 OF_EXPERTS = ("moe_intermediate_size", "shared_expert_intermediate_size")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
-# What any configuration may have and what decides nothing of the computation: the attributes of transformers'
-# PretrainedConfig, of 4.x too, what it keeps for generation and for tokenizers, and notes of those who trained a model.
-# The last ones are of parts of a model, of which the tensors tell.
+# Fields that any configuration may have and that do not affect the computation: attributes of transformers'
+# PretrainedConfig (4.x included), fields for generation and tokenizers, and notes of a model's authors. The last ones
+# describe other parts of a model, which the tensors reveal.
 _GENERAL = """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _rope_scaling_validation architectures
     attn_implementation auto_map bos_token_id cache_implementation chunk_size_feed_forward custom_pipelines
@@ -245,7 +245,7 @@ _GENERAL = """
     scale_attention_softmax_in_fp32 masked_softmax_fusion skip_bias_add skip_bias_add_qkv offset_alibi verbose
 """
 GENERIC = frozenset(_GENERAL.split())
-# Of training alone, which are dropout under all its names, how weights were drawn, losses and gradients; and ids.
+# Fields of training only (dropout under all its names, weight initialization, losses, gradients), and token ids.
 ASIDE = re.compile(
     r".*dropout.*|.*_pdrop|.*initializer_(range|factor)|init_(std|device|config).*|.*_loss_coef|altup_coef_clip"
     r"|embedding_fraction|.*_token_(id|ids|index)"

@@ -1,7 +1,7 @@
-"""Which fields of a config.json the reader of a family knows, read off its code.
+"""The config.json fields that a family's reader knows, derived from its code.
 
-A reader asks for some fields on some paths only, such as a window's size where windows are switched on. It knows all
-that its code names, in whatever branch.
+A reader reads some fields only on some paths, such as a window's size if windows are enabled. It knows all fields that
+its code names, in any branch.
 """
 
 import dis
@@ -23,10 +23,10 @@ _ROOM = "ingot.models"
 
 @cache
 def known_fields(read: Callable[..., Any]) -> frozenset[str]:
-    """The names that stand as strings in the code of `read`, of the methods of ConfigReader that it calls, and of the
-    functions of its own module and of Ingot's definitions that it calls, and so on.
+    """Return the strings in the code of `read` and, recursively, of the functions that it calls: methods of
+    ConfigReader, and functions of its own module and of Ingot's definitions.
 
-    Strings that are no field are among them, such as the name of an activation; no config.json has fields of that name.
+    They include strings that are not fields, such as names of activations; no config.json has fields of these names.
     """
     found: set[str] = set()
     seen: set[FunctionType] = set()
@@ -41,7 +41,7 @@ def known_fields(read: Callable[..., Any]) -> frozenset[str]:
 
 @cache
 def spec_words() -> frozenset[str]:
-    """The names of what specs of blocks hold. The code of readers has them as strings where it hands them on."""
+    """Return the field names of block specs. Readers contain them as strings where they pass them as keywords."""
     modules = [
         importlib.import_module(f"{blocks.__name__}.{one.name}") for one in pkgutil.iter_modules(blocks.__path__)
     ]
@@ -50,7 +50,7 @@ def spec_words() -> frozenset[str]:
 
 
 def _functions(value: object, found: set[str]) -> Iterator[FunctionType]:
-    """The function that is called where `value` is; what `partial` gives it by default is looked at too."""
+    """Yield the function that a call of `value` runs. Add the strings in arguments of a `partial` to `found`."""
     if isinstance(value, partial):
         found.update(_strings([*value.args, *value.keywords.values()]))
         yield from _functions(value.func, found)
@@ -61,7 +61,7 @@ def _functions(value: object, found: set[str]) -> Iterator[FunctionType]:
 
 
 def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
-    """Add the strings of a function to `found`; returns the functions that it names."""
+    """Add the strings of a function to `found`. Return the functions that it names."""
     found.update(_strings([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]))
     called: list[FunctionType] = []
     values = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -84,8 +84,8 @@ def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
 
 
 def _loaded(code: CodeType) -> Iterator[object]:
-    """The constants that the code computes with: neither docstrings nor the names of keyword arguments, which stand in
-    front of a call from Python 3.13 on."""
+    """Yield the constants that the code loads, without docstrings and names of keyword arguments. From Python 3.13 on,
+    the latter are loaded just before a call."""
     instructions = list(dis.get_instructions(code))
     for place, one in enumerate(instructions):
         if one.opname.startswith(("LOAD_CONST", "RETURN_CONST")):

@@ -1,4 +1,4 @@
-"""Fields of a config.json that the reader of its family does not know: what changes the computation is refused."""
+"""Config.json fields that the family's reader does not know: fields that change the computation are refused."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ from ingot.models.config_fields import (
 
 @dataclass(frozen=True)
 class Unknown:
-    """A field that the reader of a family does not know. `name` is its path, as in "rope_scaling.alpha"; `about` says
-    what it changes, and is "" where that is not known."""
+    """A field that the family's reader does not know. `name` is its path, as in "rope_scaling.alpha". `about` is the
+    effect of the field; "" if unknown."""
 
     name: str
     value: Any
@@ -36,9 +36,9 @@ class Unknown:
 def unknown_fields(
     config: Mapping[str, Any], known: Collection[str], others: Callable[[str], str], inside: str = ""
 ) -> Iterator[Unknown]:
-    """The fields of a config.json whose value switches something on and which are not among the `known` ones.
+    """Yield the fields of a config.json that are not `known` and have a value that enables something.
 
-    `others` says which families read a field, "" for none. Tables in a known field are looked into.
+    `others` returns the families that read a field, as text; "" for none. Objects in known fields are searched too.
     """
     for name, value in config.items():
         if name in known:
@@ -50,18 +50,18 @@ def unknown_fields(
 
 
 def refuse_meaning(unknown: Collection[Unknown], family: str, source: str) -> None:
-    """Raises ConfigError where unknown fields change the computation."""
+    """Raise ConfigError if unknown fields change the computation."""
     meant = [one for one in unknown if one.about]
     if not meant:
         return
     lines = [f"field '{one.name}' is {shown(one.value)}: {one.about}" for one in meant]
     raise ConfigError(
-        f"the definition of {family} does not know what the configuration asks for\n"
+        f"the definition of {family} does not support fields of the configuration\n"
         + "\n".join(f"    {line}" for line in lines),
         where=source,
         expected=" or ".join(["no such field", "null", *_neutral_texts(meant)]),
-        hint="without it the model would compute something else. Where it was trained without it, and only there, take "
-        "the field out of config.json",
+        hint="without it the model would compute something else. Remove the field from config.json only if the model "
+        "was trained without it",
     )
 
 
@@ -88,7 +88,7 @@ def _changes_nothing(name: str, value: object, config: Mapping[str, Any], known:
     row = next((row for row in SAME if name in row), ())
     if any(other in known and other != name and config.get(other) == value for other in row):
         return True
-    if name in KV_HEADS and not any(other in known for other in KV_HEADS):  # as many as heads, in their reader's models
+    if name in KV_HEADS and not any(other in known for other in KV_HEADS):  # such models have as many as heads
         return value == _first(config, HEADS, known)
     without_windows = _without_windows(config)
     if name in OF_WINDOWS and without_windows:
@@ -105,14 +105,15 @@ def _changes_nothing(name: str, value: object, config: Mapping[str, Any], known:
 
 
 def _another_name(name: str, known: Collection[str]) -> str:
-    """Which known field says the same thing; not of lengths, of which training had others."""
+    """Return the effect of a synonym of a known field with another value. Lengths are excluded: training may use other
+    lengths."""
     row = next((row for row in SAME if name in row and row is not POSITIONS), ())
     read = [other for other in row if other in known]
     return f"another value than {read[0]} has" if read else ""
 
 
 def _without_windows(config: Mapping[str, Any]) -> bool:
-    """No layer has a window, or those that there are reach over the whole context."""
+    """Return whether no layer has a window, or windows cover the whole context."""
     if not config.get("use_sliding_window", True):
         return True
     window, most = config.get("sliding_window"), config.get("max_position_embeddings")
@@ -120,5 +121,5 @@ def _without_windows(config: Mapping[str, Any]) -> bool:
 
 
 def _first(config: Mapping[str, Any], row: tuple[str, ...], known: Collection[str]) -> object:
-    """The value of the first field of a row that is known and there."""
+    """Return the value of the first known field of a row that is set, or None."""
     return next((config[name] for name in row if name in known and config.get(name) is not None), None)

@@ -1,1 +1,1 @@
-"""How families spell their config.json: one reader a family, in terms of the specs of blocks, and one file a kin."""
+"""Readers of config.json by model family: each returns block specs. One file has the readers of related families."""

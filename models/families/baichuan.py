@@ -1,5 +1,5 @@
-"""Baichuan 1 and 2: Llama with q, k and v in one tensor. The larger model of each has ALiBi, and both of the second
-divide the rows of the head by their lengths."""
+"""Baichuan 1 and 2: Llama with q, k and v in one tensor. The larger model of each generation has ALiBi. Both Baichuan 2
+models divide the rows of the head by their lengths."""
 
 from dataclasses import replace
 
@@ -21,17 +21,17 @@ from ingot.models.families.reading import (
 )
 
 _NAMES = AttentionNames(merged="W_pack")
-_ROTARY_WIDTH = 4096  # of the models of 7 billion weights, the rotated ones (vLLM, baichuan.py)
+_ROTARY_WIDTH = 4096  # of the 7B models, which use rotary embeddings (vLLM, baichuan.py)
 _VOCAB_1, _VOCAB_2 = 64000, 125696
 
 
 def baichuan_7b(config: ConfigReader) -> DecoderSpec:
-    """The first model, of 7 billion weights."""
+    """Read Baichuan 1 7B."""
     return _rotary(config, normed=False)
 
 
 def baichuan(config: ConfigReader) -> DecoderSpec:
-    """The other three, which have one architecture and are told apart by their sizes."""
+    """Read the other three models. They share an architecture name, so their sizes distinguish them."""
     normed = _is_second(config)
     if config.integer("hidden_size") == _ROTARY_WIDTH:
         return _rotary(config, normed)
@@ -39,12 +39,12 @@ def baichuan(config: ConfigReader) -> DecoderSpec:
 
 
 def _is_second(config: ConfigReader) -> bool:
-    """Only the second configuration class has `z_loss_weight`; a vocabulary of another size tells neither."""
+    """Return whether this is Baichuan 2, by vocabulary size, or by `z_loss_weight`, which only Baichuan 2 has."""
     vocab = config.integer("vocab_size")
     second = vocab == _VOCAB_2 or "z_loss_weight" in config.fields
     if not second and vocab != _VOCAB_1:
         raise ConfigError(
-            f"vocab_size {vocab} is neither that of Baichuan 1 nor that of Baichuan 2",
+            f"vocab_size {vocab} is neither Baichuan 1's nor Baichuan 2's",
             where=config.source,
             expected=f"{_VOCAB_1}, {_VOCAB_2}, or the field 'z_loss_weight', which Baichuan 2 has",
         )

@@ -1,4 +1,4 @@
-"""Bloom: ALiBi, a norm of the embedding, and q, k and v of each head one after the other in a tensor."""
+"""Bloom: ALiBi, a norm of the embedding, and one tensor with q, k and v of each head in turn."""
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.alibi import AlibiSpec
@@ -11,14 +11,14 @@ from ingot.models.blocks.norm import NormSpec
 from ingot.models.config import MAX_LAYERS, ConfigReader
 from ingot.models.families.reading import read_head
 
-# The first checkpoints are of the model without its head.
+# The first checkpoints hold the model without its head.
 _NAMES = DecoderNames("transformer", "h", may_lack_place=True, unread=())
 _PLAIN = PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")
 
 
 def bloom(config: ConfigReader) -> DecoderSpec:
-    """`apply_residual_connection_post_layernorm` says that norms are what results are added to."""
-    config.require("slow_but_exact", (False,), False)  # it adds up parts of a linear, and leaves its bias out
+    """With `apply_residual_connection_post_layernorm`, results are added to the normed input."""
+    config.require("slow_but_exact", (False,), False)  # it sums parts of a linear, and omits its bias
     hidden = config.integer("n_embed", config.integer("hidden_size", 64))
     config.require("n_inner", (4 * hidden,), 4 * hidden)
     layers = config.integer("n_layer", config.integer("num_hidden_layers", 2, most=MAX_LAYERS), most=MAX_LAYERS)

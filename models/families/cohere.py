@@ -17,7 +17,7 @@ from ingot.models.families.reading import (
     read_windows,
 )
 
-# What configurations of Command R7B and later say of themselves. Transformers reads none of it and does it always.
+# Fields in configurations of Command R7B and later. Transformers does not read them, and always behaves this way.
 _SAID_OF_COHERE2 = {
     "position_embedding_type": "rope_gptj",
     "rotary_pct": 1.0,
@@ -30,13 +30,13 @@ _SAID_OF_COHERE2 = {
 
 
 def cohere(config: ConfigReader) -> DecoderSpec:
-    """Norms of q and k have gains of their own for each head."""
+    """Read Cohere. Norms of q and k have separate gains for each head."""
     qk_norm = QKNormSpec.of(_norm(config), over="each head") if config.flag("use_qk_norm", False) else None
     return _cohere(config, [_attention(config, qk_norm)] * count_layers(config), theta=5e5)
 
 
 def cohere2(config: ConfigReader) -> DecoderSpec:
-    """Layers with a window are rotated, the others, every fourth, are not."""
+    """Read Cohere 2. Layers with a window use rotation; every fourth layer has neither."""
     for field, value in _SAID_OF_COHERE2.items():
         config.require(field, (value,), value)
     pattern = config.integer("sliding_window_pattern", 4)
@@ -54,7 +54,7 @@ def _attention(config: ConfigReader, qk_norm: QKNormSpec | None = None) -> Atten
 
 
 def _cohere(config: ConfigReader, attentions: list[AttentionSpec], theta: float = 10000.0) -> DecoderSpec:
-    norm, mlp = _norm(config), BranchSpec("mlp", read_gated(config))  # without a norm: it reads attention's
+    norm, mlp = _norm(config), BranchSpec("mlp", read_gated(config))  # without a norm: it reads attention's input
     layers = [
         LayerSpec((BranchSpec("attention", one, norm.named("input_layernorm")), mlp), parallel=True)
         for one in attentions

@@ -1,5 +1,5 @@
-"""DeciLM: Llama with key-value heads by layer. Nemotron-NAS: layers that each have another attention and feed-forward
-part, a linear map in place of one, or none."""
+"""DeciLM: Llama with a number of k/v heads per layer. Nemotron-NAS: each layer has its own attention and feed-forward
+part, a linear map instead of one, or none."""
 
 from typing import Any
 
@@ -26,8 +26,8 @@ _WIDTH_STEP = 256  # to which `ffn_mult` is rounded up (modeling_decilm.py, _ffn
 
 
 def decilm(config: ConfigReader) -> DecoderSpec:
-    """Checkpoints of both generations have one name."""
-    # Other values stand for other pairs that are rotated (vLLM, nemotron_nas.py).
+    """Read both generations, which share an architecture name."""
+    # Other values mean other rotated pairs (vLLM, nemotron_nas.py).
     config.require("position_embedding_type", ("rope",), "rope")
     norm, layers = read_norm(config, 1e-5), count_layers(config)
     if config.fields.get("block_configs") is not None:
@@ -40,7 +40,7 @@ def decilm(config: ConfigReader) -> DecoderSpec:
 
 
 def _by_heads(config: ConfigReader, norm: NormSpec, layers: int) -> list[LayerSpec]:
-    """DeciLM 6B and 7B: `num_key_value_heads_per_layer`."""
+    """Return the layers of DeciLM 6B and 7B, by `num_key_value_heads_per_layer`."""
     field = "num_key_value_heads_per_layer"
     heads = config.fields.get(field)
     if not isinstance(heads, list) or len(heads) != layers:
@@ -51,7 +51,7 @@ def _by_heads(config: ConfigReader, norm: NormSpec, layers: int) -> list[LayerSp
 
 
 def _blocks(config: ConfigReader, norm: NormSpec, layers: int) -> list[LayerSpec]:
-    """Nemotron-NAS: `block_configs`."""
+    """Return the layers of Nemotron-NAS, by `block_configs`."""
     blocks = config.fields.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layers or not all(isinstance(one, dict) for one in blocks):
         raise ConfigError(
@@ -108,11 +108,11 @@ def _feed_forward(config: ConfigReader, part: ConfigReader) -> BlockSpec | None:
 
 
 def _width(config: ConfigReader, part: ConfigReader) -> int:
-    """Of a feed-forward part: `intermediate_size`, or `ffn_mult` of two thirds of the hidden size, rounded up."""
+    """Return the width of a feed-forward part: `intermediate_size`, or `ffn_mult` * 2/3 * hidden size, rounded up."""
     if part.fields.get("ffn_mult") is None:
         return part.integer("intermediate_size")
-    # With six digits, as the config class has it (block_config.py).
+    # Six digits, as in the config class (block_config.py).
     size = int(2 * round(part.number("ffn_mult"), 6) * config.integer("hidden_size") / 3)
     if not 0 < size <= MAX_SIZE:
-        raise part.error("ffn_mult", f"one that gives a width of 1 to {MAX_SIZE}, and not of {size}")
+        raise part.error("ffn_mult", f"a value with a width from 1 to {MAX_SIZE}; this one has {size}")
     return -(-size // _WIDTH_STEP) * _WIDTH_STEP

@@ -1,5 +1,5 @@
-"""EXAONE 3: Llama by other names. EXAONE 4: norms after blocks, norms of q and k, and in a model with windows no
-rotation where there is none."""
+"""EXAONE 3: Llama under other names. EXAONE 4: norms after blocks, norms of q and k. In an EXAONE 4 model with windows,
+layers without a window have no rotation."""
 
 from dataclasses import replace
 
@@ -27,8 +27,8 @@ _GATED_NAMES = GatedNames(gate="c_fc_0", up="c_fc_1", down="c_proj")
 
 
 def exaone(config: ConfigReader) -> DecoderSpec:
-    """As in vLLM (exaone.py); defaults are those of the config class there. It says `num_layers`, `layer_norm_epsilon`
-    and `activation_function`."""
+    """Read EXAONE 3 as vLLM does (exaone.py), with the defaults of its config class. The fields are named `num_layers`,
+    `layer_norm_epsilon` and `activation_function`."""
     layers = config.integer("num_layers" if "num_layers" in config.fields else "num_hidden_layers", most=MAX_LAYERS)
     config = config.within({**config.fields, "intermediate_size": _width(config)})
     norm = read_norm(config, 1e-6, "layer_norm_epsilon")
@@ -51,7 +51,7 @@ def exaone(config: ConfigReader) -> DecoderSpec:
 
 
 def _width(config: ConfigReader) -> int:
-    """Of a feed-forward part."""
+    """Return the width of a feed-forward part."""
     return config.integer_or_none("intermediate_size") or 4 * config.integer("hidden_size")
 
 

@@ -1,4 +1,4 @@
-"""Falcon, old and new, and the same models by their first names: q, k and v are one tensor, by groups of heads."""
+"""Falcon, old and new architecture, and under its first names: q, k and v in one tensor, by groups of heads."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ _NAMES = DecoderNames("transformer", "h", may_lack_place=True, unread=())
 
 
 def falcon(config: ConfigReader) -> DecoderSpec:
-    if config.fields.get("n_embed") is not None:  # an older name, which transformers lets win
+    if config.fields.get("n_embed") is not None:  # an older name, which has precedence in transformers
         config = config.within({**config.fields, "hidden_size": config.integer("n_embed")})
     hidden, head_dim = config.integer("hidden_size"), require_square_heads(config)
     layer = _layer(config, hidden, head_dim)
@@ -34,8 +34,8 @@ def falcon(config: ConfigReader) -> DecoderSpec:
 
 
 def refined_web(config: ConfigReader) -> DecoderSpec:
-    """Falcon by the names of the code that came with its first checkpoints, modelling_RW.py. That of Falcon 40B knows
-    `n_head_kv` and the new architecture alone, that of Falcon 7B knows only the old one."""
+    """Read Falcon with the field names of its first checkpoints' code, modelling_RW.py. Falcon 40B's version has
+    `n_head_kv` and only the new architecture, Falcon 7B's only the old one."""
     if "n_head" not in config.fields:  # the fields were renamed, the architecture was not
         return falcon(config)
     config.require("apply_residual_connection_post_layernorm", (False,), False)
@@ -51,7 +51,8 @@ def refined_web(config: ConfigReader) -> DecoderSpec:
 
 
 def _layer(config: ConfigReader, hidden: int, head_dim: int) -> LayerSpec:
-    """Attention and a plain part, which in parallel have one norm or two. The new architecture is always parallel."""
+    """Return a layer of attention and a plain part. In parallel, they have one norm or two. The new architecture is
+    always parallel."""
     new, bias = config.flag("new_decoder_architecture", False), config.flag("bias", False)
     attention = _attention(config, head_dim, new=new, bias=bias)
     activation, plain = config.choice("activation", PLAIN, "gelu"), PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")
@@ -67,7 +68,7 @@ def _layer(config: ConfigReader, hidden: int, head_dim: int) -> LayerSpec:
     first, second = names
     branches = (
         BranchSpec("attention", attention, norm.named(first)),
-        BranchSpec("mlp", mlp, norm.named(second) if second else None),  # without one it reads what attention reads
+        BranchSpec("mlp", mlp, norm.named(second) if second else None),  # no norm: reads attention's input
     )
     return LayerSpec(branches, parallel=parallel)
 
@@ -78,7 +79,7 @@ def _attention(config: ConfigReader, head_dim: int, *, new: bool, bias: bool) ->
     attention = AttentionSpec(heads, kv_heads, head_dim, bias=bias, o_bias=bias, names=names)
     if not config.flag("alibi", False):
         return attention
-    # It is added to scores before they are scaled. Transformers rounds it to bfloat16 first; vLLM and this do not.
+    # Falcon adds ALiBi before scaling the scores. Transformers first rounds it to bfloat16; vLLM and Ingot do not.
     return replace(attention, rotary=None, alibi=AlibiSpec(factor=head_dim**-0.5))
 
 
@@ -94,11 +95,11 @@ def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
 
 
 def _count_kv_heads(config: ConfigReader, *, new: bool) -> int:
-    """In the old architecture there is one head of k and v, or as many as of q."""
+    """Return the number of k/v heads. In the old architecture it is one, or the number of q heads."""
     heads = config.integer("num_attention_heads")
     if not new and config.flag("multi_query", True):
         return 1
     kv_heads = config.integer("num_kv_heads", heads)
     if heads % kv_heads or (kv_heads != heads and not new):
-        raise config.error("num_kv_heads", f"a divisor of {heads} attention heads" if new else f"{heads}, one a head")
+        raise config.error("num_kv_heads", f"a divisor of {heads} attention heads" if new else f"{heads}, one per head")
     return kv_heads

@@ -38,8 +38,8 @@ def _two_norms_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -
 
 
 def gemma(config: ConfigReader) -> DecoderSpec:
-    # The first checkpoints say "gelu" and mean its tanh form (transformers, configuration_gemma.py). Some say it again
-    # under the name that Gemma 2 gave it.
+    # The first checkpoints say "gelu" but use its tanh form (transformers, configuration_gemma.py). Some repeat it
+    # under the field name of Gemma 2.
     config.require("hidden_activation", (None, *GELU), None)
     mlp = read_gated(config, activations=dict.fromkeys(GELU, "gelu_tanh"))
     attention = _attention(config)
@@ -48,7 +48,7 @@ def gemma(config: ConfigReader) -> DecoderSpec:
 
 
 def gemma2(config: ConfigReader) -> DecoderSpec:
-    """Every second layer has a window, the first one included."""
+    """Read Gemma 2. Every second layer has a window, starting with the first."""
     attention = replace(_scaled_attention(config), soft_cap=read_cap(config, "attn_logit_softcapping", 50.0))
     sliding = config.sliding_layers(count_layers(config), pattern=2)
     attentions, rope = read_windows(config, attention, sliding, 4096), config.rope(attention.head_dim)
@@ -56,11 +56,11 @@ def gemma2(config: ConfigReader) -> DecoderSpec:
 
 
 def gemma3(config: ConfigReader) -> DecoderSpec:
-    """Layers with a window have a rotary base of their own."""
+    """Read Gemma 3. Layers with a window have a separate rotary base."""
     config.require("attn_logit_softcapping", (None,), None)  # transformers reads it and does not apply it
     attention = replace(_scaled_attention(config), qk_norm=QKNormSpec.of(_norm(config)))
     pattern = config.integer("sliding_window_pattern", 6)
-    if config.fields.get("layer_types") is None:  # transformers writes it under this name, and reads it under the other
+    if config.fields.get("layer_types") is None:  # transformers writes this name, and reads the other
         config.require("_sliding_window_pattern", (pattern,), pattern)
     sliding = config.sliding_layers(count_layers(config), pattern)
     attentions = read_windows(config, attention, sliding, 4096, tables=(0, 1))
@@ -77,7 +77,7 @@ def _gemma(
     layer: Callable[[AttentionSpec, GatedSpec, NormSpec], LayerSpec] = _two_norms_layer,
     logit_cap: float | None = None,
 ) -> DecoderSpec:
-    """What all of them share."""
+    """Return the decoder, from the parts that all Gemma generations share."""
     config.require("use_bidirectional_attention", (False,), False)
     norm = _norm(config)
     embedding = EmbeddingSpec(scale=config.integer("hidden_size") ** 0.5, rounded=True)
@@ -87,9 +87,9 @@ def _gemma(
 
 
 def read_gemma_ropes(config: ConfigReader, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """The tables of layers without and with a window."""
+    """Return the rotary tables of layers without and with a window."""
     full, local = read_two_ropes(config, head_dim, full=1e6, sliding=1e4)
-    if config.fields.get("rope_parameters") is None:  # `rope_theta` is the base of the first one alone
+    if config.fields.get("rope_parameters") is None:  # `rope_theta` is the base of the first table only
         local = replace(local, theta=config.number("rope_local_base_freq", 1e4))
     return full, local
 
@@ -111,5 +111,5 @@ def _mlp(config: ConfigReader) -> GatedSpec:
 
 
 def read_cap(config: ConfigReader, field: str, default: float | None) -> float | None:
-    """A soft-cap: null switches it off, a missing field is the family's default."""
+    """Return a soft cap: null disables it, a missing field means the family's default."""
     return config.number_or_none(field) if field in config.fields else default

@@ -1,4 +1,4 @@
-"""Gemma 3n's text part: several streams by AltUp, LAuReL, embeddings for each layer, and caches that layers share."""
+"""Gemma 3n's text part: several streams by AltUp, LAuReL, per-layer embeddings, and caches shared by layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,9 +28,9 @@ from ingot.models.families.reading import (
 )
 
 # Transformers, configuration_gemma3n.py.
-_FULL_EVERY = 5  # of the layers without a window, where no list says
-_SPARSE = (10, 0.95)  # the first layers of deeper models, and how much of their gates is cut off
-# Of checkpoints with images and sound: the text part stands in `model.language_model`.
+_FULL_EVERY = 5  # every fifth layer has no window, without `layer_types`
+_SPARSE = (10, 0.95)  # in deeper models: the number of first layers with sparse gates, and the share of zero gates
+# In checkpoints with images and sound, the text part is in `model.language_model`.
 _TEXT = "model.language_model"
 _OTHER_PARTS = r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*"
 
@@ -81,15 +81,15 @@ def gemma3n(config: ConfigReader, place: str = "model") -> StreamDecoderSpec:
 
 
 def text_part(config: ConfigReader) -> StreamDecoderSpec:
-    """The text part of a model that takes images and sound too."""
+    """Read the text part of a model with images and sound."""
     return gemma3n(config, _TEXT)
 
 
 def _names(
     place: str, attentions: Sequence[AttentionSpec | SharedAttentionSpec], of_layer: PerLayerInputSpec
 ) -> DecoderNames:
-    """Checkpoints have keys and values of layers too that read those of another, and scales that a flag switches
-    off."""
+    """Return the names. Checkpoints also hold unused tensors: keys and values of layers that read another layer's
+    cache, and scales that a flag disables."""
     sharing = [str(index) for index, one in enumerate(attentions) if isinstance(one, SharedAttentionSpec)]
     unread = [*DecoderNames.unread]
     if sharing:
@@ -113,7 +113,7 @@ def _read_altup(config: ConfigReader, norm: NormSpec) -> AltUpSpec:
 
 
 def _read_mlps(config: ConfigReader, layers: int) -> list[GatedSpec]:
-    """The feed-forward part of each layer, whose widths and sparsities differ."""
+    """Return the feed-forward part of each layer; widths and sparsities differ by layer."""
     widths = config.fields.get("intermediate_size")
     widths = widths if isinstance(widths, list) else [widths] * layers
     if len(widths) != layers:
@@ -127,7 +127,7 @@ def _read_mlps(config: ConfigReader, layers: int) -> list[GatedSpec]:
 
 
 def _read_sparsities(config: ConfigReader, layers: int) -> list[float]:
-    """Of each layer, the part of its gates that is cut off."""
+    """Return, for each layer, the share of its gates that is zero."""
     found = config.fields.get("activation_sparsity_pattern")
     if found is None:
         sparse, part = _SPARSE
@@ -143,8 +143,8 @@ def _read_sparsities(config: ConfigReader, layers: int) -> list[float]:
 def _with_shared_caches(
     config: ConfigReader, attentions: Sequence[AttentionSpec], sliding: Sequence[bool]
 ) -> list[AttentionSpec | SharedAttentionSpec]:
-    """The last `num_kv_shared_layers` read the cache of the last layer before them that has a window, or has none, as
-    they do."""
+    """Let each of the last `num_kv_shared_layers` layers read another layer's cache: that of the last layer before them
+    of the same type, with or without a window."""
     layers, count = len(attentions), config.fields.get("num_kv_shared_layers")
     count = 15 if count is None else count
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < layers:

@@ -1,4 +1,4 @@
-"""GLM: neighbours in half of a head are rotated, gate and up are one tensor. GLM-4 has norms after blocks as well."""
+"""GLM: rotation of neighbouring pairs in half of a head, gate and up in one tensor. GLM-4 adds norms after blocks."""
 
 from dataclasses import replace
 
@@ -46,6 +46,6 @@ def _layer(config: ConfigReader, norm: NormSpec) -> LayerSpec:
 
 
 def _glm(config: ConfigReader, layer: LayerSpec, norm: NormSpec) -> DecoderSpec:
-    """The layer as often as the config says. Half of a head is rotated unless the config says otherwise."""
+    """Return a decoder of the config's number of equal layers. By default, half of a head is rotated."""
     rope = config.within({"partial_rotary_factor": 0.5, **config.fields}).rope(config.integer("head_dim", 128))
     return read_decoder(config, [layer] * count_layers(config), norm, rope)

@@ -12,7 +12,7 @@ from ingot.models.blocks.norm import NormSpec
 from ingot.models.config import MAX_LAYERS, ConfigReader
 from ingot.models.families.reading import PLAIN, read_head
 
-# The first checkpoints are of the model without its head, and carry the causal mask as tensors.
+# The first checkpoints hold the model without its head, and the causal mask as tensors.
 _NAMES = DecoderNames(
     "transformer",
     "h",
@@ -23,7 +23,7 @@ _NAMES = DecoderNames(
 
 
 def gpt2(config: ConfigReader) -> DecoderSpec:
-    """Scores may be divided by the number of the layer, from 1."""
+    """Read GPT-2. Scores may be divided by the layer's number, from 1."""
     config.require("add_cross_attention", (False,), False)
     hidden, layers = config.integer("n_embd", 768), config.integer("n_layer", 12, most=MAX_LAYERS)
     attention = _attention(config, hidden)

@@ -1,5 +1,4 @@
-"""GPT-NeoX, Pythia and what was trained with their code: q, k and v are one tensor by heads, a part of a head is
-rotated."""
+"""GPT-NeoX, Pythia and models trained with their code: q, k and v in one tensor by heads, a part of a head rotated."""
 
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec
 from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
@@ -9,7 +8,7 @@ from ingot.models.blocks.layer import BranchSpec, LayerSpec
 from ingot.models.config import ConfigReader, RopeSpec
 from ingot.models.families.reading import PLAIN, count_layers, read_head, read_norm, require_square_heads
 
-# Older checkpoints carry the causal mask and the frequencies as tensors.
+# Older checkpoints hold the causal mask and the frequencies as tensors.
 _NAMES = DecoderNames(
     "gpt_neox",
     may_lack_place=True,
@@ -18,7 +17,7 @@ _NAMES = DecoderNames(
 
 
 def gpt_neox(config: ConfigReader) -> DecoderSpec:
-    """Attention and the plain part have a norm each: of one stream, or one after the other."""
+    """Read GPT-NeoX. Attention and the plain part each have a norm, and run in parallel or in sequence."""
     head_dim, heads = require_square_heads(config), config.integer("num_attention_heads")
     bias = config.flag("attention_bias", True)
     names = AttentionNames("attention", o="dense", merged="query_key_value", groups=heads)
@@ -45,7 +44,7 @@ def gpt_neox(config: ConfigReader) -> DecoderSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """What stands beside the table has names of its own."""
+    """Return the rotary table. Its base and rotated share have GPT-NeoX's own field names."""
     beside = {
         "rope_theta": config.number("rotary_emb_base", 10000.0),
         "partial_rotary_factor": config.number("rotary_pct", 0.25),

@@ -1,5 +1,5 @@
 """GPT-J and CodeGen: attention and a plain part in parallel after one layer norm; the first elements of a head are
-rotated in pairs of neighbours."""
+rotated in neighbouring pairs."""
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec
@@ -11,14 +11,14 @@ from ingot.models.blocks.positions import RotarySpec
 from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
 from ingot.models.families.reading import PLAIN, read_head, read_norm
 
-# Older checkpoints carry the causal mask and the tables of positions as tensors.
+# Older checkpoints hold the causal mask and the position tables as tensors.
 _NAMES = DecoderNames(
     "transformer",
     "h",
     may_lack_place=True,
     unread=(r"(transformer\.)?h\.\d+\.attn\.((masked_)?bias|causal_mask|embed_positions)",),
 )
-_BLOCKS = 4  # of rows, in CodeGen's merged tensor: cores that it was trained on (transformers, modeling_codegen.py)
+_BLOCKS = 4  # row blocks of CodeGen's merged tensor, one per training core (transformers, modeling_codegen.py)
 
 
 def gptj(config: ConfigReader) -> DecoderSpec:
@@ -26,7 +26,7 @@ def gptj(config: ConfigReader) -> DecoderSpec:
 
 
 def codegen(config: ConfigReader) -> DecoderSpec:
-    """GPT-J with q, v and k of a quarter of the heads after each other in one tensor."""
+    """Read CodeGen: GPT-J with one merged tensor, in which each quarter of the heads has its q, v and k."""
     if config.integer("n_head", 16) % _BLOCKS:
         raise config.error("n_head", f"a multiple of {_BLOCKS}")
     return _decoder(config, AttentionNames("attn", o="out_proj", merged="qkv_proj", order="qvk", groups=_BLOCKS))
@@ -36,7 +36,7 @@ def _decoder(config: ConfigReader, names: AttentionNames) -> DecoderSpec:
     hidden, heads = config.integer("n_embd", 4096), config.integer("n_head", 16)
     if hidden % heads:
         raise ConfigError(f"n_embd {hidden} over n_head {heads}", where=config.source, expected="a multiple")
-    config.require("rotary", (True,), True)  # the first configuration of GPT-J says so, and transformers does it always
+    config.require("rotary", (True,), True)  # in GPT-J's first configuration; transformers always rotates
     rotary = RotarySpec(interleaved=True)
     attention = AttentionSpec(heads, heads, hidden // heads, rotary=rotary, names=names)
     activation = config.choice("activation_function", PLAIN, "gelu_new")
@@ -44,7 +44,7 @@ def _decoder(config: ConfigReader, names: AttentionNames) -> DecoderSpec:
     norm = read_norm(config, 1e-5, "layer_norm_epsilon", kind="layer", bias=True)
     branches = (
         BranchSpec("attention", attention, norm.named("ln_1")),
-        BranchSpec("mlp", PlainSpec(width, activation, bias=True, names=plain)),  # it reads what attention reads
+        BranchSpec("mlp", PlainSpec(width, activation, bias=True, names=plain)),  # it reads attention's input
     )
     return DecoderSpec(
         vocab=config.integer("vocab_size", 50400),
@@ -59,7 +59,8 @@ def _decoder(config: ConfigReader, names: AttentionNames) -> DecoderSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """The base is no field. With `rotary_dim` null transformers makes a table that fits no head."""
+    """Return the rotary table. No field sets the base. A null `rotary_dim` is refused: transformers then builds a table
+    that fits no head."""
     given = config.integer("rotary_dim", 64)
     if ("rotary_dim" in config.fields and config.fields["rotary_dim"] is None) or given % 2 or given > head_dim:
         raise config.error("rotary_dim", f"an even number, at most {head_dim}, the size of a head")

@@ -28,7 +28,8 @@ def granite(config: ConfigReader) -> DecoderSpec:
 
 
 def hyperclovax(config: ConfigReader) -> DecoderSpec:
-    """Granite with norms after attention and MLP as well; logits are multiplied where Granite divides."""
+    """Read HyperCLOVA X: Granite with norms also after attention and MLP. It multiplies logits by the factor by which
+    Granite divides."""
     scale = config.number("attention_multiplier", read_head_dim(config) ** -0.5)
     norm = read_norm(config)
     layer = _layer(config, read_attention(config, scale=scale, **read_biases(config)), norm)

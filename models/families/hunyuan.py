@@ -1,4 +1,4 @@
-"""HunYuan, dense: Llama with norms of q and k after their rotation."""
+"""HunYuan, dense: Llama with norms of q and k after rotation."""
 
 from ingot.models.blocks.attention import QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -16,7 +16,7 @@ from ingot.models.families.reading import (
 
 def hunyuan_v1_dense(config: ConfigReader) -> DecoderSpec:
     config.require("use_qk_norm", (True,), True)
-    config.require("use_cla", (False,), False)  # keys and values that layers share
+    config.require("use_cla", (False,), False)  # sharing of keys and values by layers
     config.require("mlp_bias", (False,), False)
     norm = read_norm(config, 1e-5)
     qk_norm = QKNormSpec(norm.named("query_layernorm"), norm.named("key_layernorm"), after_rotation=True)
@@ -26,8 +26,8 @@ def hunyuan_v1_dense(config: ConfigReader) -> DecoderSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Rotary tables of whole heads. An `alpha` in what checkpoints call dynamic stretches the base for every length
-    alike."""
+    """Return the rotary table of a whole head. With `alpha`, the type that checkpoints call "dynamic" scales the base
+    by the same factor at every length."""
     field = "rope_scaling" if config.fields.get("rope_parameters") is None else "rope_parameters"
     table = config.fields.get(field)
     table = table if isinstance(table, dict) else {}
@@ -40,5 +40,5 @@ def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
     # Transformers, modeling_hunyuan_v1_dense.py: NTK-aware scaling with a fixed alpha.
     base = fields.number("rope_theta", 10000.0) * fields.number("alpha") ** (head_dim / (head_dim - 2))
     if base > MAX_NUMBER:
-        raise fields.error("alpha", f"one with which the base is at most {MAX_NUMBER}")
+        raise fields.error("alpha", f"a value with a base of at most {MAX_NUMBER}")
     return RopeSpec("default", base, head_dim)

@@ -1,4 +1,4 @@
-"""InternLM 2: Llama with names of its own, and q, k and v in one tensor, group by group of the heads."""
+"""InternLM 2: Llama under other names, with q, k and v in one tensor, by groups of heads."""
 
 from ingot.models.blocks.attention import AttentionNames
 from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
@@ -22,7 +22,8 @@ _MLP = GatedNames("feed_forward", gate="w1", up="w3", down="w2")
 
 
 def internlm2(config: ConfigReader) -> DecoderSpec:
-    """A missing `bias` means biases, as in the published configuration class; most checkpoints say false."""
+    """Read InternLM 2. A missing `bias` means true, as in the published configuration class; most checkpoints have
+    false."""
     require_square_heads(config)
     heads, bias = config.integer("num_attention_heads"), config.flag("bias", True)
     kv_heads = config.integer("num_key_value_heads", heads)

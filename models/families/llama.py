@@ -1,4 +1,4 @@
-"""Llama and what differs from it in biases, windows and the pairs that are rotated alone."""
+"""Llama, and families that differ from it only in biases, windows and rotated pairs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +41,7 @@ def _llama(
     theta: float = 10000.0,
     tied: bool = False,
 ) -> DecoderSpec:
-    """Llama with these attentions, one for each layer."""
+    """Return a Llama decoder with these attentions, one for each layer."""
     mlp, norm = read_gated(config, bias=mlp_bias), read_norm(config, eps, wide=wide)
     layers = [pre_norm_layer(attention, mlp, norm) for attention in attentions]
     rope = config.rope(attentions[0].head_dim, theta=theta)
@@ -54,7 +54,7 @@ def llama(config: ConfigReader) -> DecoderSpec:
 
 
 def arcee(config: ConfigReader) -> DecoderSpec:
-    """Llama with plain feed-forward parts."""
+    """Read Arcee: Llama with plain feed-forward parts."""
     attention, norm = read_attention(config, **read_biases(config)), read_norm(config, 1e-5)
     mlp = read_plain(config, "relu2", bias=config.flag("mlp_bias", False))
     layers = [pre_norm_layer(attention, mlp, norm)] * count_layers(config)
@@ -62,13 +62,14 @@ def arcee(config: ConfigReader) -> DecoderSpec:
 
 
 def mistral(config: ConfigReader) -> DecoderSpec:
-    """One window for all layers, or none. A missing field is transformers' default, 4096; null is none."""
+    """Read Mistral: one window for all layers, or none. A missing field means transformers' default, 4096; null means
+    none."""
     window = config.integer_or_none("sliding_window") if "sliding_window" in config.fields else 4096
     return _llama(config, [read_attention(config, window=window)] * count_layers(config))
 
 
 def ministral(config: ConfigReader) -> DecoderSpec:
-    """Mistral with a window in the layers that `layer_types` names, or in all."""
+    """Read Ministral: Mistral with a window in the layers that `layer_types` names, or in all."""
     attention, layers = read_attention(config), count_layers(config)
     if "sliding_window" in config.fields and config.integer_or_none("sliding_window") is None:
         return _llama(config, [attention] * layers)
@@ -77,7 +78,7 @@ def ministral(config: ConfigReader) -> DecoderSpec:
 
 
 def cwm(config: ConfigReader) -> DecoderSpec:
-    """Llama with windows, save in each first of four layers; Llama 3's rope unless it says otherwise."""
+    """Read CWM: Llama with windows, except in the first of every four layers. The default is Llama 3's rope."""
     sliding = config.sliding_layers(count_layers(config), pattern=4, first_full=True)
     if config.fields.get("rope_parameters") is None and config.fields.get("rope_scaling") is None:
         config = config.within({**config.fields, "rope_scaling": _CWM_ROPE})
@@ -104,7 +105,8 @@ def ernie4_5(config: ConfigReader) -> DecoderSpec:
 
 
 def smollm3(config: ConfigReader) -> DecoderSpec:
-    """Every `no_rope_layer_interval`-th layer has no rotation, or those that `no_rope_layers` marks with 0."""
+    """Read SmolLM 3. Layers that `no_rope_layers` marks with 0 have no rotation; by default, every
+    `no_rope_layer_interval`-th layer."""
     layers = count_layers(config)
     rotated = config.listed("no_rope_layers", layers, (0, 1))
     if rotated is None:

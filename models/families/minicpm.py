@@ -1,4 +1,4 @@
-"""MiniCPM 1, 2 and 4, and Tele-FLM: Llama with the factors that a maximal-update parametrisation leaves."""
+"""MiniCPM 1, 2 and 4, and Tele-FLM: Llama with the scale factors of maximal-update parametrisation (muP)."""
 
 import math
 
@@ -22,9 +22,9 @@ from ingot.models.families.reading import (
 
 
 def minicpm(config: ConfigReader) -> DecoderSpec:
-    """Results are scaled by depth, and logits by the width against that of a base model."""
+    """Read MiniCPM. Results are scaled by depth, and logits by the base model's width over this model's."""
     config.require("num_experts", (0,), 0)
-    config.require("sparse_config", (None,), None)  # MiniCPM 4's attention to chosen blocks
+    config.require("sparse_config", (None,), None)  # MiniCPM 4's block-sparse attention
     require_square_heads(config)
     norm, layers = read_norm(config), count_layers(config)
     depth = config.number("scale_depth", 1.0) / math.sqrt(layers)
@@ -41,7 +41,8 @@ def minicpm(config: ConfigReader) -> DecoderSpec:
 
 
 def _minicpm_rope(config: ConfigReader) -> RopeSpec:
-    """The published code derives LongRoPE's factor on cosines and sines from the two maxima alone."""
+    """Return the rotary table. The published code computes LongRoPE's factor on cosines and sines only from the two
+    maxima; other factors are refused."""
     rope = read_rope(config, require_square_heads(config), (*PUBLISHED_ROPES, "longrope"))
     if rope.rope_type != "longrope":
         return rope
@@ -59,7 +60,7 @@ def _minicpm_rope(config: ConfigReader) -> RopeSpec:
 
 
 def teleflm(config: ConfigReader) -> DecoderSpec:
-    """The factors are on embeddings and logits, and `use_mup` switches them on."""
+    """Read Tele-FLM. `use_mup` enables the factors on embeddings and logits."""
     config.require("aud_depthgpt", (None,), None)  # FLM-Audio's second model
     require_square_heads(config)
     bias = config.flag("attention_bias", False)

@@ -15,7 +15,7 @@ _NAMES = DecoderNames("transformer", "blocks", unread=())
 
 
 def mpt(config: ConfigReader) -> DecoderSpec:
-    """Fields that transformers takes and does not build (modeling_mpt.py) are refused."""
+    """Read MPT. Fields that transformers accepts and does not implement (modeling_mpt.py) are refused."""
     config.require("expansion_ratio", (4,), 4)
     config.require("no_bias", (True,), True)
     config.require("logit_scale", (None,), None)
@@ -46,7 +46,7 @@ def _attention(config: ConfigReader, hidden: int) -> AttentionSpec:
     if not isinstance(fields, dict | None):
         raise config.error("attn_config", "an object")
     own = config.within(fields or {}, f"{config.source}, attn_config")
-    own.require("alibi", (True,), True)  # without it the model has no positions at all
+    own.require("alibi", (True,), True)  # without it the model has no position information
     own.require("attn_type", ("multihead_attention",), "multihead_attention")
     own.require("kv_n_heads", (heads,), heads)
     own.require("sliding_window_size", (-1,), -1)

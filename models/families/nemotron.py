@@ -14,7 +14,7 @@ from ingot.models.families.reading import (
 
 
 def nemotron(config: ConfigReader) -> DecoderSpec:
-    """Half of a head is rotated unless the config says otherwise."""
+    """Read Nemotron. By default, half of a head is rotated."""
     norm = read_norm(config, 1e-5, "norm_eps", kind="layer", bias=True, offset=1.0)
     attention = read_attention(config, **read_biases(config))
     mlp = read_plain(config, "relu2", bias=config.flag("mlp_bias", False))

@@ -1,5 +1,5 @@
-"""OLMo 1: Llama with limits of q, k and v, and layer norms without gains. OLMo 2 and 3: norms after blocks and none
-before, norms over all heads of q and of k."""
+"""OLMo 1: Llama with clipped q, k and v, and layer norms without gains. OLMo 2 and 3: norms only after blocks, and
+norms over all heads of q and of k."""
 
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -21,7 +21,7 @@ from ingot.models.families.reading import (
 
 def olmo(config: ConfigReader) -> DecoderSpec:
     attention = read_attention(config, clip=config.number_or_none("clip_qkv"), **read_biases(config))
-    norm = NormSpec(1e-5, kind="layer", gains=False)  # no field tells another epsilon
+    norm = NormSpec(1e-5, kind="layer", gains=False)  # no field sets epsilon
     layers = [pre_norm_layer(attention, read_gated(config), norm)] * count_layers(config)
     return read_decoder(config, layers, norm, config.rope(attention.head_dim))
 
@@ -32,7 +32,7 @@ def olmo2(config: ConfigReader) -> DecoderSpec:
 
 
 def olmo3(config: ConfigReader) -> DecoderSpec:
-    """OLMo 2 with a window in all but every fourth layer; layers with a window have a table without scaling."""
+    """Read OLMo 3: OLMo 2 with a window except in every fourth layer. Layers with a window have an unscaled table."""
     sliding, attention = config.sliding_layers(count_layers(config), pattern=4), _attention(config)
     ropes = read_two_ropes(config, attention.head_dim, full=5e5, sliding=5e5)
     return _olmo(config, read_windows(config, attention, sliding, 4096, tables=(0, 1)), *ropes)

@@ -1,5 +1,5 @@
 """OPT: learned positions after two rows of padding, plain feed-forward parts, layer norms before blocks or after sums,
-and tables of tokens narrower than the stream."""
+and token tables that may be narrower than the stream."""
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec
@@ -12,15 +12,15 @@ from ingot.models.blocks.projection import ProjectionSpec
 from ingot.models.config import MAX_LAYERS, ConfigReader
 from ingot.models.families.reading import PLAIN, read_head
 
-# The first checkpoints are of the model without its head.
+# The first checkpoints hold the model without its head.
 _NAMES = DecoderNames("model.decoder", may_lack_place=True, unread=())
-# Transformers, modeling_opt.py: rows of the table of positions that no token of a prompt without padding has.
+# Transformers, modeling_opt.py: rows of the position table that tokens of an unpadded prompt never use.
 _OFFSET = 2
-_EPS = 1e-5  # of nn.LayerNorm; no field tells another
+_EPS = 1e-5  # of nn.LayerNorm; no field sets it
 
 
 def opt(config: ConfigReader) -> DecoderSpec:
-    """Norms after sums, as the model of 350m has them, come without a last one."""
+    """Read OPT. With norms after sums, as in OPT-350m, there is no final norm."""
     hidden, bias = config.integer("hidden_size", 768), config.flag("enable_bias", True)
     affine, before = config.flag("layer_norm_elementwise_affine", True), config.flag("do_layer_norm_before", True)
     norm = NormSpec(_EPS, kind="layer", gains=affine, bias=affine)
@@ -60,7 +60,7 @@ def _attention(config: ConfigReader, hidden: int, bias: bool) -> AttentionSpec:
 
 
 def _layer(attention: AttentionSpec, mlp: PlainSpec, norm: NormSpec, before: bool) -> LayerSpec:
-    """What a layer calls its final norm is that of its feed-forward part."""
+    """Return a layer. The checkpoint's `final_layer_norm` of a layer is the norm of its feed-forward part."""
     at = "norm" if before else "stream_norm"
     branches = (
         BranchSpec("attention", attention, **{at: norm.named("self_attn_layer_norm")}),

@@ -1,4 +1,4 @@
-"""Orion: Llama with layer norms that have biases."""
+"""Orion: Llama with layer norms with biases."""
 
 from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
 from ingot.models.config import ConfigReader
@@ -19,11 +19,12 @@ _NAMES = DecoderNames(
 
 
 def orion(config: ConfigReader) -> DecoderSpec:
-    """A missing `num_key_value_heads` is 40, as in the published configuration class; null is all heads."""
+    """Read Orion. A missing `num_key_value_heads` means 40, as in the published configuration class; null means all
+    heads."""
     config.require("attention_bias", (False,), False)
     config = config.within({"num_key_value_heads": 40, **config.fields})
     require_square_heads(config)
-    norm = read_norm(config, 1e-5, kind="layer", bias=True)  # its epsilon is called rms_norm_eps all the same
+    norm = read_norm(config, 1e-5, kind="layer", bias=True)  # its field is still rms_norm_eps
     attention = read_attention(config)
     layer = pre_norm_layer(attention, read_gated(config), norm)
     rope = read_rope(config, attention.head_dim)

@@ -1,5 +1,5 @@
-"""Phi 1 and 2: attention and a plain part in parallel after one layer norm. Phi 3: Llama with merged tensors. In both
-a part of a head is rotated."""
+"""Phi 1 and 2: attention and a plain part in parallel after one layer norm. Phi 3: Llama with merged tensors. All
+rotate a part of a head."""
 
 from ingot.models.blocks.attention import AttentionNames, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -19,7 +19,7 @@ from ingot.models.families.reading import (
 
 
 def phi(config: ConfigReader) -> DecoderSpec:
-    """Half of a head is rotated unless the config says otherwise."""
+    """Read Phi 1 and 2. By default, half of a head is rotated."""
     norm = read_norm(config, 1e-5, "layer_norm_eps", kind="layer", bias=True)
     qk_norm = QKNormSpec(norm.named("q_layernorm"), norm.named("k_layernorm"))
     attention = read_attention(
@@ -33,7 +33,7 @@ def phi(config: ConfigReader) -> DecoderSpec:
     width, names = config.integer("intermediate_size"), PlainNames(up="fc1", down="fc2")
     branches = (
         BranchSpec("attention", attention, norm.named("input_layernorm")),
-        BranchSpec("mlp", PlainSpec(width, activation, bias=True, names=names)),  # it reads what attention reads
+        BranchSpec("mlp", PlainSpec(width, activation, bias=True, names=names)),  # it reads attention's input
     )
     layers = [LayerSpec(branches, parallel=True)] * count_layers(config)
     rope = config.within({"partial_rotary_factor": 0.5, **config.fields}).rope(attention.head_dim)

@@ -21,12 +21,12 @@ def qwen2(config: ConfigReader) -> DecoderSpec:
 
 def qwen3(config: ConfigReader) -> DecoderSpec:
     norm = read_norm(config)
-    # 128 is Qwen3's own default, apart from hidden_size / heads (transformers, configuration_qwen3.py).
+    # 128 is Qwen3's default, independent of hidden_size / heads (transformers, configuration_qwen3.py).
     return _qwen(config, read_attention(config, head_dim=128, qk_norm=QKNormSpec.of(norm), **read_biases(config)))
 
 
 def _qwen(config: ConfigReader, attention: AttentionSpec) -> DecoderSpec:
-    """A window from layer `max_window_layers` on, where `use_sliding_window`."""
+    """Return the decoder. With `use_sliding_window`, layers from `max_window_layers` on have a window."""
     layers, mlp, norm = count_layers(config), read_gated(config), read_norm(config)
     attentions = [attention] * layers
     if config.flag("use_sliding_window", False):

@@ -1,4 +1,4 @@
-"""What readers of families share: fields that most of them spell alike. Defaults that differ are arguments."""
+"""Shared readers of fields that most families spell equally. Defaults that differ are arguments."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,14 +15,14 @@ from ingot.models.blocks.norm import NormSpec
 from ingot.models.blocks.positions import RotarySpec
 from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
 
-# By transformers' names (activations.py), some of which are one function computed in several ways.
+# Activations by transformers' names (activations.py); several names compute one function in different ways.
 GELU = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
 }
-PLAIN = {**GELU, "relu": "relu", "relu2": "relu_squared"}  # of plain parts
+PLAIN = {**GELU, "relu": "relu", "relu2": "relu_squared"}  # of plain feed-forward parts
 SILU = {"silu": "silu"}
-# What the published code of most families that transformers does not have knows of rotary tables.
+# The rotary types in the published code of most families that transformers lacks.
 PUBLISHED_ROPES = ("default", "linear", "dynamic")
 
 
@@ -37,7 +37,8 @@ def read_head_dim(config: ConfigReader, default: int | None = None) -> int:
 
 
 def require_square_heads(config: ConfigReader) -> int:
-    """The size of a head in a family where the heads of q are as wide as the stream, and no field says otherwise."""
+    """Return the head size of a family in which the q heads together are as wide as the stream. Refuse another
+    `head_dim`."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden % heads:
         raise ConfigError(
@@ -48,7 +49,7 @@ def require_square_heads(config: ConfigReader) -> int:
 
 
 def read_attention(config: ConfigReader, *, head_dim: int | None = None, **fields: Any) -> AttentionSpec:
-    """Sizes of an attention; `fields` are others of AttentionSpec."""
+    """Return an attention with the config's sizes. `fields` are further fields of AttentionSpec."""
     size, heads = read_head_dim(config, head_dim), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -61,7 +62,7 @@ def read_attention(config: ConfigReader, *, head_dim: int | None = None, **field
 
 
 def read_biases(config: ConfigReader) -> dict[str, bool]:
-    """Fields of AttentionSpec, where one flag stands for all biases."""
+    """Return the bias fields of AttentionSpec for families in which one flag sets all biases."""
     bias = config.flag("attention_bias", False)
     return {"bias": bias, "o_bias": bias}
 
@@ -73,23 +74,24 @@ def read_gated(
     activation_field: str = "hidden_act",
     **fields: Any,
 ) -> GatedSpec:
-    """A gated feed-forward part; the first of `activations` is the default, `fields` are others of GatedSpec."""
+    """Return a gated feed-forward part. The first of `activations` is the default, `fields` are further fields of
+    GatedSpec."""
     activation = config.choice(activation_field, activations, next(iter(activations)))
     return GatedSpec(config.integer("intermediate_size"), activation, **fields)
 
 
 def read_plain(config: ConfigReader, activation: str, **fields: Any) -> PlainSpec:
-    """A plain feed-forward part; `activation` is the default, `fields` are others of PlainSpec."""
+    """Return a plain feed-forward part. `activation` is the default, `fields` are further fields of PlainSpec."""
     return PlainSpec(config.integer("intermediate_size"), config.choice("hidden_act", PLAIN, activation), **fields)
 
 
 def read_norm(config: ConfigReader, eps: float = 1e-6, field: str = "rms_norm_eps", **fields: Any) -> NormSpec:
-    """A norm with the model's epsilon; `fields` are others of NormSpec."""
+    """Return a norm with the model's epsilon. `fields` are further fields of NormSpec."""
     return NormSpec(config.number(field, eps), **fields)
 
 
 def read_head(config: ConfigReader, *, tied: bool = False, **fields: Any) -> HeadSpec:
-    """A head that may be tied; `fields` are others of HeadSpec."""
+    """Return a head that may be tied. `fields` are further fields of HeadSpec."""
     return HeadSpec(tied=config.flag("tie_word_embeddings", tied), **fields)
 
 
@@ -102,8 +104,8 @@ def read_decoder(
     embedding: EmbeddingSpec | None = None,
     names: DecoderNames | None = None,
 ) -> DecoderSpec:
-    """A decoder of these layers. Without `head` and `embedding` they have no factors, and a field says if they are
-    tied; without `names` tensors have Llama's."""
+    """Return a decoder of these layers. The default `head` and `embedding` have no factors, and a field says whether
+    they are tied. The default `names` are Llama's."""
     return DecoderSpec(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),
@@ -117,7 +119,7 @@ def read_decoder(
 
 
 def pre_norm_layer(attention: AttentionSpec, mlp: BlockSpec, norm: NormSpec, scale: float | None = None) -> LayerSpec:
-    """As Llama has it: each block reads a norm of the stream."""
+    """Return a layer as in Llama: each block reads a norm of the stream."""
     branches = (
         BranchSpec("attention", attention, norm.named("input_layernorm")),
         BranchSpec("mlp", mlp, norm.named("post_attention_layernorm")),
@@ -126,7 +128,7 @@ def pre_norm_layer(attention: AttentionSpec, mlp: BlockSpec, norm: NormSpec, sca
 
 
 def post_norm_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -> LayerSpec:
-    """As OLMo 2 has it: blocks read the stream itself, and norms of what they give are added to it."""
+    """Return a layer as in OLMo 2: blocks read the stream itself, and their normed results are added to it."""
     branches = (
         BranchSpec("attention", attention, post_norm=norm.named("post_attention_layernorm")),
         BranchSpec("mlp", mlp, post_norm=norm.named("post_feedforward_layernorm")),
@@ -141,8 +143,8 @@ def read_windows(
     default: int | None = None,
     tables: tuple[int | None, int | None] = (0, 0),
 ) -> list[AttentionSpec]:
-    """The attention of each layer: with the config's window where `sliding`. `tables` are the rotary tables of layers
-    without and with a window; None: they are not rotated."""
+    """Return the attention of each layer, with the config's window in `sliding` layers. `tables` are the rotary table
+    numbers of layers without and with a window; None: no rotation."""
     window = config.integer_or_none("sliding_window") or default
     if window is None and any(sliding):
         raise config.error("sliding_window", "a window, for the layers of type sliding_attention")
@@ -152,18 +154,18 @@ def read_windows(
 
 
 def read_rope(config: ConfigReader, head_dim: int, kinds: tuple[str, ...] = PUBLISHED_ROPES) -> RopeSpec:
-    """The rotary table of a whole head, of one of `kinds`: those that the family's published code has."""
+    """Return the rotary table of a whole head. Refuse a type outside `kinds`, those of the family's published code."""
     config.require("partial_rotary_factor", (1.0,), 1.0)
     rope = config.rope(head_dim)
     if rope.rope_type not in kinds:
         field = "rope_scaling" if config.fields.get("rope_parameters") is None else "rope_parameters"
-        raise config.error(field, f"one of the types that the family's published code has: {', '.join(kinds)}")
+        raise config.error(field, f"one of the types in the family's published code: {', '.join(kinds)}")
     return rope
 
 
 def read_two_ropes(config: ConfigReader, head_dim: int, *, full: float, sliding: float) -> tuple[RopeSpec, RopeSpec]:
-    """The tables of layers without and with a window, with their default bases. In the old spelling only the first is
-    scaled."""
+    """Return the rotary tables of layers without and with a window; `full` and `sliding` are their default bases. The
+    old spelling scales only the first."""
     local = {name: value for name, value in config.fields.items() if name != "rope_scaling"}
     return (
         config.rope(head_dim, layer_type="full_attention", theta=full),

@@ -1,4 +1,4 @@
-"""Solar Pro: Llama with a window, in which streams before some layers are mixed into what later layers read."""
+"""Solar Pro: Llama with a window, in which the input of some layers mixes in the stream from before earlier layers."""
 
 from dataclasses import replace
 
@@ -15,14 +15,15 @@ from ingot.models.families.reading import (
     read_norm,
 )
 
-# Defaults of SolarConfig, as LoRAX has it (flash_solar_modeling.py).
+# Defaults of SolarConfig, as in LoRAX (flash_solar_modeling.py).
 _WINDOW = 2047
 _KEPT, _MIXED = ((12, 20, 32, 44), (20, 32)), ((16, 24, 36, 48), (28, 40))
 _WEIGHTS = (0.9, 0.8)
 
 
 def solar(config: ConfigReader) -> DecoderSpec:
-    """As in vLLM (solar.py, and its window for every layer): a window of n sees n positions, the token's among them."""
+    """Read Solar Pro as vLLM does (solar.py, with one window for all layers). A window of n covers n positions,
+    including the token's own."""
     window = config.integer_or_none("sliding_window") if "sliding_window" in config.fields else _WINDOW
     norm, layers = read_norm(config), count_layers(config)
     attention = read_attention(config, window=window, **read_biases(config))
@@ -32,8 +33,8 @@ def solar(config: ConfigReader) -> DecoderSpec:
 
 
 def _skips(config: ConfigReader, layers: int) -> tuple[SkipSpec, ...]:
-    """There are two places to keep a stream: `bskcn_1` and `bskcn_2` list the layers before which it is kept there,
-    `bskcn_3` and `bskcn_4` those before which the one that was kept last is mixed in."""
+    """Return the skips. There are two slots for a kept stream. `bskcn_1` and `bskcn_2` list the layers before which a
+    slot stores the stream; `bskcn_3` and `bskcn_4` those before which the slot's latest stream is mixed in."""
     weight = _weight(config)
     kept = [_layers(config, f"bskcn_{number}", layers, default) for number, default in enumerate(_KEPT, 1)]
     mixed = [_layers(config, f"bskcn_{number}", layers, default) for number, default in enumerate(_MIXED, 3)]
@@ -58,7 +59,7 @@ def _layers(config: ConfigReader, field: str, layers: int, default: tuple[int, .
 
 
 def _weight(config: ConfigReader) -> float:
-    """The second one: the first is for training."""
+    """Return the weight for inference, the second of `bskcn_tv`. The first is for training."""
     value = config.fields.get("bskcn_tv")
     value = list(_WEIGHTS) if value is None else value
     numbers = isinstance(value, list) and all(type(item) in (int, float) and 0 <= item <= 1 for item in value)

@@ -1,4 +1,4 @@
-"""StableLM: Llama with layer norms, of which a part of a head is rotated; or in parallel, with a norm a head."""
+"""StableLM: Llama with layer norms and a partly rotated head; some models have parallel blocks and a norm per head."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def stablelm(config: ConfigReader) -> DecoderSpec:
     # Transformers' defaults, configuration_stablelm.py.
     config = config.within({"num_key_value_heads": 32, "partial_rotary_factor": 0.25, **config.fields})
     head_dim, norm = require_square_heads(config), read_norm(config, 1e-5, "layer_norm_eps", kind="layer", bias=True)
-    of_head = replace(norm, bias=False, wide=True, apart=True)  # torch's, which round once
+    of_head = replace(norm, bias=False, wide=True, apart=True)  # torch's layer norms, which round once
     qk_norm = QKNormSpec(of_head.named("q_layernorm.norms"), of_head.named("k_layernorm.norms"), "each head")
     attention = read_attention(
         config,
@@ -39,7 +39,7 @@ def stablelm(config: ConfigReader) -> DecoderSpec:
 
 
 def stablelm_epoch(config: ConfigReader) -> DecoderSpec:
-    """StableLM by the names of the code that came with its first checkpoints, modeling_stablelm_epoch.py."""
+    """Read StableLM with the field names of its first checkpoints' code, modeling_stablelm_epoch.py."""
     config.require("rotary_scaling_factor", (1.0,), 1.0)
     names = {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"}
     named = {new: config.number(old) for old, new in names.items() if config.fields.get(old) is not None}

@@ -15,10 +15,10 @@ from ingot.models.families.reading import (
 
 
 def starcoder2(config: ConfigReader) -> DecoderSpec:
-    """One window for all layers, or none."""
+    """Read StarCoder2: one window for all layers, or none."""
     config.require("norm_type", ("layer_norm",), "layer_norm")
     config.require("mlp_type", ("default",), "default")
-    config.require("activation_function", (None, "gelu"), None)  # stands beside hidden_act, which is read
+    config.require("activation_function", (None, "gelu"), None)  # a duplicate of hidden_act, which is read
     bias, window = config.flag("use_bias", True), config.integer_or_none("sliding_window")
     config = config.within({"num_key_value_heads": 2, **config.fields})
     attention = read_attention(config, bias=bias, o_bias=bias, window=window)

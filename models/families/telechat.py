@@ -1,4 +1,4 @@
-"""TeleChat 2: Llama with names of its own, k and v in one tensor, and a rotary base that follows from two lengths."""
+"""TeleChat 2: Llama under other names, with k and v in one tensor, and a rotary base computed from two lengths."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ _NAMES = DecoderNames("transformer", "h", unread=(r"transformer\.h\.\d+\.self_at
 
 
 def telechat2(config: ConfigReader) -> DecoderSpec:
-    """The output matrix of attention and the down matrix of the MLP have biases. The others have none."""
+    """Read TeleChat 2. Only attention's output linear and the MLP's down linear have biases."""
     hidden = config.integer_or_none("n_embed") or config.integer("hidden_size", 4096)
     attention = _attention(config, hidden)
     mlp = GatedSpec(config.integer("ffn_hidden_size", 12288), down_bias=True)
@@ -49,10 +49,11 @@ def _attention(config: ConfigReader, hidden: int) -> AttentionSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Dynamic NTK in steps: the base grows with the power of two that the training's length is of `base_seqlen`.
+    """Return the rotary table: dynamic NTK in steps. The base grows with the training length over `base_seqlen`,
+    rounded up to a power of two.
 
-    The published code lets it grow further in prompts longer than the training's, and scales cosines and sines there;
-    the longest context that is served is the training's (modeling_telechat2.py, RotaryEmbedding).
+    For prompts longer than in training, the published code increases the base further, and scales cosines and sines.
+    Ingot's longest context is the training length, so this does not occur (modeling_telechat2.py, RotaryEmbedding).
     """
     config.require("rope_scaling", (None,), None)
     config.require("rope_theta", (10000.0,), 10000.0)

@@ -40,9 +40,9 @@ EOT = "<|endoftext|>"
 EOT_ID = 0
 VOCAB_SIZE = 4096
 
-# Folders left out. Installed packages are not the standard library; `pydoc_data` and `encodings` are generated tables
+# Excluded folders. Installed packages are not the standard library; `pydoc_data` and `encodings` are generated tables
 # rather than code, `lib2to3/tests` is Python 2, and folders named `data`, `tokenizedata` and `encoded_modules` hold
-# test inputs, not programs. The rest of Lib/test, idlelib and lib2to3 are ordinary Python and stay in: the tests
+# test inputs, not programs. The rest of Lib/test, idlelib and lib2to3 is ordinary Python and is included: the tests
 # alone are more than half of the text.
 SKIPPED_FOLDERS = {
     "site-packages",
@@ -58,7 +58,7 @@ SKIPPED_PATHS = ("lib2to3/tests/",)
 # Written when Python was built, with that machine's paths in it.
 SKIPPED_PREFIX = "_sysconfigdata"
 
-# The published checkpoint's config.json. All dimensions that a matrix product contracts over are multiples of 128.
+# The published checkpoint's config.json. All contracted dimensions of matmuls are multiples of 128.
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -86,8 +86,8 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
-# No mask, said outright: attention without one is plainly causal and takes the fast kernel. Left to itself,
-# transformers builds a mask tensor whenever it is being compiled: the same attention, slower.
+# Explicitly no mask: attention without a mask is causal and uses the fast kernel. By default, transformers builds a
+# mask tensor under torch.compile: the same attention, slower.
 CAUSAL: dict[str, None] = {"full_attention": None}
 
 LossFunction = Callable[[torch.Tensor], torch.Tensor]
@@ -107,7 +107,7 @@ class Corpus:
 
 @dataclass
 class History:
-    """What training leaves behind besides the weights."""
+    """The record of a training run, besides the weights."""
 
     steps: int
     minutes: float
@@ -135,7 +135,8 @@ def parse_args() -> argparse.Namespace:
 
 
 def collect(stdlib: Path, held_out_fraction: float) -> Corpus:
-    """Read every wanted source file; files of equal content count once, and the content's hash picks the side."""
+    """Read every source file that is not excluded. Files of equal content count once. The content's hash decides
+    between train and held-out."""
     sides: tuple[list[str], list[str]] = ([], [])
     seen: set[bytes] = set()
     for path in sorted(stdlib.rglob("*.py")):
@@ -153,13 +154,13 @@ def collect(stdlib: Path, held_out_fraction: float) -> Corpus:
         if not text.strip() or digest in seen:
             continue
         seen.add(digest)
-        # The hash, not a shuffle, decides: a file keeps its side when files around it come or go.
+        # By hash, not by a shuffle: a file keeps its side when other files are added or removed.
         sides[int.from_bytes(digest[:8]) / 2**64 < held_out_fraction].append(text)
     return Corpus(train=sides[0], held_out=sides[1])
 
 
 def train_tokenizer(texts: list[str], output: Path) -> Tokenizer:
-    """Byte-level BPE in GPT-2's form: every byte has a token, so any text encodes and decodes unchanged."""
+    """Train and save a byte-level BPE tokenizer in GPT-2's form. Every byte has a token, so any text round-trips."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -187,7 +188,7 @@ def train_tokenizer(texts: list[str], output: Path) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, texts: list[str], device: torch.device) -> torch.Tensor:
-    """One stream of tokens. Each file STARTS with the end-of-text token, which also ends the file before it."""
+    """Return one stream of tokens. Each file STARTS with the end-of-text token, which also ends the file before it."""
     stream: list[int] = []
     for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
         stream.append(EOT_ID)
@@ -197,7 +198,8 @@ def tokenize(tokenizer: Tokenizer, texts: list[str], device: torch.device) -> to
 
 
 def make_loss(model: Qwen3ForCausalLM, autocast: bool) -> LossFunction:
-    """The summed next-token loss of a batch of sequences, each one token longer than its inputs."""
+    """Return the function for the summed next-token loss of a batch of sequences, each one token longer than its
+    inputs."""
 
     def loss(batch: torch.Tensor) -> torch.Tensor:
         with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=autocast):
@@ -209,7 +211,8 @@ def make_loss(model: Qwen3ForCausalLM, autocast: bool) -> LossFunction:
 
 @torch.no_grad()
 def evaluate(loss: LossFunction, stream: torch.Tensor, context: int, batch: int) -> float:
-    """Mean loss per token over the whole stream: consecutive windows, every token but the first predicted once."""
+    """Return the mean loss per token over the whole stream. Windows are consecutive, and every token except the first
+    is predicted once."""
     total = torch.zeros((), dtype=torch.float64, device=stream.device)
     windows = (len(stream) - 1) // context
     starts = torch.arange(windows, device=stream.device) * context
@@ -222,7 +225,8 @@ def evaluate(loss: LossFunction, stream: torch.Tensor, context: int, batch: int)
 
 
 def decay_groups(model: Qwen3ForCausalLM, weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; norm scales do not, since shrinking them only changes what they are there to hold."""
+    """Return the optimizer's parameter groups: matrices have weight decay; norm scales do not, because decay would only
+    distort them."""
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
@@ -231,11 +235,11 @@ def decay_groups(model: Qwen3ForCausalLM, weight_decay: float) -> list[dict[str,
 
 
 def add_dropout(model: Qwen3ForCausalLM, probability: float) -> None:
-    """Dropout where GPT-2 has it: on the embedding and on what each layer adds to the residual stream.
+    """Add dropout as in GPT-2: on the embedding, and on the blocks' results before the residual sum.
 
-    Qwen3 has none, and the checkpoint needs none: this acts in training mode only. The model has about as many
-    parameters as the library has tokens. Without dropout, and a weight decay fifteen times the usual 0.1, it learns the
-    files by heart: its held-out loss is then at its best after eight passes over the data and rises from there on.
+    Qwen3 has no dropout, and the checkpoint needs none: it acts in training mode only. The model has about as many
+    parameters as the library has tokens. Without dropout, and without a weight decay of fifteen times the usual 0.1, it
+    memorizes the files: its held-out loss is then best after eight passes over the data and rises afterwards.
     """
 
     def drop(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
@@ -267,9 +271,9 @@ def train(model: Qwen3ForCausalLM, stream: torch.Tensor, held_out: torch.Tensor,
     start = 0.0
     step, progress = 0, 0.0
     while progress < 1.0:
-        # Windows start anywhere in the stream, so no two passes over the data cut it alike.
+        # Windows start anywhere in the stream, so each pass over the data splits it differently.
         first = torch.randint(len(stream) - args.context, (args.batch, 1), device=device)
-        # The schedule follows the steps, or the clock where that would run out first.
+        # The schedule follows the steps, or the clock if the time limit comes first.
         rate = args.lr * min(1.0, (step + 1) / args.warmup) * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -287,7 +291,7 @@ def train(model: Qwen3ForCausalLM, stream: torch.Tensor, held_out: torch.Tensor,
         minutes = (time.perf_counter() - start) / 60
         progress = max(step / args.steps, minutes / args.minutes)
         if step % report_every == 0 or progress >= 1.0:
-            # Reading the loss is what keeps the host, and with it `minutes`, from running ahead of the device.
+            # Reading the loss synchronizes: otherwise the host, and `minutes`, would run ahead of the device.
             mean = float(window_loss) / window_steps
             history.train.append({"step": step, "loss": round(mean, 4)})
             speed = step * tokens_per_step / max(time.perf_counter() - start, 1e-9)
@@ -310,7 +314,7 @@ def train(model: Qwen3ForCausalLM, stream: torch.Tensor, held_out: torch.Tensor,
 
 
 def save(model: Qwen3ForCausalLM, output: Path) -> None:
-    """Weights in bf16 under their Hugging Face names. The output head is the embedding and is not stored twice."""
+    """Save weights in bf16 under their Hugging Face names. The head is tied to the embedding, so it is not stored."""
     weights = {
         name: value.to(torch.bfloat16).cpu().contiguous()
         for name, value in model.state_dict().items()
@@ -323,7 +327,7 @@ def save(model: Qwen3ForCausalLM, output: Path) -> None:
 
 
 def draw(history: History, output: Path) -> None:
-    """The loss curve, cut off at the top so that the first steps do not flatten the rest."""
+    """Draw the loss curve. The top is cut off, so that the first steps do not flatten the rest."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -349,13 +353,13 @@ def draw(history: History, output: Path) -> None:
 
 
 def load(output: Path, device: torch.device) -> Any:
-    """The saved checkpoint, read back as a user would."""
+    """Load the saved checkpoint as a user would."""
     model: Any = AutoModelForCausalLM.from_pretrained(output, dtype=torch.bfloat16)
     return model.to(device).eval()
 
 
 def greedy(model: Any, output: Path, prompt: str, tokens: int) -> str:
-    """What the saved checkpoint and tokenizer make of `prompt` at the start of a file."""
+    """Return the greedy completion of `prompt` at the start of a file, from the saved checkpoint and tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(output)
     inputs = tokenizer(EOT + prompt, return_tensors="pt").to(model.device)
     generated = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)
@@ -380,7 +384,7 @@ def main() -> None:
     for name, files, tokens in (("train", corpus.train, stream), ("held-out", corpus.held_out, held_out)):
         print(f"{name}: {len(files)} files, {len(tokens):,} tokens", flush=True)
 
-    # Without the published config's dtype the parameters are fp32; autocast makes the bf16 copies.
+    # Without the config's dtype the parameters are fp32; autocast makes the bf16 copies.
     config = Qwen3Config(**{name: value for name, value in CONFIG.items() if name != "torch_dtype"})
     model = Qwen3ForCausalLM(config)
     torch.nn.Module.to(model, device)  # in place; transformers' own `to` is not typed
@@ -390,7 +394,7 @@ def main() -> None:
     history = train(model, stream, held_out, args)
     save(model, args.output)
 
-    # Measured on the files just written, in plain bf16: the figure is the checkpoint's, not the master weights'.
+    # Measure the files just written, in plain bf16: the figure is for the checkpoint, not for the master weights.
     saved = load(args.output, device)
     nats = evaluate(make_loss(saved, autocast=False), held_out, args.context, args.batch)
     tokens_seen = history.steps * args.batch * args.context

@@ -165,7 +165,7 @@ WRONG_ENTRIES: dict[str, tuple[Edit, str]] = {
     "no main": (lambda p: p["plans"].update(draft=p["plans"].pop("main")), "it has no entry 'main'"),
     "a plan of another entry": (
         lambda p: p["plans"]["main"].update(entry="draft"),
-        "the plan is for the entry 'draft'",
+        "is for the entry 'draft'",
     ),
     "two entries with other states of one name": (
         lambda p: p["plans"].update(draft={**p["plans"]["main"], "entry": "draft", "states": other_states(p)}),

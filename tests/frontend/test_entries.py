@@ -87,7 +87,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an ending without its output": (
         {"outputs": ("guessed",)},
-        "the ending 'propose' needs the output 'proposed'.*it gives guessed",
+        "the ending 'propose' needs the output 'proposed'.*it returns guessed",
     ),
     "an unknown ending": ({"ending": EndingUse("rank")}, "unknown ending 'rank'"),
     "an unknown feature": ({"ending": EndingUse("propose", (), ("hue",))}, "unknown feature 'hue'"),

@@ -174,9 +174,9 @@ REFUSED: dict[str, tuple[Forward, str]] = {
     ),
     "a sum in place": (in_place, rf"calls \+=, {NO_CALL}"),
     "a part written": (written, rf"calls x\[…\] =, {NO_CALL}"),
-    "a constant tensor": (lambda m, x, y, rows: x + m.constant, r"is given a tensor \[8\] that is neither"),
-    "a constant tensor in front": (lambda m, x, y, rows: torch.ones(8) * x, r"is given a tensor \[8\] that is neither"),
-    "an object": (lambda m, x, y, rows: ops.cast(x, dtype={}), r"is given \{\}, a dict"),
+    "a constant tensor": (lambda m, x, y, rows: x + m.constant, r"gets a tensor \[8\] that is neither"),
+    "a constant tensor in front": (lambda m, x, y, rows: torch.ones(8) * x, r"gets a tensor \[8\] that is neither"),
+    "an object": (lambda m, x, y, rows: ops.cast(x, dtype={}), r"gets \{\}, a dict"),
     "shapes that do not fit": (
         lambda m, x, y, rows: x + rows,
         r"aten.add.Tensor cannot take \(f32\[T, 8\], i32\[L\]\).*length L at",
@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[Forward, str]] = {
         "passes to a call the size T.*write -1 for it",
     ),
     "rows of a step": (lambda m, x, y, rows: x[:4], "slices an axis of T"),
-    "a value of another run": (of_another_run, "is given %x: f32.*, a Value"),
+    "a value of another run": (of_another_run, "gets %x: f32.*, a Value"),
 }
 LEFT_OVER: list[Any] = []
 

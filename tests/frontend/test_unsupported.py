@@ -32,7 +32,7 @@ def test_a_llama_of_another_name_is_named_and_not_taken(tmp_path: Path) -> None:
     folder = write(tmp_path / "mine", "llama-plain")
     hint = refusal(folder).hint
     assert "the configuration and all 30 tensors, by name and shape, fit LlamaForCausalLM, " in hint
-    assert "so it is not taken for that" in hint and 'write "architectures": ["LlamaForCausalLM"]' in hint
+    assert "does not assume that it is the same" in hint and 'write "architectures": ["LlamaForCausalLM"]' in hint
 
 
 def test_what_it_says_to_write_is_taken(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_code_beside_a_supported_architecture_is_a_note(tmp_path: Path) -> None:
     assert request.notes(request.trace()) == (
         "fields of config.json that no definition knows, and that are not read: lora_alpha, remark",
         "code that the checkpoint brings, and that is not run: configuration_my.py, modeling_my.py",
-        "names of tensors in which '_orig_mod.' is left out",
+        "names of tensors in which '_orig_mod.' is omitted",
     )
     plain = Request.read(TINY["llama-plain"].write(tmp_path / "b"), backend="reference")
     assert plain.notes(plain.trace()) == ()

@@ -126,7 +126,7 @@ def test_all_refused_fields_are_named_at_once() -> None:
     assert "the definition of llama does not know" in error.what
     assert "field 'num_experts' is 8: experts" in error.what and "field 'logit_scale' is 0.5: a scale" in error.what
     assert "remark" not in error.what
-    assert error.expected == "no such field or null or false or 1" and "take the field out" in error.hint
+    assert error.expected == "no such field or null or false or 1" and "Remove the field from config.json" in error.hint
 
 
 def test_a_field_of_a_rope_table_is_named_with_its_place() -> None:
