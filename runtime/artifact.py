@@ -66,7 +66,7 @@ class Artifact:
             raise ArtifactError(f"{relpath} is not JSON: {error}", where=str(self.folder), hint=_AGAIN) from None
 
     def read_timings(self) -> object:
-        """Return the value of timings.json, whose checksum was compared at opening; None if the file is missing. Raises
+        """Return the value of timings.json, or None if the file is missing. Opening has compared its checksum. Raises
         ArtifactError."""
         path = self.folder / TIMINGS
         try:

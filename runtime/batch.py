@@ -24,7 +24,7 @@ class Chunk(NamedTuple):
     rows        logit rows for the sequence's next tokens, those of its last fed tokens; 0 in the middle of a prompt
     block       positions of the denoised block, with an ending that denoises blocks; the row holds the block if
                 `on_device`, else positions without a known token are masked
-    scored      fed positions whose logits score the prompt's next token, for prompt_logprobs
+    scored      fed positions with logits that score the prompt's next token, for prompt_logprobs
     recounts    the row's token counts lack the tokens before `start`, and must be recomputed
     """
 
@@ -59,7 +59,7 @@ class StepBatch:
     rows      logit rows of each sampled request; None: one each
     scored    requests with prompt_logprobs and their numbers of logit rows, which follow the sampled rows
 
-    Without sampled and scored rows, the step computes one dummy logit row, whose token is ignored.
+    Without sampled and scored rows, the step computes one dummy logit row and ignores its token.
     """
 
     step: int

@@ -30,12 +30,12 @@ class TokenDecoder:
 
     A byte-level token may end inside a character; its text is held back until the character is complete. Text also
     depends on neighbours (a leading space, in some decoders), so a token is decoded together with the tokens before it.
-    `_context` has the tokens whose text was returned last, `_pending` those whose text is held back.
+    `_context` has the tokens of the text returned last, `_pending` the tokens of the text held back.
 
     For byte-level tokenizers, the increments with `finish()` concatenate to `decode` of all tokens. With a context,
     they concatenate to the text that the tokens add to `decode` of the context. (A context that ends inside a character
     is ignored.) With byte fallback the same holds for valid UTF-8. For broken bytes, `decode` writes replacement
-    characters for the whole run, including bytes whose text was returned before.
+    characters for the whole run, also where text was returned before.
     """
 
     def __init__(

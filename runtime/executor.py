@@ -100,7 +100,7 @@ class Executor(StepLauncher, Protocol):
     params    the plan's weights by name, on the device
     states    the states of all entries, on the device
     sizes     load-time dims (`pages`, `R`, `S`)
-    replays   whether steps may replay captured graphs, whose instructions no `watch` sees
+    replays   whether steps may replay captured graphs; a `watch` does not see the instructions of a graph
 
     Steps run in launch order. Executors of one artifact share weights and states, so the order covers all of them.
     """

@@ -1,4 +1,4 @@
-"""A step whose ending waits for inputs that the host fills in while its forward segment runs."""
+"""A step with an ending that waits for late inputs: the host fills them while the forward segment runs."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from ingot.runtime.logprobs import StepLogprobs
 
 
 class LateStep:
-    """A step of bucket class `bucket` whose forward segment is launched. `end` launches its ending."""
+    """A step of bucket class `bucket` after the launch of its forward segment. `end` launches its ending."""
 
     def __init__(self, bucket: str, end: Callable[[], StepHandle]) -> None:
         self.bucket = bucket

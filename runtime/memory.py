@@ -118,8 +118,8 @@ def state_slots(
 
 
 def _kept_slots(need: MemoryNeed, left: int, asked: int | None) -> int:
-    """Return how many slots the prefix cache may keep in `left` bytes for slots and pages. Requested pages, and the
-    pages of one sequence at full length, have precedence."""
+    """Return how many slots the prefix cache may keep in `left` bytes for slots and pages. Requested pages have
+    precedence; without a request, the pages of one sequence at full length."""
     if not need.slot or not need.groups:
         return 0
     pages = need.sequence

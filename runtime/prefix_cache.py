@@ -5,7 +5,7 @@ page can be found, by its block's hash, once the step that writes its last token
 order. A sequence does not feed tokens that it finds, but always feeds its last token, for the logits. If every page is
 found, it recomputes its last page, in a page of its own.
 
-With per-sequence states, a sequence resumes only after a page at whose end a state is kept too
+With per-sequence states, a sequence resumes only after a page with a kept state at its end
 (`ingot.runtime.state_slots`).
 
 A waiting request waits for one step if that step writes at least half of the tokens that the request would feed itself.
@@ -71,7 +71,7 @@ class PrefixCache:
     def find(self, request: Request) -> Found:
         """Return the cached prefix of a waiting request.
 
-        Every group that keeps each token must hold all pages of the prefix. Every group with a window must hold those
+        Every group that keeps each token must hold all pages of the prefix. Every group with a window must hold the pages
         that the next token reads. With per-sequence states, the prefix ends where a state is kept.
         """
         if request.cached.hashes is None:

@@ -163,8 +163,8 @@ class Request:
         return prompt[start:] + self.output_ids[: stop - prompt_len]
 
     def scored_in(self, start: int, stop: int) -> range:
-        """Return the positions in start..stop-1 whose logits score the prompt's next token, and that no step has scored
-        yet."""
+        """Return the positions in start..stop-1 with logits that score the prompt's next token, except positions that a
+        step has already scored."""
         if not self.given.scores_prompt:
             return range(0)
         first = max(start, self.num_scored)

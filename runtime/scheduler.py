@@ -177,8 +177,8 @@ class Scheduler:
     def retire(self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int] | None = None) -> list[Accepted]:
         """Take the tokens of the oldest step in flight, one per logit row.
 
-        `rejected[i]` is the number of last tokens that sequence i of the step fed in vain, as rejected drafts. None: 0
-        for each.
+        `rejected[i]` is how many of the last tokens that sequence i of the step fed were rejected (drafts, or a block
+        that is not committed). None: 0 for each.
 
         Returns the accepted tokens, in order. Tokens of a request that has ended are dropped, and tokens after an end
         token too. Requests that end here are finished on return.
@@ -334,8 +334,8 @@ class Scheduler:
     def _schedule_decodes(self) -> tuple[list[Request], list[Chunk], list[Request], bool]:
         """Schedule every running sequence that has one token left to feed, by rank, and its drafts.
 
-        Returns four values: requests whose token is in their device row; chunks of those whose token the host knows, or
-        that have drafts; requests with more tokens to feed; whether pages were short.
+        Returns four values: requests with their token in the device row; chunks of requests with a token that the host
+        knows, or with drafts; requests with more tokens to feed; whether pages were short.
         """
         chunks: list[Chunk] = []
         prefilling: list[Request] = []

@@ -40,8 +40,8 @@ def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: in
         return None
     found = [
         (members, count)
-        for alike in _alike(first, order)
-        for members, count in _best(pages, held, rows, alike, 0, _DEEPEST)
+        for equals in _equal_values(first, order)
+        for members, count in _best(pages, held, rows, equals, 0, _DEEPEST)
         if count >= _FEWEST
     ]
     found = sorted(found, key=lambda group: _saved([group]), reverse=True)[:MOST_GROUPS]
@@ -57,7 +57,7 @@ def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: in
     return table
 
 
-def _alike(values: Array, order: Array) -> Iterator[Array]:
+def _equal_values(values: Array, order: Array) -> Iterator[Array]:
     """Return each set of two or more sequences of equal value. `order` has the sequences sorted by their `values`."""
     ends = np.flatnonzero(np.diff(values[order])) + 1
     return (one for one in np.split(order, ends) if len(one) > 1)
@@ -79,8 +79,8 @@ def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, de
     apart = [
         found
         for one in groupby(order.tolist(), key=following.__getitem__)
-        if len(alike := list(one[1])) > 1
-        for found in _best(pages, held, rows, longer[alike], count, depth - 1)
+        if len(equals := list(one[1])) > 1
+        for found in _best(pages, held, rows, longer[equals], count, depth - 1)
     ]
     return apart if _saved(apart) > _saved(together) else together
 

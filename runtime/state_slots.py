@@ -6,7 +6,7 @@ the prefix cache keeps the slot that was written last; the next step reads that 
 The cache keeps the state at the end of a prompt chunk, and at the end of the last full page of generated tokens. A new
 page of generated tokens replaces the state of the page before. A state is as large as many pages and is found at one
 position only, while pages are found one by one. The second turn of a conversation starts at the end of the first turn;
-a repeated prompt starts at its last full page. Where the pages of a prefix are cached but no state, as after a system
+a repeated prompt starts at its last full page. If the pages of a prefix are cached but no state, as after a system
 prompt, a prompt chunk ends there: the third request then finds the prefix that the first two share.
 """
 
@@ -28,7 +28,7 @@ class StateSlots:
         self._blocks = blocks
         self._page_size = page_size
         self._cuts = cuts  # whether prompts may be fed in chunks
-        self._moving: list[Request] = []  # requests whose next step may read one slot and write another
+        self._moving: list[Request] = []  # requests that may read one slot and write another in their next step
 
     @property
     def admits(self) -> bool:

@@ -100,7 +100,7 @@ class Decoder(Block):
         return Positions(positions, token_seqs, tuple(self.ropes))
 
     def matches(self) -> dict[str, int]:
-        """Count the layers after the first whose first norm follows the residual sum of the layer before. A layer may
-        be empty."""
+        """Count the layers, except the first, that begin with a norm of the sum of the layer before. A layer may be
+        empty."""
         layers = [layer for layer in self.layers if isinstance(layer, Layer) and layer.branches]
         return {"fuse-add-rms-norm": sum(layer.begins_with_rms_norm for layer in layers[1:])}

@@ -37,5 +37,5 @@ class LinearsFirst(Block):
 def merges(linears: tuple[Linear, ...]) -> int:
     """Return the number of merges among linears that read one value: one for two or more with a bias, and one for two
     or more without."""
-    alike = Counter(linear.bias is None for linear in linears)
-    return sum(count > 1 for count in alike.values())
+    by_bias = Counter(linear.bias is None for linear in linears)
+    return sum(count > 1 for count in by_bias.values())

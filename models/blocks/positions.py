@@ -17,8 +17,8 @@ class Positions:
     positions    i32[T], each token's index in its sequence
     token_seqs   i32[T], each token's sequence
     ropes        the model's rotary tables
-    cached       keys and values [T, kv_heads, head_dim] by the layer whose cache stores them, for later layers that
-                 attend to the same cache
+    cached       keys and values [T, kv_heads, head_dim] by the layer that stores them in its cache, for later layers
+                 that attend to the same cache
     """
 
     positions: torch.Tensor

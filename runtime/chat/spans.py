@@ -1,7 +1,7 @@
 """Detection of the characters in a rendered chat that come from messages, by rendering disguised messages too.
 
 A template is rendered twice: with the messages, and with their characters shifted into Unicode's private-use planes. A
-character that is equal in both renderings comes from the template. A character whose shifted form is in the second
+character that is equal in both renderings comes from the template. A character that is shifted in the second
 rendering comes from a message. Disguising does not shift white space, so that trimming has the same effect, nor quotes,
 backslashes and control characters, so that JSON escapes the same. A control token made only of these characters would
 count as the template's.

@@ -42,7 +42,7 @@ class ChatOptions:
 class ChatTemplate:
     """The chat templates of a tokenizer folder.
 
-    Control tokens are the special tokens, begin and end tokens, and other added tokens whose text is in a template. In
+    Control tokens are the special tokens, begin and end tokens, and other added tokens that a template spells. In
     an assistant's messages, the tokenizer may still produce tokens of the last kind: a model's own output contains the
     marks of its reasoning and tool calls.
     """

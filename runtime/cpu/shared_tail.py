@@ -17,7 +17,7 @@ def granularity() -> int | None:
 
 
 def with_shared_tail(count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """Return `count` zeroed tensors of `own + tail` bytes whose last `tail` bytes are the same memory.
+    """Return `count` zeroed tensors of `own + tail` bytes that share their last `tail` bytes.
 
     A tensor keeps its range and the shared memory alive. Raises MemoryError.
     """

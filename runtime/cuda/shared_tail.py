@@ -28,8 +28,8 @@ def granularity(device: torch.device) -> int | None:
 
 
 def with_shared_tail(device: torch.device, count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """Return `count` tensors of `own + tail` bytes whose last `tail` bytes are the same memory. Both sizes must be
-    multiples of the granularity. The current stream clears the tensors.
+    """Return `count` tensors of `own + tail` bytes that share their last `tail` bytes. Both sizes must be multiples of
+    the granularity. The current stream clears the tensors.
 
     A tensor keeps its range and the shared memory alive. Raises MemoryError, or InternalError for other driver errors.
     """

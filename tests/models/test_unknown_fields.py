@@ -123,7 +123,7 @@ def test_all_refused_fields_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         read_spec(_config("llama-plain", num_experts=8, logit_scale=0.5, remark="mine"))
     error = caught.value
-    assert "the definition of llama does not know" in error.what
+    assert "the definition of llama does not support" in error.what
     assert "field 'num_experts' is 8: experts" in error.what and "field 'logit_scale' is 0.5: a scale" in error.what
     assert "remark" not in error.what
     assert error.expected == "no such field or null or false or 1" and "Remove the field from config.json" in error.hint

@@ -99,8 +99,8 @@ class Graphs:
     def _expected(self, size: StepSizes) -> float:
         """Return an upper estimate of the capture time: the longest so far in its bucket class, else of any class; else
         infinity."""
-        alike = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
-        return max(alike or self.seconds.values(), default=math.inf)
+        same_class = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
+        return max(same_class or self.seconds.values(), default=math.inf)
 
     def _watched(self, graph: StepGraph) -> dict[str, torch.Tensor]:
         return {**(self._resident or {}), **graph.buffers}

@@ -84,17 +84,17 @@ class DecodeChoice:
 
     def _least(self, step: StepSizes) -> StepSizes | None:
         """Return the smallest size that holds a step, or None."""
-        alike = (size for size in self._classes if size.shares == step.shares)
-        return next((size for size in alike if size.T >= step.T and size.L >= step.L), None)
+        candidates = (size for size in self._classes if size.shares == step.shares)
+        return next((size for size in candidates if size.T >= step.T and size.L >= step.L), None)
 
     def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
         """Return the smallest captured size that may replace `size`: of the same class, and at most twice as large."""
         own = self._classes[size]
         if not has_few_tokens(own):
             return None
-        alike = (other for other, one in self._classes.items() if one == own and other.shares == size.shares)
-        among = (other for other in alike if size.T <= other.T <= 2 * size.T)
-        return next((other for other in among if other in captured), None)
+        candidates = (other for other, one in self._classes.items() if one == own and other.shares == size.shares)
+        larger = (other for other in candidates if size.T <= other.T <= 2 * size.T)
+        return next((other for other in larger if other in captured), None)
 
 
 class PromptChoice:

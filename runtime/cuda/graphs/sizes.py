@@ -30,7 +30,7 @@ _MEMORY_SHARE = 1 / 64
 # Sequences of prompt steps, at most as many as tokens. Up to 64 rows of logits cost about as much as one row, because
 # reading the weight dominates. Above, at most half of the rows are padding.
 _PROMPT_ROWS = (64, 128, 256, GRAPH_ROWS[-1])
-# Backends whose calls may read data on the host, or allocate depending on data, unless the op declares otherwise.
+# Calls of these backends may read data on the host, or allocate depending on data, unless the op declares otherwise.
 _MAY_LOOK = frozenset({"reference", "rowwise"})
 
 
