@@ -272,6 +272,6 @@ def _max_position(config: ConfigReader, architecture: Architecture, ropes: tuple
 def _length(positions: float, config: ConfigReader) -> int:
     if not 1 <= positions <= MAX_SIZE:
         raise ConfigError(
-            f"rope scaling gives a context of {positions:g}", where=config.source, expected=f"1 to {MAX_SIZE}"
+            f"rope scaling results in a context of {positions:g}", where=config.source, expected=f"1 to {MAX_SIZE}"
         )
     return int(positions)

@@ -204,7 +204,7 @@ def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, th
     rotary_dim = int(head_dim * config.number("partial_rotary_factor", 1.0))
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ConfigError(
-            f"partial_rotary_factor gives {rotary_dim} rotated elements of {head_dim}",
+            f"partial_rotary_factor rotates {rotary_dim} elements of {head_dim}",
             where=config.source,
             expected="an even part of a head",
         )

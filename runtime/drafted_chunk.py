@@ -11,8 +11,8 @@ from ingot.runtime.sequence_pages import SequencePages
 def drafted_chunk(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> Chunk:
-    """Return a sequence's chunk, and allocate pages for its drafts. The step in flight samples the sequence's last token.
-    `running` sequences share the new step; `chunks` are its chunks so far."""
+    """Return a sequence's chunk, and allocate pages for its drafts. The step in flight samples the sequence's last
+    token. `running` sequences share the new step; `chunks` are its chunks so far."""
     count = 1 + _drafts(request, config, pages, running, chunks)
     return Chunk(request, request.row, request.num_computed, count, on_device=True, rows=count)
 

@@ -87,7 +87,7 @@ def kv_pages(
         fitting = (left - sum(reserved[name] * group.page for name, group in need.groups.items())) // need.page
         if asked > fitting:
             what = f"{asked} KV pages of {_each(need)}"
-            hint = "ask for fewer pages or give more memory, or compile for smaller limits"
+            hint = "request fewer pages or give more memory, or compile for smaller limits"
             raise _no_room(need, room, limit, what, f"at most {max(0, fitting)} pages", hint)
         return {name: asked + reserved[name] for name in need.groups}
     if need.sequence > left:

@@ -71,8 +71,8 @@ class PrefixCache:
     def find(self, request: Request) -> Found:
         """Return the cached prefix of a waiting request.
 
-        Every group that keeps each token must hold all pages of the prefix. Every group with a window must hold the pages
-        that the next token reads. With per-sequence states, the prefix ends where a state is kept.
+        Every group that keeps each token must hold all pages of the prefix. Every group with a window must hold the
+        pages that the next token reads. With per-sequence states, the prefix ends where a state is kept.
         """
         if request.cached.hashes is None:
             return Found.nothing(len(self._pages.groups))

@@ -88,7 +88,7 @@ class States(Mapping[str, torch.Tensor]):
         members = [name for name, spec in self.specs.items() if spec.group == group]
         if not members:
             known = dict.fromkeys(spec.group for spec in self.specs.values())
-            raise InternalError(f"no state is of the group '{group}'", expected=", ".join(known) or "there is none")
+            raise InternalError(f"no state is in the group '{group}'", expected=", ".join(known) or "there is none")
         if len({len(part) for part in places}) != 1:
             raise InternalError(f"{len(places[0])} sources for {len(places[-1])} targets", where=f"{op} of '{group}'")
         if len(set(places[-1])) != len(places[-1]):

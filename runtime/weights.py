@@ -115,7 +115,7 @@ def _check_apart(places: Mapping[str, Place]) -> None:
         if before.file == place.file and before.end > place.offset:
             raise _weight_error(
                 named[place],
-                f"it begins at byte {place.offset}, where '{named[before]:.200}' ends at {before.end}",
+                f"it begins at byte {place.offset}, and '{named[before]:.200}' ends at {before.end}",
                 "weights that share no bytes, or are the same",
             )
 

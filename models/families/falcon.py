@@ -87,7 +87,7 @@ def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
     rope = config.rope(head_dim)
     if rope.rotary_dim != head_dim:
         raise ConfigError(
-            f"partial_rotary_factor gives {rope.rotary_dim} rotated elements of {head_dim}",
+            f"partial_rotary_factor rotates {rope.rotary_dim} elements of {head_dim}",
             where=config.source,
             expected="all of them: Falcon's code rotates whole heads",
         )

@@ -143,8 +143,8 @@ def _read_sparsities(config: ConfigReader, layers: int) -> list[float]:
 def _with_shared_caches(
     config: ConfigReader, attentions: Sequence[AttentionSpec], sliding: Sequence[bool]
 ) -> list[AttentionSpec | SharedAttentionSpec]:
-    """Let each of the last `num_kv_shared_layers` layers read another layer's cache: that of the last layer before them
-    of the same type, with or without a window."""
+    """Let each of the last `num_kv_shared_layers` layers read another layer's cache. That layer is the last one before
+    them of the same type, with or without a window."""
     layers, count = len(attentions), config.fields.get("num_kv_shared_layers")
     count = 15 if count is None else count
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < layers:

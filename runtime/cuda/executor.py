@@ -197,12 +197,12 @@ class CudaExecutor(Executor):
     def capture(self, rows: int) -> None:
         """Capture a graph for decode steps of `rows` sequences, if they have none and one can hold them, without
         disturbing running steps. Raises OptionError if there is no memory for it."""
-        with torch.cuda.stream(self._stream), self._said(f"a captured step of {rows} sequences"):
+        with torch.cuda.stream(self._stream), self._memory_errors(f"a captured step of {rows} sequences"):
             self._decode.capture_for(rows)
 
     def capture_all(self) -> None:
         """Capture every graph that can be captured and is not yet. Raises OptionError if there is no memory."""
-        with torch.cuda.stream(self._stream), self._said("what is captured"):
+        with torch.cuda.stream(self._stream), self._memory_errors("the captured graphs"):
             self._decode.capture_all()
             self._prompts.capture_all()
 
@@ -217,7 +217,7 @@ class CudaExecutor(Executor):
                 first, last = bucket.plan.bucket.tokens
                 if bucket.plan.bucket.q_max is None:
                     for tokens in (last, *(size for size in _WARMED if first <= size < last)):
-                        with self._said(f"a step of {tokens} tokens"):
+                        with self._memory_errors(f"a step of {tokens} tokens"):
                             self._run_padding(bucket, tokens)
 
     def _run_padding(self, bucket: Bucket, tokens: int) -> None:
@@ -240,14 +240,14 @@ class CudaExecutor(Executor):
         return True
 
     @contextmanager
-    def _said(self, what: str) -> Iterator[None]:
+    def _memory_errors(self, what: str) -> Iterator[None]:
         """Raise OptionError if an allocation within fails, for memory that was reserved when KV pages were counted."""
         try:
             yield
         except torch.OutOfMemoryError as error:
             free, total = torch.cuda.mem_get_info(self.device)
             raise OptionError(
-                f"{what} has no memory: of {total} bytes on the GPU {free} are free",
+                f"there is no memory for {what}: of {total} bytes on the GPU {free} are free",
                 expected="the memory that was reserved when the KV pages were counted",
                 hint="end the process that uses it, serve with fewer KV pages, or let serving use less memory",
             ) from error

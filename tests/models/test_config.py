@@ -100,7 +100,7 @@ def test_learned_positions_are_the_context() -> None:
 
 @pytest.mark.parametrize("factor", [1e-5, float(MAX_SIZE)])
 def test_a_context_out_of_range_is_refused(factor: float) -> None:
-    with pytest.raises(ConfigError, match="rope scaling gives a context of"):
+    with pytest.raises(ConfigError, match="rope scaling results in a context of"):
         read_spec(_config("llama-plain", rope_parameters={"rope_type": "linear", "factor": factor}))
 
 

@@ -397,7 +397,7 @@ def test_copy_zero_and_move_by_group(folder: Path, oracle: Callable[..., torch.T
 def test_moves_that_cannot_be_made_are_refused(folder: Path) -> None:
     states = load_artifact(folder, num_pages=PAGES).executor.states
     for arguments, message in [
-        (("heads", [0], [1]), "no state is of the group 'heads'"),
+        (("heads", [0], [1]), "no state is in the group 'heads'"),
         (("full", [0], [PAGES]), f"slot {PAGES} is not in"),
         (("full", [-1], [1]), "slot -1 is not in"),
         (("conv", [0, 1], [2]), "2 sources for 1 targets"),
