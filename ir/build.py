@@ -1,4 +1,4 @@
-"""Adding calls to a graph so that each carries its type, its origin and a readable name."""
+"""Add calls to a graph, each with its type, its origin and a readable name."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from ingot.ir.program import Program, RegionCall, target_name
 
 
 def short_name(target: Any) -> str:
-    """What nodes that call `target` are named after."""
+    """Return the base of the names of nodes that call `target`."""
     if target is operator.getitem:
         return "item"
     if isinstance(target, RegionCall):
@@ -28,7 +28,7 @@ def call(
     *,
     origin: str = "",
 ) -> fx.Node:
-    """Add a call at the graph's insert point, its type inferred. Raises VerifyError when the arguments do not fit."""
+    """Add a call at the graph's insert point and infer its type. Raises VerifyError if the arguments do not fit."""
     value_type = infer(target, args, kwargs or {}, program)
     node = program.graph.create_node("call_function", target, tuple(args), dict(kwargs or {}), name=short_name(target))
     node.meta["type"] = value_type
@@ -40,7 +40,7 @@ def call(
 
 
 def set_placement(node: fx.Node, program: Program) -> None:
-    """Infer where the result of a call lies. Raises VerifyError when its op cannot take the arguments so."""
+    """Infer and set the placement of a call. Raises VerifyError if its op does not accept the arguments' placements."""
     node.meta.pop("placement", None)
     if placement := infer_placement(node, program):
         node.meta["placement"] = placement

@@ -1,4 +1,4 @@
-"""What the calls of a program cost: floating-point operations and bytes, for given sizes of its symbols."""
+"""The cost of calls: floating-point operations and bytes, for given sizes of the program's symbols."""
 
 import operator
 from collections.abc import Mapping
@@ -15,8 +15,9 @@ from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 
 def call_cost(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """The least that a call does. A view costs nothing; a region computes what its calls do, and moves only what it
-    reads from outside and what it yields."""
+    """Return the least cost of a call. A view costs nothing. A region has the operations of its calls, and moves only
+    the
+    bytes of its arguments and results."""
     if node.target is operator.getitem:
         return Cost()
 

@@ -2,9 +2,9 @@
 
 
 class IngotError(Exception):
-    """Base of all errors that Ingot raises on purpose.
+    """Base class of all errors that Ingot raises on purpose.
 
-    `exit_code` is what a command ends with: 2 when the user's input is at fault, 1 when Ingot is.
+    A command exits with `exit_code`: 2 if the user's input is at fault, 1 if Ingot is.
     """
 
     exit_code = 2
@@ -30,7 +30,7 @@ class CheckpointError(IngotError):
 
 
 class HubError(IngotError):
-    """A checkpoint's name that the Hugging Face hub does not know, or whose files cannot be had from there."""
+    """A checkpoint that the Hugging Face hub does not know, or does not let Ingot download."""
 
 
 class OptionError(IngotError):
@@ -38,23 +38,23 @@ class OptionError(IngotError):
 
 
 class ParseError(IngotError):
-    """Text that is not a program; `where` holds line and column."""
+    """Text that is not a program; `where` names the line and column."""
 
 
 class TargetError(IngotError):
-    """A machine that cannot be compiled for, or that an artifact was not compiled for."""
+    """A machine that Ingot cannot compile for, or that the artifact was not compiled for."""
 
 
 class ArtifactError(IngotError):
-    """A folder that is no artifact, or a damaged or unfitting one."""
+    """A folder that is not an artifact, or an artifact that is damaged or does not fit its use."""
 
 
 class MismatchError(ArtifactError):
-    """An artifact that does not compute what it did when it was compiled."""
+    """An artifact whose results differ from those recorded at compile time."""
 
 
 class UnknownPassError(OptionError):
-    """A pass that neither Ingot nor an installed package has; `name` is what was asked for."""
+    """A pass name that neither Ingot nor an installed package defines; `name` is the requested name."""
 
     def __init__(self, name: str, *, where: str = "", expected: str = "", hint: str = "") -> None:
         self.name = name
@@ -62,7 +62,7 @@ class UnknownPassError(OptionError):
 
 
 class UserPassError(IngotError):
-    """A pass of another package that raised, made no valid program, or broke its numerics contract."""
+    """A pass of another package that raised, made an invalid program, or broke its numerics contract."""
 
 
 class RequestError(IngotError):
@@ -70,15 +70,15 @@ class RequestError(IngotError):
 
 
 class StepMemoryError(IngotError):
-    """A step for which the device has no memory left. Some of its instructions may have run."""
+    """A step that ran out of device memory. Some of its instructions may have run."""
 
 
 class OutputError(IngotError):
-    """A place that cannot be written to, or where something stands already."""
+    """An output path that cannot be written, or that exists already."""
 
 
 class InternalError(IngotError):
-    """A promise that Ingot broke: a pass, a verifier rule or a backend. Please report it."""
+    """A bug in Ingot: in a pass, a verifier rule or a backend. Please report it."""
 
     exit_code = 1
 
@@ -88,7 +88,7 @@ class VerifyError(InternalError):
 
 
 class PassError(InternalError):
-    """A pass that failed or matched less than the model promises."""
+    """A pass that failed, or found fewer matches than the model expects."""
 
 
 class NumericsError(InternalError):

@@ -1,4 +1,4 @@
-"""How many positions of a sequence see each other, by the masks of a program's attention."""
+"""The granule of a program: the position group that its attention masks keep together."""
 
 import math
 
@@ -8,7 +8,8 @@ from ingot.ir.program import Program, named_arguments
 
 
 def granule_of(program: Program) -> int:
-    """The positions that see each other: what a step feeds of a sequence ends with a multiple, or with the sequence."""
+    """Return the least common multiple of the masks' granules. A step's tokens of a sequence must end at a multiple of
+    it, or at the sequence's end."""
     calls = [(op, node) for node in program.calls() if (op := op_of(node.target)) is not None]
     masks = [named_arguments(node)["mask"] for op, node in calls if "mask" in op.parameters.names]
     return math.lcm(*(Mask.named(mask).granule for mask in masks))

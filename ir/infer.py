@@ -1,7 +1,7 @@
-"""Types of calls, from an op's shape function alone.
+"""Infer the types of calls from an op's shape function alone.
 
-Symbols stand in as primes that occur nowhere else in the call, the shape function runs on meta tensors, and the primes
-are read back as symbols. A flattened program has no arithmetic on sizes, so that is exact.
+Each symbol is replaced by a prime that occurs nowhere else in the call. The shape function runs on meta tensors, and
+the primes in its result become symbols again. This is exact, because a flattened program has no arithmetic on sizes.
 """
 
 import operator
@@ -18,19 +18,19 @@ from ingot.ir.ops import op_of
 from ingot.ir.program import Program, RegionCall, StateSpec, target_name
 from ingot.ir.types import DIM_MEANINGS, Size, StateType, TensorType, TupleType, ValueType
 
-# Primes near a million: larger than hidden sizes, and a product with one stays far below int64.
+# Primes near a million: larger than hidden sizes, and small enough that products stay far below 2**63.
 _PRIMES = (1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121, 1000133, 1000151)
 STAND_INS: Mapping[str, int] = dict(zip(DIM_MEANINGS, _PRIMES, strict=False))
 _SYMBOLS = {prime: name for name, prime in STAND_INS.items()}
 
 
 def meta_tensor(value_type: TensorType) -> torch.Tensor:
-    """A tensor without data of this type, symbols replaced by their stand-ins."""
+    """Return a meta tensor of this type, with symbols replaced by their primes."""
     return sized_meta_tensor(value_type, STAND_INS)
 
 
 def sized_meta_tensor(value_type: TensorType, sizes: Mapping[str, int]) -> torch.Tensor:
-    """A tensor without data of this type for the given sizes of its symbols."""
+    """Return a meta tensor of this type for the given sizes of its symbols."""
     shape = value_type.bind(sizes)
     if value_type.strides is None:
         return torch.empty(shape, dtype=value_type.dtype, device="meta")
@@ -38,7 +38,8 @@ def sized_meta_tensor(value_type: TensorType, sizes: Mapping[str, int]) -> torch
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:
-    """The type of a tensor, with stand-ins read back as symbols."""
+    """Return the type of a tensor, with primes turned back into symbols. Raises VerifyError for multiples of a
+    prime."""
     shape: list[Size] = [_SYMBOLS.get(int(size), int(size)) for size in tensor.shape]
     strides: tuple[int, ...] | None = None
     if not tensor.is_contiguous():
@@ -52,7 +53,7 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 
 
 def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: Program) -> ValueType:
-    """The type of a call, given its arguments as nodes and constants; VerifyError when it cannot be made."""
+    """Return the type of a call from its arguments, nodes and constants. Raises VerifyError if the op rejects them."""
     if target is operator.getitem:
         return _item_type(args, kwargs)
     if isinstance(target, RegionCall):
@@ -76,14 +77,14 @@ def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: 
 
 @dataclass(frozen=True)
 class _Constant:
-    """A constant argument. With its type: 1, 1.0 and True are equal but not the same argument."""
+    """A constant argument with its type, because 1, 1.0 and True are equal but different arguments."""
 
     kind: type
     value: Any
 
 
 def _freeze(value: Any, states: Mapping[str, StateSpec]) -> Any:
-    """An argument as far as types depend on it, hashable: a node is its tensor type."""
+    """Return an argument in hashable form, with nodes replaced by their tensor types."""
     if isinstance(value, fx.Node):
         return _tensor_type_of(value, states)
     if isinstance(value, list | tuple):
@@ -103,7 +104,7 @@ def _thaw(value: Any) -> Any:
 def _result_types(
     target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> tuple[tuple[TensorType, ...], bool]:
-    """The types of the tensors that a call gives, and whether it gives a tuple of them."""
+    """Return the types of the tensors that a call returns, and whether it returns a tuple."""
     result = target(*_thaw(args), **{name: _thaw(value) for name, value in kwargs})
     several = isinstance(result, tuple | list)
     return tuple(type_of(item) for item in (result if several else (result,))), several
@@ -125,7 +126,7 @@ def _nodes(args: Sequence[Any]) -> list[fx.Node]:
 
 
 def _states_written(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[StateType, ...]:
-    """Types of a call's state results, which come last: the states that went in."""
+    """Return the types of a call's state results, which come last: those of the states that it takes."""
     op = op_of(target)
     if op is None or not op.states:
         return ()

@@ -1,4 +1,4 @@
-"""Where values lie on a mesh: inferred through a program by the rules of its ops, as types are, and checked."""
+"""Infer and check the placements of values on a mesh, by the placement rules of the ops."""
 
 import operator
 from collections.abc import Callable
@@ -16,7 +16,8 @@ Look = Callable[[fx.Node], Placements]
 
 
 def placement_of(node: fx.Node, program: Program) -> Placements:
-    """Where a value lies, axes on which it is replicated left out. A tuple has no placement, its items do."""
+    """Return a value's placement, without the axes on which it is replicated. Items of a tuple have one, the tuple
+    not."""
     if node.op != "placeholder":
         found: Placements = node.meta.get("placement", ())
         return found
@@ -26,7 +27,7 @@ def placement_of(node: fx.Node, program: Program) -> Placements:
 
 
 def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) -> Fit:
-    """What the rule of the node's op says on `axis`, given where its arguments lie."""
+    """Apply the placement rule of the node's op on `axis` to the placements of its arguments."""
     look = look or (lambda value: placement_of(value, program))
     op, named = definition_of(node.target), named_arguments(node)
     assert op is not None
@@ -47,7 +48,8 @@ def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) ->
 
 
 def infer_placement(node: fx.Node, program: Program) -> Placements:
-    """Where the result of a call lies, given where its arguments do. VerifyError when its op cannot take them so."""
+    """Return the placement of a call's result. Raises VerifyError if the op does not accept its arguments'
+    placements."""
     if isinstance(node.meta["type"], TupleType):
         _results(node, program, lambda value: placement_of(value, program))
         return ()
@@ -55,7 +57,7 @@ def infer_placement(node: fx.Node, program: Program) -> Placements:
 
 
 def _results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
-    """Placements of each result of a call."""
+    """Return the placements of each result of a call."""
     if node.target is operator.getitem:
         whole, index = node.args
         assert isinstance(whole, fx.Node) and isinstance(index, int)
@@ -75,7 +77,7 @@ def _results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, .
 
 
 def _region_results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
-    """A region's body knows nothing of a mesh: the rules go through it with the placements of this call."""
+    """Infer through a region's body, which has no mesh, from the placements of this call's arguments."""
     assert isinstance(node.target, RegionCall)
     body = program.regions[node.target.name].body
     known: dict[fx.Node, Placements] = {}
@@ -95,7 +97,7 @@ def _check_needs(node: fx.Node, found: Fit, axis: str, look: Look) -> None:
             raise VerifyError(
                 f"{target_name(node.target)} is given '{name}' as {spot_text(at, axis)}",
                 expected=spot_text(found.needs.get(name), axis),
-                hint="a collective is missing in front of it",
+                hint="insert a collective before it",
             )
 
 
@@ -108,12 +110,12 @@ def spot_text(spot: Spot, axis: str) -> str:
 
 
 def cache_placement(keys: Placements) -> Placements:
-    """Where a cache [pages, parts, page, kv_heads, row] of keys [T, kv_heads, head_dim] lies."""
+    """Return the placement of a cache [pages, parts, page, kv_heads, row] from that of keys [T, kv_heads, head_dim]."""
     return tuple(Placement(place.axis, "shard", 3) for place in keys if place.kind == "shard" and place.dim == 1)
 
 
 def check_param(name: str, program: Program) -> None:
-    """That a param's placement names axes of the mesh and splits its whole, and that its recipe makes that part."""
+    """Check that a param's placement fits the mesh and its type, and that its recipe makes exactly that part."""
     spec = program.params[name]
     recipe = spec.recipe
     for place in reversed(spec.placement):
@@ -146,7 +148,7 @@ def _check_place(place: Placement, value_type: TensorType, program: Program) -> 
 
 
 def check_state(name: str, program: Program) -> None:
-    """That a state's placement names axes of the mesh and of the state."""
+    """Check that a state's placement names axes of the mesh and of the state."""
     spec = program.states[name]
     for place in spec.placement:
         _check_place(place, spec.type, program)

@@ -1,4 +1,4 @@
-"""The interpreter: runs a program of any stage, call by call, by the references of its ops."""
+"""The interpreter: runs a program of any stage, call by call, with the reference functions of its ops."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -25,16 +25,17 @@ def interpret(
     rowwise: bool = False,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Outputs by name, given every input, param and state by name. Nothing given is changed.
+    """Return the outputs by name, from every input, param and state by name. Does not modify its arguments.
 
-    `exact` computes in float64: floating-point values are widened, and casts between floating-point types keep that.
-    `rowwise` makes each token's result independent of the others in the step. `watch` sees each call's result.
-    Raises VerifyError when a value is missing or does not fit its declared type, and for a program on a mesh.
+    `exact` computes in float64: floating-point values are widened, and casts between floating-point types stay float64.
+    `rowwise` makes each token's result independent of the others in the step. `watch` is called with each call's
+    result.
+    Raises VerifyError if a value is missing or does not fit its declared type, and for a program on a mesh.
     """
     if program.mesh:
         raise VerifyError(
             f"program {program.name} is on the mesh {mesh_text(program.mesh)}",
-            expected="the values of every rank: interpret_ranks",
+            expected="one device; for a mesh, call interpret_ranks with the values of every rank",
         )
     return interpret_ranks(program, [values], exact=exact, rowwise=rowwise, watch=watch)[0]
 
@@ -47,9 +48,10 @@ def interpret_ranks(
     rowwise: bool = False,
     watch: Watch | None = None,
 ) -> list[dict[str, Any]]:
-    """`interpret` for all ranks of the program's mesh in lock-step: `values` and outputs of each rank in order.
+    """Run `interpret` for all ranks of the program's mesh in lock-step; `values` and the result are in rank order.
 
-    Each call is computed by every rank before the next, and a collective from what all ranks of its axis have.
+    Every rank computes a call before any rank starts the next. A collective combines the values of all ranks of its
+    axis.
     """
     if len(values) != world_size(program.mesh):
         raise VerifyError(
@@ -74,8 +76,8 @@ def interpret_ranks(
 
 
 def _arguments(node: fx.Node, env: Mapping[fx.Node, Any], exact: bool) -> tuple[Any, Any]:
-    """Positional and keyword arguments of a call. Params are widened where they are used: all of them at once would
-    take four times the memory of a model in bfloat16."""
+    """Return the positional and keyword arguments of a call. Widens params at each use: all of them at once would take
+    four times the memory of a bfloat16 model."""
     get = (lambda source: _widened(env[source])) if exact else env.__getitem__
     return fx.node.map_arg(node.args, get), fx.node.map_arg(node.kwargs, get)
 
@@ -85,7 +87,7 @@ def _widened(value: Any) -> Any:
 
 
 def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -> dict[fx.Node, Any]:
-    """The values of one rank by placeholder, checked against their types."""
+    """Return the values of one rank by placeholder, after checking them against their types."""
     env: dict[fx.Node, Any] = {}
     sizes: dict[str, int] = {}
     for node in program.placeholders():
@@ -100,7 +102,7 @@ def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -
 
 
 def _across(op: Op, program: Program, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """The results of a collective for every rank, from the arguments of all."""
+    """Return the results of a collective for every rank, from the arguments of all ranks."""
     assert op.across is not None
     results: list[Any] = [None] * len(calls)
     for group in groups(program.mesh, calls[0][1]["axis"]):

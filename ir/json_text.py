@@ -1,29 +1,30 @@
-"""JSON as Ingot writes it (one canonical text for one value) and as it reads it from files that it does not trust."""
+"""Write JSON in canonical form (one text per value), and read JSON from untrusted files."""
 
 import json
 from collections.abc import Iterable
 
-# No config.json, tensor header, manifest or plan is nested deeper than about ten. A cap well under the interpreter's
-# recursion limit keeps later recursive walks (dumping, copying) safe as well.
+# No config.json, tensor header, manifest or plan nests deeper than about ten levels. This cap is well under the
+# interpreter's recursion limit, so later recursive walks (dumping, copying) are safe as well.
 MAX_DEPTH = 64
 
 
 def dump_json(value: object) -> str:
-    """Returns the canonical text: sorted keys, indent 1, ASCII, a newline at the end.
+    """Return the canonical text: sorted keys, indent 1, ASCII, a newline at the end.
 
-    Equal values give equal bytes on every machine. Raises ValueError for NaN and infinities, TypeError for what JSON
-    cannot hold.
+    Equal values give equal bytes on every machine. Raises ValueError for NaN and infinities, TypeError for values that
+    JSON cannot hold.
     """
     return json.dumps(value, sort_keys=True, indent=1, ensure_ascii=True, allow_nan=False) + "\n"
 
 
 def parse_json(data: bytes, *, strict: bool = True) -> object:
-    """Returns the value of one UTF-8 JSON text.
+    """Return the value of one UTF-8 JSON text.
 
-    `strict` refuses duplicate keys and the words NaN and Infinity. Files that others write with Python's `json` need
-    `strict=False`: real model configurations hold `Infinity` (Mamba 2's `time_step_limit`).
+    `strict` rejects duplicate keys and the words NaN and Infinity. Files written by Python's `json` need
+    `strict=False`:
+    real model configurations contain `Infinity` (Mamba 2's `time_step_limit`).
 
-    Raises ValueError, and nothing else, with a message that reads on after "is not JSON: ".
+    Raises only ValueError. Its message continues the text "is not JSON: ".
     """
     try:
         text = data.decode("utf-8")
@@ -37,7 +38,7 @@ def parse_json(data: bytes, *, strict: bool = True) -> object:
     except RecursionError:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from None
     _check_depth(value)
-    # An escaped half of a surrogate pair parses, but can then be neither printed nor hashed.
+    # An escaped half of a surrogate pair parses, but cannot be printed or hashed.
     if b"\\ud" in data.lower():
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -52,7 +53,7 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise ValueError(f"the key {key[:200]!r} stands twice in one object")
+                raise ValueError(f"the key {key[:200]!r} occurs twice in one object")
             seen.add(key)
     return value
 

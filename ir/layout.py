@@ -1,4 +1,4 @@
-"""How a weight lies in memory, and how a program reads one that does not lie as its op has it."""
+"""The memory layout of weights. A program reads a column-major weight through a transpose."""
 
 import enum
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ingot.ir.program import is_call, named_arguments
 
 
 class Layout(enum.Enum):
-    """The order of a matrix [N, K] in memory: by rows, as ops name it, or by columns, which is [K, N] by rows."""
+    """The order of a matrix [N, K] in memory: row-major, as ops take it, or column-major ([K, N] by rows)."""
 
     ROW_MAJOR = "row-major"
     COLUMN_MAJOR = "column-major"
@@ -23,7 +23,7 @@ TRANSPOSED = (1, 0)
 
 
 def layouts_of(node: fx.Node) -> Mapping[str, Layout]:
-    """The layout of each weight that a call reads, by the parameter of the op that takes it."""
+    """Return the layout of each weight that a call reads, by the op's parameter."""
     op = op_of(node.target)
     if op is None:
         return {}
@@ -32,7 +32,7 @@ def layouts_of(node: fx.Node) -> Mapping[str, Layout]:
 
 
 def layout_of(value: Any) -> Layout | None:
-    """The layout of the weight that a value is; None when it is no weight."""
+    """Return the layout of a weight; None if the value is not a weight."""
     if not isinstance(value, fx.Node):
         return None
     if value.op == "placeholder":

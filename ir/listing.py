@@ -1,4 +1,4 @@
-"""How an error message lists many findings: one a line, cut at a number that still fits a screen."""
+"""List many findings in an error message: one a line, and only as many as fit a screen."""
 
 from collections.abc import Sequence
 
@@ -6,6 +6,6 @@ LISTED = 20
 
 
 def listed(lines: Sequence[str]) -> str:
-    """Returns the first LISTED lines, indented, long ones cut, and how many more there are."""
+    """Return the first LISTED lines, indented and truncated, and the number of the rest."""
     more = [f"    … and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
     return "\n".join([*(f"    {line if len(line) <= 400 else line[:400] + '…'}" for line in lines[:LISTED]), *more])

@@ -1,6 +1,6 @@
-"""How many log-probabilities a request and a step may ask for; requests are checked by it before torch is imported."""
+"""Limits on the log-probabilities of a request and of a step. Apart, so that requests are checked without torch."""
 
-# Rows of logits that rate tokens of prompts in a step, besides one row for each sequence. Ours: with a vocabulary of
-# 150,000 they take 150 MB in float32.
+# Rows of logits per step that score prompt tokens, in addition to one row per sequence. Our choice: with a vocabulary
+# of 150,000 they take 150 MB in float32.
 MAX_SCORED = 256
 MAX_LOGPROBS = 20  # most likely tokens listed for a position; OpenAI's limit on top_logprobs, vLLM's on max_logprobs

@@ -1,18 +1,18 @@
-"""Masks of attention: which positions of its sequence a query sees.
+"""Masks of attention: the positions of its sequence that a query sees.
 
-A mask has a kind and, but for `causal`, `bidirectional` and `tree`, a size; its name says both. What a query sees is
-one range, from `first` to below `end`, cut where the sequence begins and where it ends:
+A mask has a kind and, except for `causal`, `bidirectional` and `tree`, a size; its name holds both. A query sees one
+range of positions, from `first` (inclusive) to `end` (exclusive), clipped to the sequence:
 
-causal           itself and all positions before it
-window_N         the last N positions, its own among them
-chunked_N        those before it in its chunk of N positions, as in the local layers of Llama 4
+causal           its own position and all before it
+window_N         the last N positions, including its own
+chunked_N        the positions up to its own in its chunk of N, as in the local layers of Llama 4
 bidirectional    every position, as in an encoder
-block_causal_N   every position of its block of N and of the blocks before it, as in diffusion over blocks
-tree             all positions before the step, and of those that the step feeds the ancestors that `paged_attention` is
-                 given for each token, itself among them: between its bounds, which are those of `causal`, it has gaps
+block_causal_N   every position of its block of N and of the blocks before it, as in block diffusion
+tree             all positions before the step, its own, and its ancestors among the step's tokens, which
+                 `paged_attention` takes as an argument. The bounds are those of `causal`, with gaps between them
 
-Neither bound falls while the position of the query rises, so a range of queries sees from the first bound of its first
-query to the last bound of its last one.
+`first` and `end` never decrease with the query's position. So a range of queries sees from `first` of its first query
+to `end` of its last one.
 """
 
 import re
@@ -22,21 +22,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ingot.ir.errors import VerifyError
 
-if TYPE_CHECKING:  # `--help` loads no torch
+if TYPE_CHECKING:  # so that `--help` does not import torch
     import torch
 
-# In the order in which compiled kernels number them.
+# Compiled kernels use the index into this tuple.
 KINDS = ("causal", "window", "chunked", "bidirectional", "block_causal", "tree")
 _SIZED = ("window", "chunked", "block_causal")
 _NAME = re.compile(r"([a-z_]+?)(?:_([1-9]\d{0,8}))?")
-_FAR = 1 << 30  # above every position: sequences are shorter
+_FAR = 1 << 30  # above every position of a sequence
 
 Positions = TypeVar("Positions", int, "torch.Tensor")
 
 
 @dataclass(frozen=True)
 class Mask:
-    """`size`: the positions of a window, a chunk or a block; 0 where the kind has none."""
+    """A mask. `size` is that of the window, chunk or block in positions; 0 for a kind without one."""
 
     kind: str = "causal"
     size: int = 0
@@ -44,7 +44,7 @@ class Mask:
     @staticmethod
     @cache
     def named(name: str) -> "Mask":
-        """The mask of a name. Raises VerifyError for a name that is none."""
+        """Return the mask of this name. Raises VerifyError if there is none."""
         found = _NAME.fullmatch(name)
         kind, size = (found[1], found[2]) if found else (name, None)
         if kind not in KINDS or (size is None) == (kind in _SIZED):
@@ -58,23 +58,24 @@ class Mask:
 
     @property
     def forgets(self) -> bool:
-        """Whether what a query does not see any more is seen by none after it."""
+        """Return whether a position that one query no longer sees is unseen by all later queries."""
         return self.kind in ("window", "chunked")
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether a query sees positions after its own."""
+        """Return whether a query sees positions after its own."""
         return self.kind in ("bidirectional", "block_causal")
 
     @property
     def granule(self) -> int:
-        """Positions of which a query sees all or none: what a step feeds ends with a multiple, or with the sequence."""
+        """Return the size of the position groups that a query sees whole or not at all. A step's tokens of a sequence
+        must end at a multiple of it, or at the sequence's end."""
         if self.kind == "bidirectional":
             return _FAR
         return self.size if self.kind == "block_causal" else 1
 
     def first(self, position: Positions) -> Positions:
-        """The first position that a query at `position` sees; of a window it may lie below 0."""
+        """Return the first position that a query at `position` sees; negative for a window that starts before 0."""
         if self.kind == "window":
             return position - (self.size - 1)
         if self.kind == "chunked":
@@ -82,7 +83,7 @@ class Mask:
         return position * 0
 
     def end(self, position: Positions) -> Positions:
-        """The position after the last one that it sees, where the sequence does not end before."""
+        """Return the position after the last one that the query sees, before clipping to the sequence."""
         if self.kind == "bidirectional":
             return position * 0 + _FAR
         if self.kind == "block_causal":
@@ -90,7 +91,8 @@ class Mask:
         return position + 1
 
     def seen(self, queries: "torch.Tensor", keys: "torch.Tensor") -> "torch.Tensor":
-        """bool[n, m]: whether the queries at positions [n] see the keys at positions [m] of the same sequence."""
+        """Return bool[n, m]: whether the queries at positions [n] see the keys at positions [m] of the same
+        sequence."""
         places = keys[None, :]
         return (places >= self.first(queries)[:, None]) & (places < self.end(queries)[:, None])
 

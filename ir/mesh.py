@@ -1,6 +1,6 @@
-"""A mesh of devices: axes by name and size, and the ranks on it.
+"""A mesh of devices: named axes with sizes, and the ranks on it.
 
-One process compiles for all ranks; which one it is, a rank learns when its weights are loaded.
+One process compiles for all ranks. A rank learns its index when it loads its weights.
 """
 
 import itertools
@@ -16,19 +16,19 @@ Mesh = Mapping[str, int]
 ONE_DEVICE: Mesh = MappingProxyType({})
 
 AXIS_MEANINGS: Mapping[str, str] = {"tp": "tensor parallelism: every rank holds a part of each layer"}
-# Far beyond one host: the largest NVLink domain joins 72 GPUs (NVIDIA GB200 NVL72).
+# Far above one host: the largest NVLink domain has 72 GPUs (NVIDIA GB200 NVL72).
 _MAX_RANKS = 1024
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One of the devices of a mesh. `index` counts them with the last axis fastest; `axes` are (name, place, size)."""
+    """One device of a mesh. `index` counts with the last axis fastest; `axes` holds (name, place on the axis, size)."""
 
     index: int
     axes: tuple[tuple[str, int, int], ...]
 
     def on(self, axis: str) -> tuple[int, int] | None:
-        """(place, size) on an axis; None for an axis that the mesh lacks."""
+        """Return (place, size) on an axis; None if the mesh lacks it."""
         return next(((place, size) for name, place, size in self.axes if name == axis), None)
 
 
@@ -37,13 +37,13 @@ def world_size(mesh: Mesh) -> int:
 
 
 def ranks(mesh: Mesh) -> tuple[Rank, ...]:
-    """All ranks in order."""
+    """Return all ranks in order."""
     places = itertools.product(*(range(size) for size in mesh.values()))
     return tuple(Rank(index, tuple(zip(mesh, place, mesh.values(), strict=True))) for index, place in enumerate(places))
 
 
 def groups(mesh: Mesh, axis: str) -> tuple[tuple[int, ...], ...]:
-    """The ranks that a collective over `axis` joins, by index: those that differ in their place on it alone."""
+    """Return the groups of rank indices that a collective over `axis` joins: ranks that differ only on that axis."""
     joined: dict[tuple[tuple[str, int, int], ...], list[int]] = {}
     for rank in ranks(mesh):
         joined.setdefault(tuple(item for item in rank.axes if item[0] != axis), []).append(rank.index)
@@ -55,7 +55,7 @@ def mesh_text(mesh: Mesh) -> str:
 
 
 def check_mesh(mesh: Mesh) -> dict[str, int]:
-    """The mesh without its axes of size one. OptionError for an unknown axis or a bad size."""
+    """Return the mesh without axes of size one. Raises OptionError for an unknown axis or a bad size."""
     for axis, size in mesh.items():
         if axis not in AXIS_MEANINGS:
             raise OptionError(f"unknown mesh axis '{axis}'", expected=", ".join(AXIS_MEANINGS))
@@ -67,7 +67,8 @@ def check_mesh(mesh: Mesh) -> dict[str, int]:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """A mesh from `AXIS=SIZE`, several separated by spaces or commas; the empty text is one device."""
+    """Parse a mesh from `AXIS=SIZE` items, separated by spaces or commas. The empty text is one device. Raises
+    OptionError."""
     mesh: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         match = re.fullmatch(r"([a-z]+)=(\d{1,9})", part, re.ASCII)

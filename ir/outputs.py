@@ -1,13 +1,14 @@
-"""Which type an output may have where another one is declared."""
+"""The output types that are accepted in place of the declared ones."""
 
 from ingot.ir.types import TensorType, ValueType
 
-# What reads these computes in float32 whatever it is given; every other output is read as what it is declared to be.
+# Readers of these outputs compute in float32 for any input dtype. Every other output is read with its declared type.
 _NARROWED = frozenset({"logits"})
 
 
 def may_stand_for(given: ValueType, declared: ValueType, output: str) -> bool:
-    """Whether the output of that name may be `given`: as declared, or logits as narrow as their numbers are."""
+    """Return whether an output may have the type `given`: the declared one, or for logits a narrower dtype that the
+    declared one represents exactly."""
     if output in _NARROWED and isinstance(given, TensorType) and isinstance(declared, TensorType):
         return declared.holds(given)
     return given == declared

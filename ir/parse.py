@@ -1,4 +1,4 @@
-"""The text form of a program, read back. Bad text ends in a ParseError with line and column."""
+"""Parse the text form of a program. Bad text raises a ParseError with line and column."""
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
@@ -25,7 +25,7 @@ def _only_line(text: str) -> Line:
 
 @lru_cache(maxsize=4096)  # the layers of a plan repeat a few types
 def parse_type(text: str) -> TensorType:
-    """A tensor type from its text form."""
+    """Parse a tensor type."""
     line = _only_line(text)
     result = read_tensor(line)
     line.end()
@@ -33,7 +33,7 @@ def parse_type(text: str) -> TensorType:
 
 
 def parse_ending(text: str) -> EndingUse:
-    """The ending of an entry from its text form."""
+    """Parse the ending of an entry."""
     line = _only_line(text)
     result = read_ending(line)
     line.end()
@@ -41,7 +41,7 @@ def parse_ending(text: str) -> EndingUse:
 
 
 def parse_recipe(text: str) -> Recipe:
-    """A recipe from its text form."""
+    """Parse a recipe."""
     line = _only_line(text)
     result = read_recipe(line)
     line.end()
@@ -118,7 +118,7 @@ def _call(line: Line, program: Program, values: dict[str, fx.Node]) -> None:
 
 
 class _Lines:
-    """The lines of a text that hold something, in order."""
+    """The non-empty lines of a text, in order."""
 
     def __init__(self, text: str) -> None:
         numbered = [(number, tokens) for number, tokens in enumerate(scan(text), 1) if tokens]
@@ -134,7 +134,7 @@ class _Lines:
 
 
 def _declare(line: Line, program: Program, values: dict[str, fx.Node], keyword: str) -> None:
-    """An input, param or state line after its keyword."""
+    """Parse an input, param or state line after its keyword."""
     name = line.name()
     if name in values:
         line.place -= 1
@@ -178,7 +178,7 @@ def _statements(lines: _Lines, program: Program, *, in_region: bool = False) -> 
         elif keyword == "region":
             if in_region:
                 line.place -= 1
-                raise line.error("a region inside a region")
+                raise line.error("a region may not contain a region")
             _region(line, lines, program)
         elif keyword == "return":
             outputs: dict[str, fx.Node] = {}
@@ -283,7 +283,7 @@ def _program(lines: _Lines) -> Program:
 
 
 def _dims(lines: _Lines, within: Mapping[str, Dim] | None = None) -> dict[str, Dim]:
-    """The dims that stand here; those of a region are some of its program's, `within` their bounds."""
+    """Parse the dim lines here. A region may only declare dims of its program, `within` their bounds."""
     dims: dict[str, Dim] = {}
     while lines.place < len(lines.lines) and lines.lines[lines.place].peek() == "dim":
         line = lines.next("a dim")
@@ -303,7 +303,7 @@ def _dims(lines: _Lines, within: Mapping[str, Dim] | None = None) -> dict[str, D
 
 
 def parse_program(text: str) -> Program:
-    """The program that the text describes. Types are taken as written: verify it before use."""
+    """Parse one program. Types are taken as written: call `verify` before use."""
     lines = _Lines(text)
     program = _program(lines)
     if lines.place < len(lines.lines):
@@ -313,7 +313,7 @@ def parse_program(text: str) -> Program:
 
 
 def parse_programs(text: str) -> list[Program]:
-    """All programs of a text, one after the other."""
+    """Parse all programs of a text, in order."""
     lines = _Lines(text)
     programs = [_program(lines)]
     while lines.place < len(lines.lines):

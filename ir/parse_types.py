@@ -1,4 +1,4 @@
-"""The parts of a statement, read from a line: types, placements, recipes and endings."""
+"""Parse the parts of a statement: types, splits, placements, recipes and endings."""
 
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from ingot.ir.types import DIM_MEANINGS, DTYPES, Placement, Size, Split, StateTy
 
 
 def read_type(line: Line) -> ValueType:
-    """A tensor, a state or a tuple of such."""
+    """Parse the type of a tensor, a state, or a tuple of these."""
     if line.skip("("):
         return TupleType(tuple(line.listed(lambda: read_type(line), ")")))
     name = line.name("a type")
@@ -49,12 +49,12 @@ def _tensor_rest(line: Line, dtype: str) -> TensorType:
 
 
 def read_tensor(line: Line) -> TensorType:
-    """A tensor type: dtype, sizes, and strides where they are not row-major."""
+    """Parse a tensor type: dtype, sizes, and strides unless they are row-major."""
     return _tensor_rest(line, line.name("a tensor type"))
 
 
 def read_split(line: Line) -> Split | None:
-    """How a mesh would split a param, if that follows its type."""
+    """Parse the split after a param's type; return None if there is none."""
     ahead = [token.text for token in line.tokens[line.place + 1 : line.place + 3]]
     if line.kind() != "name" or ahead != ["=", "split"]:
         return None
@@ -67,7 +67,7 @@ def read_split(line: Line) -> Split | None:
     while line.skip(","):
         option = line.name("segments, unit, repeat or optional")
         if option in options or option not in ("segments", "unit", "repeat", "optional"):
-            raise line.error(f"'{option}' is given twice or is no option of a split", at=line.place - 1)
+            raise line.error(f"'{option}' is given twice or is not an option of a split", at=line.place - 1)
         if option in ("segments", "unit"):
             line.need("=")
         if option == "segments":
@@ -82,7 +82,7 @@ def read_split(line: Line) -> Split | None:
 
 
 def read_placements(line: Line) -> tuple[Placement, ...]:
-    """The placements that follow a type, one for each axis named, if any."""
+    """Parse the placements after a type, one per named axis, if any."""
     placements = []
     while line.kind() == "name":
         axis = line.name("a mesh axis")
@@ -121,7 +121,7 @@ def _attr(line: Line) -> Attr:
 
 
 def read_recipe(line: Line) -> Recipe:
-    """A recipe and those that it is made from."""
+    """Parse a recipe with its inputs."""
     start = line.place
     step, output = line.name("a recipe step"), ""
     if step not in STEPS:
@@ -150,7 +150,7 @@ def read_recipe(line: Line) -> Recipe:
 
 
 def read_ending(line: Line) -> EndingUse:
-    """NAME(ATTRIBUTE=NUMBER, ATTRIBUTE=NAME, FEATURE): attributes and features in any order, or nothing in brackets."""
+    """Parse NAME(ATTRIBUTE=NUMBER, ATTRIBUTE=NAME, FEATURE). Order is free; the brackets may be empty or absent."""
     name = line.name("an ending's name")
     attributes: list[tuple[str, Attribute]] = []
     features: list[str] = []

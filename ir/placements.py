@@ -1,8 +1,8 @@
-"""What a placement rule is: how arguments of an op must lie on an axis of the mesh, and how its results then do.
+"""Placement rules: the placements that an op needs for its arguments on a mesh axis, and those of its results.
 
-An op is defined with its rule; the rules here are those that several ops share. A rule looks at one axis at a time. On
-an axis a value is split (`Placement` of kind shard), a sum that is still due (partial), or the same on every rank, for
-which the rules write None.
+Each op is defined with its rule; this module holds the rules that several ops share. A rule handles one axis. On an
+axis a value is split (a `Placement` of kind shard), a pending sum (partial), or the same on every rank, which the
+rules write as None.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,9 +16,9 @@ Spot = Placement | None
 
 @dataclass(frozen=True)
 class Call:
-    """A call as one axis sees it: its arguments by parameter name; spots and types of those that are values.
+    """A call as seen on one axis: arguments by parameter name, with spots and types for those that are values.
 
-    Types are those of a rank; a state's is that of its spec.
+    Types are those of one rank; for a state, the type in its spec.
     """
 
     values: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a rule says: the spot that each argument must have (replicated where none is named), and the results'."""
+    """The result of a rule: the spot that each argument needs (replicated if not named), and those of the results."""
 
     needs: Mapping[str, Spot] = field(default_factory=dict)
     result: Spot | tuple[Spot, ...] = None
@@ -58,12 +58,12 @@ Rule = Callable[[Call], Fit]
 
 
 def whole(call: Call) -> Fit:
-    """Every rank has all of everything."""
+    """Replicate all arguments and results."""
     return Fit()
 
 
 def elementwise(call: Call) -> Fit:
-    """All arguments split alike, counted from the last axis, as broadcasting does."""
+    """Split all arguments along the same axis, counted from the last as in broadcasting; else replicate all."""
     ranks = {name: len(value_type.shape) for name, value_type in call.types.items()}
     split = {name: spot for name, spot in call.at.items() if spot is not None and spot.kind == "shard"}
     places = {(spot.dim - ranks[name], spot.segments) for name, spot in split.items()}
@@ -72,12 +72,12 @@ def elementwise(call: Call) -> Fit:
     dim, segments = places.pop()
     for name in call.types.keys() - split.keys():
         if ranks[name] >= -dim and call.size(name, dim) != 1:
-            return whole(call)  # one that is whole along the split axis
+            return whole(call)  # this argument is whole along the split axis
     return Fit(split, call.shard(max(ranks.values()) + dim, segments))
 
 
 def by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ...]) -> Fit:
-    """Attention and what leads to it: all arguments in `dims` split by heads, or none."""
+    """Split all arguments in `dims` by heads, or none (attention and the ops before it)."""
     given = {name: dim for name, dim in dims.items() if name in call.types}
     if not any(call.is_shard(name, dim) for name, dim in given.items()):
         return whole(call)
@@ -85,9 +85,9 @@ def by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ...
 
 
 def viewed_dim(shape: tuple[Size, ...], viewed: tuple[Size, ...], dim: int) -> int | None:
-    """Where a part along `dim` of `shape` lies in a view of it: the axis of `viewed`; None where it is torn apart.
+    """Return the axis of the view that holds a shard along `dim` of `shape`; None if the view breaks the shard up.
 
-    Axes that a view splits or joins form a group of equal size on both sides; a part stays one where the split axis is
+    Axes that a view splits or joins form a group of equal size on both sides. A shard stays in one piece if its axis is
     the outermost of its group.
     """
     i = j = 0

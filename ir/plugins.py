@@ -6,7 +6,7 @@ A package names them in its pyproject.toml:
     my_ops = "my_package.ops"                  # a module that defines ops or weight formats when it is imported
 
     [project.entry-points."ingot.passes"]
-    my-pass = "my_package.passes:MyPass"       # a Pass; its `joins` says to which phase it belongs
+    my-pass = "my_package.passes:MyPass"       # a Pass; `joins` names its phase
 """
 
 from functools import lru_cache
@@ -21,17 +21,17 @@ PASSES_GROUP = "ingot.passes"
 def _load(entry: EntryPoint) -> object:
     try:
         return entry.load()
-    except Exception as error:  # another package's code: whatever it raises, say whose it is
+    except Exception as error:  # code of another package may raise anything: name the package
         raise OptionError(
             f"the entry point '{entry.name}' of '{entry.group}' does not load: {type(error).__name__}: {error}",
             where=entry.value,
-            hint=f"mend or remove the package '{entry.dist.name if entry.dist else '?'}'",
+            hint=f"fix or remove the package '{entry.dist.name if entry.dist else '?'}'",
         ) from error
 
 
 @lru_cache(maxsize=1)
 def load_user_ops() -> tuple[str, ...]:
-    """Import every module under `ingot.ops`, once; the names of the entry points."""
+    """Import every module under `ingot.ops`, once. Return the names of the entry points."""
     found = sorted(entry_points(group=OPS_GROUP), key=lambda entry: entry.name)
     for entry in found:
         _load(entry)
@@ -39,16 +39,16 @@ def load_user_ops() -> tuple[str, ...]:
 
 
 def user_pass_names() -> tuple[str, ...]:
-    """The names under `ingot.passes`. Imports nothing."""
+    """Return the names under `ingot.passes`. Imports nothing."""
     return tuple(sorted({entry.name for entry in entry_points(group=PASSES_GROUP)}))
 
 
 def load_user_pass(name: str) -> object | None:
-    """What the entry point `name` of `ingot.passes` gives, None where no package has it. Imports that one alone. Raises
-    OptionError where it does not load, and where two packages have one of that name."""
+    """Return the object of the entry point `name` of `ingot.passes`; None if no package has it. Imports only that entry
+    point. Raises OptionError if it does not load, or if two packages define the name."""
     found = {entry.value: entry for entry in entry_points(group=PASSES_GROUP, name=name)}
     if len(found) > 1:
         raise OptionError(
-            f"two packages bring a pass '{name}'", where=", ".join(sorted(found)), hint="remove one of the packages"
+            f"two packages define a pass '{name}'", where=", ".join(sorted(found)), hint="remove one of the packages"
         )
     return _load(next(iter(found.values()))) if found else None

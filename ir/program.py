@@ -26,7 +26,7 @@ VIEWS = frozenset({operator.getitem, *(op.overload for op in ATEN.values() if op
 
 
 class Stage(enum.IntEnum):
-    """How far the pipeline has come. What a stage promises stands in `ingot.ir.verify`."""
+    """The stage of a program in the pipeline. `ingot.ir.verify` holds the rules of each stage."""
 
     TRACED = 0
     NORMAL = 1
@@ -40,10 +40,9 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A weight: its type, and how it is made from the checkpoint.
+    """A weight: its type, and the recipe that makes it from the checkpoint.
 
-    `split` says how a mesh would split it; None: every rank has it whole. On a mesh `placement` says where it lies
-    instead.
+    `split` says how a mesh would split it; None: every rank holds all of it. On a mesh, `placement` replaces `split`.
     """
 
     type: TensorType
@@ -54,10 +53,10 @@ class ParamSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """What lives on the device from step to step.
+    """A state: tensors that stay on the device from step to step.
 
-    `kind` says what it holds (paged_kv, row), `group` which states share one page table or row numbering, `unit`
-    whether it grows per token or stands once per sequence.
+    `kind` names the contents (paged_kv, row). States of one `group` share one page table or row numbering. `unit` is
+    "token" for a state that grows per token, "sequence" for one slot per sequence.
     """
 
     kind: str
@@ -73,12 +72,12 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class RegionCall:
-    """The target of a node that stands for a region of the program."""
+    """The target of a node that calls a region of the program."""
 
     name: str
 
     @property
-    def __name__(self) -> str:  # what fx derives node names from
+    def __name__(self) -> str:  # fx derives node names from it
         return f"region_{self.name}"
 
     def __call__(self, *args: Any) -> Any:
@@ -87,7 +86,7 @@ class RegionCall:
 
 @dataclass
 class Region:
-    """A subgraph that a backend compiles as one. The lowered node keeps the body that it stands for."""
+    """A subgraph that a backend compiles as one. `body` is the program that the node replaces."""
 
     name: str
     body: "Program"
@@ -97,15 +96,16 @@ class Region:
 
 @dataclass
 class Program:
-    """A typed graph. `params`, `states` and inputs are placeholders named by their keys; outputs are named. `ending`
-    says what becomes of the outputs.
+    """A typed graph. `params`, `states` and inputs are placeholders, named by their keys. `outputs` names the results.
 
-    `mesh` holds the sizes of its axes by name; empty for one device. On a mesh the types are those of one rank, and
-    every tensor has a placement (`ingot.ir.infer_placement`).
-    `libraries` holds the built kernels of the op backends that have any, by backend; `compiled` single calls that a
-    backend compiles for their types, by the name in the call's meta "compiled": calls that differ in nothing but
-    values share one. `history` holds the records of
-    the passes that made it, in order.
+    `ending` says how the runtime uses the outputs. `mesh` maps its axes to their sizes; it is empty for one device. On
+    a
+    mesh, types are those of one rank, and every tensor has a placement (`ingot.ir.infer_placement`).
+
+    `libraries` maps an op backend to its built kernels. `compiled` holds single calls that a backend compiles for their
+    types, keyed by the call's meta "compiled"; calls that differ only in values share one. `history` holds one record
+    per
+    pass that made the program, in order.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Program:
     def add_state(self, name: str, spec: StateSpec) -> fx.Node:
         self.states[name] = spec
         node = self._placeholder(name, StateType(name), "state")
-        node.meta["holds"] = spec.type  # for backends, which see nodes and no program
+        node.meta["holds"] = spec.type  # backends see the node, not the program
         return node
 
     def remove_unused_params(self) -> None:
@@ -149,7 +149,7 @@ class Program:
             last = node
             if node.target == name:
                 raise VerifyError(f"placeholder '{name}' is defined twice", where=f"program {self.name}")
-        # Placeholders stay together in front.
+        # Placeholders come first in the graph.
         first = next(iter(self.graph.nodes), None)
         place = self.graph.inserting_before(first) if last is None else self.graph.inserting_after(last)
         with place:
@@ -158,7 +158,7 @@ class Program:
         return node
 
     def set_outputs(self, values: Mapping[str, fx.Node]) -> None:
-        """Name the results; replaces earlier ones."""
+        """Set the results by name. Replaces earlier ones."""
         for node in list(self.graph.nodes):
             if node.op == "output":
                 self.graph.erase_node(node)
@@ -168,18 +168,18 @@ class Program:
     def placeholders(self, kind: str | None = None) -> Iterator[fx.Node]:
         for node in self.graph.nodes:
             if node.op != "placeholder":
-                return  # they stand together in front
+                return  # placeholders come first in the graph
             if kind in (None, node.meta["kind"]):
                 yield node
 
     def calls(self, target: Any = None) -> Iterator[fx.Node]:
-        """Call nodes in order; those of one target when it is given."""
+        """Yield the call nodes in order, only those of `target` if it is given."""
         for node in self.graph.nodes:
             if node.op == "call_function" and target in (None, node.target):
                 yield node
 
     def find(self, name: str) -> fx.Node:
-        """The placeholder `name`."""
+        """Return the placeholder `name`. Raises VerifyError if there is none."""
         for node in self.placeholders():
             if node.target == name:
                 return node
@@ -194,24 +194,25 @@ class Program:
         return dict(zip(self.outputs, result, strict=True))
 
     def symbols(self) -> frozenset[str]:
-        """The dims that the types of its values and states name."""
+        """Return the dims that the types of values and states name."""
         types = [node.meta["type"] for node in self.graph.nodes if node.op != "output"]
         types += [spec.type for spec in self.states.values()]
         tensors = [item for value_type in types for item in getattr(value_type, "items", (value_type,))]
         return frozenset(size for item in tensors for size in getattr(item, "shape", ()) if isinstance(size, str))
 
     def diff(self, other: "Program") -> "ProgramDiff":
-        """What changes in meaning from this program to `other`; falsy when nothing does (`ingot.ir.diff`)."""
-        from ingot.ir.diff import diff_programs  # which is about programs and imports this module
+        """Return what changes in meaning from this program to `other`; falsy if nothing does (`ingot.ir.diff`)."""
+        from ingot.ir.diff import diff_programs  # here, because that module imports this one
 
         return diff_programs(self, other)
 
     def copy(self) -> "Program":
-        """An independent copy with the same node names; specs and region bodies, which are never edited, are shared."""
+        """Return an independent copy with the same node names. Shares specs and region bodies, which are never
+        edited."""
         graph = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
         for node in self.graph.nodes:
-            # `node_copy` would look through all arguments for torch's symbols, which takes a third of a copy's time.
+            # `node_copy` would search all arguments for torch's symbols, which takes a third of a copy's time.
             new = mapping[node] = graph.create_node(node.op, node.target, name=node.name)
             new.args = fx.node.map_arg(node.args, mapping.__getitem__)
             new.kwargs = fx.node.map_arg(node.kwargs, mapping.__getitem__)
@@ -236,7 +237,7 @@ class Program:
 
 
 def target_name(target: Any) -> str:
-    """The printed name of a call target."""
+    """Return the name that the text form prints for a call target."""
     if target is operator.getitem:
         return "getitem"
     if isinstance(target, RegionCall):
@@ -245,11 +246,11 @@ def target_name(target: Any) -> str:
         if target.namespace == "ingot":
             return f"ingot.{target._schema.name.partition('::')[2]}"
         return f"{target.namespace}.{target._schema.name.partition('::')[2]}.{target._overloadname}"
-    raise InternalError(f"a graph calls {target!r}, which the IR has no name for")
+    raise InternalError(f"a graph calls {target!r}, which has no name in the IR")
 
 
 def target_of(name: str) -> Any:
-    """The inverse of `target_name`; None for an unknown name."""
+    """Return the call target of a printed name (inverse of `target_name`); None if it is unknown."""
     if name == "getitem":
         return operator.getitem
     if name.startswith("region."):
@@ -260,7 +261,7 @@ def target_of(name: str) -> Any:
 
 
 def op_counts(program: Program) -> dict[str, int]:
-    """How often each target is called, most frequent first."""
+    """Return the number of calls per target, most frequent first."""
     counts: dict[str, int] = {}
     for node in program.calls():
         name = "region" if isinstance(node.target, RegionCall) else target_name(node.target)
@@ -270,10 +271,11 @@ def op_counts(program: Program) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a config.json says of a model, in one vocabulary for all architectures; no weights.
+    """The facts of a config.json, in one vocabulary for all architectures; no weights.
 
-    `dims` is the definition's own frozen description (of a decoder `ingot.models.blocks.decoder.DecoderSpec`). `config`
-    holds the fields of the config.json that were looked at, as they stand there.
+    `dims` is the definition's own frozen description (`ingot.models.blocks.decoder.DecoderSpec` for a decoder).
+    `config`
+    holds the config.json fields that the definition read, unchanged.
     """
 
     architecture: str
@@ -284,16 +286,19 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dims: Any
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # spellings differ
+    # Not compared: checkpoints spell one setting in several ways
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass
 class Model:
-    """A traced model: programs by entry name (`main`; others as verify, draft, encode) over shared params and states.
+    """A traced model: programs by entry name (`main`; also verify, draft, encode) over shared params and states.
 
-    What has one name in two entries is one thing. `expected` holds, by entry, the number of matches that each pass owes
-    it, by formula from the model's layers and flags. `round` names the entries that run in each step, in order.
-    `respelled` holds the checkpoint's names of tensors by the definition's, where they differ.
+    Params and states of the same name in two entries are the same tensor. `expected` holds, by entry and pass, the
+    number
+    of matches that the pass must find, computed from the model's layers and flags. `round` lists the entries that run
+    in
+    each step, in order. `respelled` maps the definition's tensor names to the checkpoint's, where they differ.
     """
 
     spec: ModelSpec
@@ -304,12 +309,12 @@ class Model:
 
     @property
     def params(self) -> dict[str, ParamSpec]:
-        """The params of all entries. Raises VerifyError when one name has two specs."""
+        """Return the params of all entries. Raises VerifyError if one name has two specs."""
         return merged_params(self.entries.values())
 
 
 def merged_params(programs: Iterable[Program]) -> dict[str, ParamSpec]:
-    """The params of several programs by name. Raises VerifyError when one name has two specs."""
+    """Return the params of several programs by name. Raises VerifyError if one name has two specs."""
     merged: dict[str, ParamSpec] = {}
     for program in programs:
         for name, spec in program.params.items():
@@ -323,15 +328,15 @@ def merged_params(programs: Iterable[Program]) -> dict[str, ParamSpec]:
 
 
 def tensor_type(node: fx.Node) -> TensorType:
-    """The type of a node that must be a tensor."""
+    """Return the type of a tensor node. Raises VerifyError for any other value."""
     value_type = node.meta["type"]
     if not isinstance(value_type, TensorType):
-        raise VerifyError(f"%{node.name} is no tensor but {value_type}")
+        raise VerifyError(f"%{node.name} is not a tensor but {value_type}")
     return value_type
 
 
 def held_type(node: fx.Node) -> TensorType:
-    """The type of a tensor; of a version of a state, that of what the state holds."""
+    """Return the type of a tensor node; for a version of a state, the type of the state's tensor."""
     value_type = node.meta["type"]
     if not isinstance(value_type, StateType):
         return tensor_type(node)
@@ -342,25 +347,27 @@ def held_type(node: fx.Node) -> TensorType:
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:
-    """The arguments of a call by the parameters of its op, in their order and with defaults filled in. A region and
-    `getitem` have no parameters: their arguments go by their places, "0", "1". Raises VerifyError for a call that does
-    not fit its op."""
+    """Return the arguments of a call by parameter name, in the op's order, defaults filled in.
+
+    A region and `getitem` have no parameters: the keys are positions, "0", "1". Raises VerifyError if the call does not
+    fit its op.
+    """
     op = definition_of(node.target)
     if op is None:
         return {str(place): value for place, value in enumerate(node.args)}
     try:
         return op.bind(node.args, node.kwargs)
     except TypeError as error:
-        raise VerifyError(f"%{node.name} is no call of {target_name(node.target)}: {error}") from None
+        raise VerifyError(f"%{node.name} does not fit {target_name(node.target)}: {error}") from None
 
 
 def named_values(node: fx.Node) -> dict[str, fx.Node]:
-    """Those of `named_arguments` that are values of the program."""
+    """Return the entries of `named_arguments` that are nodes."""
     return {name: value for name, value in named_arguments(node).items() if isinstance(value, fx.Node)}
 
 
 def states_written(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The versions of states that a call overwrites, in the order in which it gives the next ones."""
+    """Return the state versions that a call overwrites, in the order in which it returns the next ones."""
     op = op_of(node.target)
     if op is None or not op.states:
         return ()

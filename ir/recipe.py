@@ -1,7 +1,7 @@
 """Weight recipes: how a parameter is made from the tensors of a checkpoint, as data.
 
-A recipe is an immutable DAG of steps. It can be printed, hashed, compared and executed anywhere; equal recipes are one
-tensor. Sharding and quantizing a weight is one more step, never a closure or a load hook.
+A recipe is an immutable DAG of steps. It can be printed, hashed, compared and executed anywhere. Equal recipes make the
+same tensor. Sharding or quantizing a weight adds a step, never a closure or a load hook.
 """
 
 import hashlib
@@ -21,13 +21,13 @@ from ingot.ir.types import DTYPE_NAMES, DTYPES
 
 Attr = int | float | str | bool | tuple["Attr", ...] | None
 Attrs = tuple[tuple[str, Attr], ...]
-# What a step makes: a tensor, or several by name.
+# The result of a step: one tensor, or several by name.
 Results = torch.Tensor | dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One step applied to other recipes. `output` names one result of a step that has several."""
+    """One step applied to other recipes. `output` selects one result of a step with several."""
 
     step: str
     inputs: tuple["Recipe", ...] = ()
@@ -50,13 +50,14 @@ class Recipe:
         return attrs[name]
 
     def digest(self) -> str:
-        """SHA-256 of the recipe's text: the identity of the tensor that it makes from given sources."""
+        """Return the SHA-256 of the recipe's text, which identifies the tensor that it makes from given sources."""
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def source_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """What the checkpoint's tensors must be for the recipe to make `shape`, where the steps tell.
+        """Return the shapes that the checkpoint tensors need for the recipe to make `shape`; empty if a step hides
+        them.
 
-        A slice tells how far its source reaches at least, and one of each run how far it reaches.
+        A slice implies the least size of its source; a slice of each run (`every`) implies the exact size.
         """
         if self.step == "source":
             return {str(self.attr("name")): shape}
@@ -79,24 +80,24 @@ class Recipe:
         return {}
 
     def sources(self) -> frozenset[str]:
-        """Names of the checkpoint tensors that the recipe reads."""
+        """Return the names of the checkpoint tensors that the recipe reads."""
         if self.step == "source":
             return frozenset((str(self.attr("name")),))
         return frozenset().union(*(recipe.sources() for recipe in self.inputs))
 
     def renamed(self, rename: Callable[[str], str]) -> "Recipe":
-        """The recipe that reads other tensors of the checkpoint: `rename` says which, by their names."""
+        """Return the recipe with each checkpoint tensor name replaced by `rename(name)`."""
         if self.step == "source":
             return source(rename(str(self.attr("name"))))
         return replace(self, inputs=tuple(recipe.renamed(rename) for recipe in self.inputs))
 
     def shared_steps(self) -> frozenset["Recipe"]:
-        """The steps of several results of which the recipe uses one: other recipes may want another of them."""
+        """Return the multi-result steps that the recipe reads one result of; other recipes may read another result."""
         own = frozenset((replace(self, output=""),)) if self.output else frozenset()
         return own.union(*(recipe.shared_steps() for recipe in self.inputs))
 
     def for_rank(self, rank: Rank) -> "Recipe":
-        """The recipe of this rank's tensor: each shard step is told its place on its axis."""
+        """Return the recipe of this rank's tensor: each shard step gets the rank's index and the size of its axis."""
         inputs = tuple(recipe.for_rank(rank) for recipe in self.inputs)
         if self.step != "shard":
             return self if inputs == self.inputs else replace(self, inputs=inputs)
@@ -107,9 +108,9 @@ class Recipe:
         return replace(self, inputs=inputs, attrs=tuple(sorted(attrs.items())))
 
     def execute(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None = None) -> torch.Tensor:
-        """Make the tensor. `read` gives a checkpoint tensor by name; `memo` shares steps between recipes.
+        """Make the tensor. `read` returns a checkpoint tensor by name; `memo` shares step results between recipes.
 
-        A recipe with shards is executed `for_rank`.
+        Call `for_rank` first if the recipe has shard steps.
         """
         step = replace(self, output="")
         result = memo.get(step) if memo is not None else None
@@ -158,9 +159,9 @@ def _slice(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 
 def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
-    """Part `rank` of `world` along `dim`; each segment of a merged tensor is split by itself."""
+    """Return part `rank` of `world` along `dim`; each segment of a merged tensor is split by itself."""
     if "rank" not in attrs:
-        raise ValueError("each rank has a part of its own, and no rank was named")
+        raise ValueError("a shard step needs a rank: call for_rank before execute")
     dim, rank, world = _int(attrs["dim"]), _int(attrs["rank"]), _int(attrs["world"])
     segments = _ints(attrs["segments"]) or [tensor.shape[dim]]
     if not 0 <= rank < world:
@@ -172,13 +173,13 @@ def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 
 def _check_shard_of_quantized(recipe: Recipe, part: torch.Tensor) -> None:
-    """A shard of a stored matrix holds whole tiles and groups, or its scales would not be its own."""
+    """Raise ValueError unless each shard of a quantized matrix holds whole tiles and groups, and so all its scales."""
     quantizing, dim = recipe.inputs[0], _int(recipe.attr("dim"))
     if quantizing.step != "quantize":
         return
     format, world = find_format(str(quantizing.attr("format"))), _int(recipe.attr("world"))
     if dim % part.dim() > 1:
-        raise ValueError(f"a shard along axis {dim} tears the tiles of format {format.name}")
+        raise ValueError(f"a shard along axis {dim} cuts through the tiles of format {format.name}")
     dim %= part.dim()
     elements, group = part.shape[dim] * format.block(quantizing.output)[dim], format.granule(dim)
     if elements % (group * world):
@@ -192,14 +193,14 @@ def _affine(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 
 def _normalize(tensor: torch.Tensor) -> torch.Tensor:
-    # The bound on a length is that of torch.nn.functional.normalize: a row of zeros stays one.
+    # Clamp lengths as torch.nn.functional.normalize does, so that a row of zeros stays zero.
     wide = tensor.double()
     lengths: torch.Tensor = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return (wide / lengths.clamp(min=1e-12)).to(tensor.dtype)
 
 
 def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    # float64: a product of weights is made once, so it may as well be exact before its one rounding.
+    # float64, so that the product is rounded once. It runs only at compile time.
     return (left.double() @ right.double()).to(left.dtype)
 
 
@@ -243,7 +244,7 @@ STEPS: dict[str, Step] = {
 
 
 def register_step(name: str, step: Step) -> None:
-    """Let recipes have one more step. Raises InternalError for a name that is taken."""
+    """Register a recipe step. Raises InternalError if the name is taken."""
     if name in STEPS:
         raise InternalError(f"the recipe step '{name}' is defined twice")
     STEPS[name] = step
@@ -254,7 +255,7 @@ def _recipe(step: str, *inputs: Recipe, **attrs: Attr) -> Recipe:
 
 
 def source(name: str) -> Recipe:
-    """The checkpoint tensor `name`, as stored."""
+    """Read the checkpoint tensor `name`, as stored."""
     return _recipe("source", name=name)
 
 
@@ -263,7 +264,7 @@ def concat(recipes: list[Recipe], dim: int = 0) -> Recipe:
 
 
 def take_slice(recipe: Recipe, dim: int, begin: int, end: int, every: int | None = None) -> Recipe:
-    """Elements `begin` to `end` along `dim`; with `every` those of each run of so many, one after the other."""
+    """Take elements `begin` to `end` along `dim`. With `every`, take them from each run of `every` elements."""
     runs: dict[str, Attr] = {} if every is None else {"every": every}
     return _recipe("slice", recipe, dim=dim, begin=begin, end=end, **runs)
 
@@ -281,22 +282,22 @@ def permute(recipe: Recipe, dims: tuple[int, ...]) -> Recipe:
 
 
 def pad(recipe: Recipe, dim: int, size: int) -> Recipe:
-    """Zeros appended along `dim` up to `size`."""
+    """Append zeros along `dim` up to `size`."""
     return _recipe("pad", recipe, dim=dim, size=size)
 
 
 def repeat(recipe: Recipe, dim: int, times: int) -> Recipe:
-    """Each slice along `dim` repeated `times` times in place (KV heads spread over more ranks than heads)."""
+    """Repeat each slice along `dim` `times` times in place (for more ranks than KV heads)."""
     return _recipe("repeat", recipe, dim=dim, times=times)
 
 
 def affine(recipe: Recipe, scale: float, offset: float) -> Recipe:
-    """`x * scale + offset`, computed in at least float32 (norm gains stored minus one, for example)."""
+    """Return `x * scale + offset`, computed in at least float32 (for example, norm gains stored minus one)."""
     return _recipe("affine", recipe, scale=float(scale), offset=float(offset))
 
 
 def normalize(recipe: Recipe) -> Recipe:
-    """Rows divided by their Euclidean lengths, computed in float64."""
+    """Divide rows by their Euclidean lengths, in float64."""
     return _recipe("normalize", recipe)
 
 
@@ -305,12 +306,12 @@ def matmul(left: Recipe, right: Recipe) -> Recipe:
 
 
 def table(**attrs: Attr) -> Recipe:
-    """A table computed from constants alone; `kind` names its maker in `ingot.ir.tables`."""
+    """Compute a table from constants alone; `kind` selects the function in `ingot.ir.tables`."""
     return _recipe("table", **attrs)
 
 
 def shard(recipe: Recipe, axis: str, dim: int, segments: tuple[int, ...] = ()) -> Recipe:
-    """A rank's part along `dim` on `axis` of the mesh; which one, `Recipe.for_rank` says. `segments` are those of a
+    """Take a rank's part along `dim` on `axis` of the mesh. `Recipe.for_rank` sets the rank. `segments` are as in
     `Placement`."""
     return _recipe("shard", recipe, axis=axis, dim=dim, segments=segments)
 
@@ -320,17 +321,17 @@ def cast(recipe: Recipe, dtype: torch.dtype) -> Recipe:
 
 
 def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
-    """Consecutive parts along `dim`, all results of one step."""
+    """Split into consecutive parts along `dim`, all results of one step."""
     step = _recipe("split", recipe, dim=dim, sizes=sizes)
     return [replace(step, output=f"part{index}") for index in range(len(sizes))]
 
 
 def quantize(recipe: Recipe, format: str) -> dict[str, Recipe]:
-    """The parts by name (`Format.parts`) that a matrix is stored as, all results of one step."""
+    """Quantize a matrix: return its stored parts by name (`Format.parts`), all results of one step."""
     step = _recipe("quantize", recipe, format=format)
     return {part: replace(step, output=part) for part in find_format(format).parts}
 
 
 def dequantize(parts: Mapping[str, Recipe], format: str) -> Recipe:
-    """What the parts of a stored matrix stand for: in float32, or in its own dtype where the format is lossless."""
+    """Dequantize the stored parts of a matrix: to float32, or to its own dtype if the format is lossless."""
     return _recipe("dequantize", *(parts[name] for name in find_format(format).parts), format=format)

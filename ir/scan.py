@@ -1,4 +1,4 @@
-"""The tokens of a program's text, and a cursor over those of one line, which places every error."""
+"""Scan a program's text into tokens. `Line` is a cursor over one line, which adds the position to every error."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.ASCII,
 )
 
-MAX_DEPTH = 64  # of lists and recipes: real ones stay below ten, and Python's stack holds more
+MAX_DEPTH = 64  # of nested lists and recipes: real ones stay below ten, and Python's stack allows more
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Token:
 
 
 def scan(text: str) -> list[list[Token]]:
-    """The tokens of each line; comments are kept, for they carry origins."""
+    """Return the tokens of each line, with comments, which hold origins."""
     lines = []
     for number, line in enumerate(text.split("\n"), 1):
         tokens, place = [], 0
@@ -55,7 +55,7 @@ class Line:
         self.tokens, self.number, self.place, self.depth = tokens, number, 0, 0
 
     def where(self, at: int | None = None) -> str:
-        """Line and column of the token `at`, by default the next one."""
+        """Return line and column of the token `at`, by default the next one."""
         place = self.place if at is None else at
         if place < len(self.tokens):
             column = self.tokens[place].column
@@ -64,7 +64,7 @@ class Line:
         return f"line {self.number}, column {column}"
 
     def error(self, what: str, expected: str = "", *, at: int | None = None) -> ParseError:
-        """An error at the token `at`, by default the next one."""
+        """Return an error at the token `at`, by default the next one."""
         return ParseError(what, where=self.where(at), expected=expected)
 
     def peek(self) -> str:
@@ -99,13 +99,13 @@ class Line:
             return int(text)
         except ValueError:
             self.place -= 1
-            raise self.error(f"'{text}' is no whole number", "a whole number") from None
+            raise self.error(f"'{text}' is not a whole number", "a whole number") from None
 
     def number_value(self) -> int | float:
         text = self.take("number", "a number")
         try:
             return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
-        except ValueError:  # Python reads no int of more than 4300 digits
+        except ValueError:  # Python's int() rejects more than 4300 digits
             self.place -= 1
             raise self.error("a number of too many digits") from None
 
@@ -118,7 +118,7 @@ class Line:
             raise self.error(f"bad string {text}", "a JSON string") from None
 
     def listed(self, item: Callable[[], Any], close: str) -> list[Any]:
-        """Items separated by commas up to `close`, which is taken."""
+        """Parse items separated by commas up to and including `close`."""
         items: list[Any] = []
         if self.skip(close):
             return items
@@ -137,7 +137,7 @@ class Line:
             raise self.error(f"unexpected {self.peek()!r}", "the end of the line")
 
     def guarded(self, make: Callable[[], Any], *, at: int | None = None) -> Any:
-        """`make()`, with this line's place in the error of a value that breaks a rule."""
+        """Return `make()`; turn its IngotError into a ParseError at this line."""
         try:
             return make()
         except ParseError:

@@ -1,7 +1,7 @@
-"""Tables that a recipe computes from constants: rotary tables, one maker per `rope_type`, slopes of ALiBi, and ones.
+"""Tables that recipes compute from constants: rotary tables (a function per `rope_type`), ALiBi slopes, and ones.
 
-Every maker of `ROPE_TYPES` gives frequencies; a rotary table is f32[positions, rotary_dim]: cosines in the first half
-of a row, sines in the second.
+Every function in `ROPE_TYPES` returns frequencies. A rotary table is f32[positions, rotary_dim]: cosines in the first
+half of a row, sines in the second.
 """
 
 import math
@@ -16,10 +16,10 @@ Attrs = Mapping[str, Any]
 
 
 def _base_frequencies(attrs: Attrs) -> torch.Tensor:
-    """theta^(-2i/d) for i < d/2 (RoFormer, arXiv 2104.09864, section 3.2.2).
+    """Return theta^(-2i/d) for i < d/2 (RoFormer, arXiv 2104.09864, section 3.2.2).
 
-    In float32, by the formula that models are trained with (transformers, modeling_rope_utils.py): a float64 one rounds
-    a quarter of the frequencies the other way, which is 4e-3 radians at position 100,000.
+    Uses float32 and the formula that models are trained with (transformers, modeling_rope_utils.py). Float64 rounds a
+    quarter of the frequencies differently, which is 4e-3 radians at position 100,000.
     """
     dim = int(attrs["rotary_dim"])
     return 1.0 / (float(attrs["theta"]) ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
@@ -30,12 +30,13 @@ def _default(attrs: Attrs) -> torch.Tensor:
 
 
 def _linear(attrs: Attrs) -> torch.Tensor:
-    """Position interpolation: every frequency divided by `factor` (arXiv 2306.15595)."""
+    """Position interpolation: divide every frequency by `factor` (arXiv 2306.15595)."""
     return _base_frequencies(attrs) / float(attrs["factor"])
 
 
 def _llama3(attrs: Attrs) -> torch.Tensor:
-    """Llama 3.1's scaling: long wavelengths divided by `factor`, short ones kept, a linear blend between."""
+    """Llama 3.1's scaling: divide long wavelengths' frequencies by `factor`, keep short ones, blend linearly
+    between."""
     frequencies = _base_frequencies(attrs)
     factor, original = float(attrs["factor"]), float(attrs["original_max_position"])
     low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
@@ -45,7 +46,7 @@ def _llama3(attrs: Attrs) -> torch.Tensor:
 
 
 def _dynamic(attrs: Attrs) -> torch.Tensor:
-    """Dynamic NTK for `positions` of context: the base grows with the context past the original one."""
+    """Dynamic NTK for a context of `positions`: the base grows as the context exceeds the original one."""
     dim, positions = int(attrs["rotary_dim"]), int(attrs["positions"])
     factor, original = float(attrs["factor"]), float(attrs["original_max_position"])
     stretch = factor * max(positions, original) / original - (factor - 1)
@@ -53,12 +54,12 @@ def _dynamic(attrs: Attrs) -> torch.Tensor:
 
 
 def _yarn(attrs: Attrs) -> torch.Tensor:
-    """YaRN: frequencies that turn often within the original context are kept, the others divided (arXiv 2309.00071)."""
+    """YaRN: keep frequencies that rotate often within the original context, divide the others (arXiv 2309.00071)."""
     dim, theta, factor = int(attrs["rotary_dim"]), float(attrs["theta"]), float(attrs["factor"])
     original = float(attrs["original_max_position"])
 
     def dim_of(rotations: float) -> float:
-        """The dimension whose frequency makes this many rotations over the original context."""
+        """Return the dimension whose frequency makes this many rotations over the original context."""
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dim_of(float(attrs["beta_fast"])), dim_of(float(attrs["beta_slow"]))
@@ -73,8 +74,8 @@ def _yarn(attrs: Attrs) -> torch.Tensor:
 
 
 def _longrope(attrs: Attrs) -> torch.Tensor:
-    """LongRoPE: a factor of its own for each frequency, one set up to the original context and one beyond it
-    (arXiv 2402.13753). The context that was compiled for chooses."""
+    """LongRoPE: a factor per frequency, one set up to the original context and one beyond it (arXiv 2402.13753). The
+    context length at compile time selects the set."""
     long = int(attrs["positions"]) > float(attrs["original_max_position"])
     factors = torch.tensor(attrs["long_factor" if long else "short_factor"], dtype=torch.float32)
     return _base_frequencies(attrs) / factors
@@ -91,10 +92,10 @@ ROPE_TYPES: Mapping[str, Callable[[Attrs], torch.Tensor]] = {
 
 
 def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
-    """f32[heads]: 2 ** (-flattest * i / P) for i from 1 to P, the least power of two that is no less than the heads;
-    where it is more, first those of even i and then those of odd i, as many as there are heads.
+    """Return f32[heads], ALiBi slopes: 2 ** (-flattest * i / P) for i = 1 to P, times `factor`.
 
-    Those of even i are the slopes of P / 2 heads, so this is the paper's rule for other numbers of heads too (arXiv
+    P is the least power of two >= heads. If P > heads, the slopes of even i come first, then those of odd i, cut to
+    `heads`. The slopes of even i are those of P / 2 heads, so this is the paper's rule for other head counts (arXiv
     2108.12409, code of its authors; transformers, modeling_bloom.py and modeling_mpt.py).
     """
     heads = int(attrs["heads"])
@@ -107,10 +108,12 @@ def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
 
 
 def make_table(attrs: Attrs) -> torch.Tensor:
-    """The table that `attrs` describe: `kind` "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …, "alibi"
-    with `heads`, `flattest` and `factor`, or "ones" with `size`: the gains f32[size] of a norm that has none.
+    """Compute the table that `attrs` describe. Raises ConfigError for an unknown kind.
 
-    `attention_factor` scales cosines and sines alike.
+    `kind` is "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …; "alibi" with `heads`, `flattest` and
+    `factor`; or "ones" with `size`, the gains f32[size] of a norm without weights. `attention_factor` scales cosines
+    and
+    sines.
     """
     if attrs.get("kind") == "ones":
         return torch.ones(int(attrs["size"]))

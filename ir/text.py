@@ -1,4 +1,4 @@
-"""The text form of a program, printed. `ingot.ir.parse` reads it back; nothing is lost on the way but records."""
+"""Print the text form of a program. `ingot.ir.parse` reads it back; only the pass records are lost."""
 
 import json
 from typing import Any
@@ -15,12 +15,12 @@ from ingot.ir.types import DTYPE_NAMES, Placement
 
 
 def value_name(node: fx.Node) -> str:
-    """How the text refers to a node: a placeholder by its own name, a call by its node name."""
+    """Return the printed name of a node: the target of a placeholder, the node name of a call."""
     return f"%{node.target}" if node.op == "placeholder" else f"%{node.name}"
 
 
 def print_argument(value: Any) -> str:
-    """An argument of a call: a value's name or a constant. Two constants print alike only if they are the same."""
+    """Print an argument of a call: a value's name or a constant. Different constants have different texts."""
     if isinstance(value, fx.Node):
         return value_name(value)
     if isinstance(value, torch.dtype):
@@ -39,7 +39,7 @@ def _placements(placement: tuple[Placement, ...]) -> str:
 
 
 def print_call(node: fx.Node) -> str:
-    """One call as a line."""
+    """Print one call as a line."""
     arguments = [print_argument(value) for value in node.args]
     arguments += [f"{name}={print_argument(value)}" for name, value in node.kwargs.items()]
     line = f"{value_name(node)} = {target_name(node.target)}({', '.join(arguments)}) : {node.meta['type']}"
@@ -52,7 +52,7 @@ def print_call(node: fx.Node) -> str:
 
 
 def print_placeholder(node: fx.Node, program: Program) -> str:
-    """The line that declares an input, a param or a state."""
+    """Print the line that declares an input, a param or a state."""
     name = str(node.target)
     match node.meta["kind"]:
         case "param":
@@ -70,7 +70,7 @@ def _body(program: Program, indent: str) -> list[str]:
     lines = [print_placeholder(node, program) for node in program.placeholders()]
     for region in program.regions.values():
         lines.append(f"region {region.name} @{region.backend} {{")
-        # Those of the program, unless the region was made for fewer sizes.
+        # A region prints only dims whose bounds are narrower than the program's.
         lines += [f"  dim {dim}" for dim in region.body.dims.values() if dim != program.dims.get(dim.name)]
         lines += _body(region.body, "  ")
         lines.append("}")
@@ -81,14 +81,14 @@ def _body(program: Program, indent: str) -> list[str]:
 
 
 def bucket_text(bucket: BucketClass) -> str:
-    """A bucket class as a program's first line has it."""
+    """Print a bucket class as in a program's first line."""
     q_max = "any" if bucket.q_max is None else str(bucket.q_max)
     features = "".join(f" +{feature}" for feature in bucket.features)
     return f"{bucket.name} tokens=[{bucket.tokens[0]}, {bucket.tokens[1]}] q_max={q_max}{features}"
 
 
 def print_program(program: Program) -> str:
-    """The program as text, ending in a newline."""
+    """Print the program as text that ends in a newline."""
     header = f"program {program.name} stage={program.stage.name}"
     if program.bucket is not None:
         header += f" bucket={bucket_text(program.bucket)}"
@@ -99,9 +99,9 @@ def print_program(program: Program) -> str:
 
 
 def print_region_body(body: Program) -> str:
-    """A region's body with every name replaced by its order: equal text is equal code.
+    """Print a region's body with names replaced by indices, so that equal text means equal code.
 
-    Two layers of one model differ in names and origins only, so they print the same.
+    Two layers of a model print the same, because they differ in names and origins only.
     """
     names: dict[fx.Node, str] = {}
     lines = [f"dim {dim}" for dim in body.dims.values()]

@@ -1,6 +1,6 @@
 """Types of the values in a program: tensors with symbolic sizes, states, tuples.
 
-A size is an int or the name of a dim of the closed table `DIM_MEANINGS`; a data-dependent size is never a symbol.
+A size is an int or a dim's name from the closed table `DIM_MEANINGS`. A data-dependent size is never a symbol.
 """
 
 import math
@@ -25,7 +25,7 @@ DIM_MEANINGS: Mapping[str, str] = {
     "pages": "pages in the KV pool (fixed when an artifact is loaded)",
 }
 
-# Sizes that memory decides when an artifact is loaded, and the most of each: places are numbered in int32.
+# Sizes that the loader derives from free memory, with their maximum: indices are int32.
 LOADED_DIMS: Mapping[str, int] = {"pages": 2**31 - 1, "S": 2**31 - 1}
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -62,7 +62,7 @@ class Dim:
 
 
 def contiguous_strides(shape: tuple[Size, ...]) -> tuple[int, ...] | None:
-    """Row-major strides of `shape`, in elements; None when a symbol stands anywhere but in front."""
+    """Return the row-major strides of `shape` in elements; None if any axis but the first is a symbol."""
     strides: list[int] = []
     step = 1
     for axis in range(len(shape) - 1, -1, -1):
@@ -78,7 +78,7 @@ def contiguous_strides(shape: tuple[Size, ...]) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class TensorType:
-    """A tensor. `strides` (elements) is None for a row-major one; an inner stride never holds a symbol."""
+    """The type of a tensor. `strides` (in elements) is None for row-major. No stride depends on a symbol."""
 
     dtype: torch.dtype
     shape: tuple[Size, ...]
@@ -86,7 +86,7 @@ class TensorType:
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
-            raise VerifyError(f"dtype {self.dtype} has no place in the IR", expected=", ".join(DTYPES))
+            raise VerifyError(f"dtype {self.dtype} is not supported by the IR", expected=", ".join(DTYPES))
         if self.strides is not None and self.strides == contiguous_strides(self.shape):
             object.__setattr__(self, "strides", None)
 
@@ -97,20 +97,21 @@ class TensorType:
         return f"{DTYPE_NAMES[self.dtype]}[{body}]"
 
     def bind(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The shape with each symbol replaced by its size."""
+        """Return the shape with each symbol replaced by its size."""
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
 
     def holds(self, other: "TensorType") -> bool:
-        """Whether a tensor of this type can hold all numbers of one of `other`, as they are: both lie alike."""
+        """Return whether this type has the same shape and strides as `other` and represents all of its numbers
+        exactly."""
         if (self.shape, self.strides) != (other.shape, other.strides):
             return False
         both_float = self.dtype.is_floating_point and other.dtype.is_floating_point
         return self.dtype == other.dtype or (both_float and torch.promote_types(self.dtype, other.dtype) == self.dtype)
 
     def mismatch(self, tensor: torch.Tensor, sizes: Mapping[str, int] | None = None) -> str | None:
-        """What differs between `tensor` and this type, in words; None when it fits.
+        """Describe the difference between `tensor` and this type; return None if it fits.
 
-        A symbol that `sizes` lacks fits any size. Strides of axes of size 0 or 1 do not matter.
+        A symbol that `sizes` lacks fits any size. Strides of axes of size 0 or 1 are ignored.
         """
         if tensor.dtype != self.dtype:
             return f"dtype {DTYPE_NAMES.get(tensor.dtype, tensor.dtype)}, expected {DTYPE_NAMES[self.dtype]}"
@@ -130,7 +131,7 @@ class TensorType:
 
 @dataclass(frozen=True)
 class StateType:
-    """The value of a state: a version of the tensors that live on the device from step to step."""
+    """The type of a state's value: one version of the tensors that stay on the device from step to step."""
 
     name: str
 
@@ -140,7 +141,7 @@ class StateType:
 
 @dataclass(frozen=True)
 class TupleType:
-    """The results of an op that has several."""
+    """The type of a call with several results."""
 
     items: tuple["ValueType", ...]
 
@@ -153,11 +154,13 @@ ValueType = TensorType | StateType | TupleType
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a value lives on one axis of the mesh.
+    """The placement of a value on one axis of the mesh.
 
-    `kind` is "replicated", "shard" (split along `dim`; `segments` are the parts of a merged tensor, each split by
-    itself, in sizes of the whole) or "partial" (a sum over the axis is still due). On a mesh
-    types are those of a rank. A program without a mesh has no placements; how a mesh would split a param is a `Split`.
+    `kind` is "replicated", "shard" (split along `dim`) or "partial" (each rank holds one summand of the value).
+    `segments`
+    are the sizes, over all ranks, of the parts of a merged tensor; each part is split by itself. Only a program on a
+    mesh
+    has placements, and its types are those of one rank. Before that, a param has a `Split`.
     """
 
     axis: str
@@ -178,11 +181,13 @@ class Placement:
 
 @dataclass(frozen=True)
 class Split:
-    """How a mesh splits a param along `dim` on `axis`. Runs of `unit` elements stay together: those of a head.
+    """How a mesh splits a param along `dim` on `axis`. Runs of `unit` elements, such as a head, stay on one rank.
 
-    `segments` are the parts of a merged tensor, each split by itself. Where the units do not divide among the ranks,
-    they are repeated if `repeat` says that copies mean the same, the param stays whole on every rank if it is not
-    `needed`, and else the mesh is refused.
+    `segments` are the sizes of the parts of a merged tensor; each part is split by itself. If the ranks do not divide
+    the
+    number of units: with `repeat`, units are repeated (copies do not change the result); else, if not `needed`, every
+    rank
+    keeps the whole param; else the shard pass refuses the mesh.
     """
 
     axis: str
@@ -206,16 +211,18 @@ class Split:
 
     @property
     def turned(self) -> "Split":
-        """That of the transposed matrix."""
+        """Return the split of the transposed matrix."""
         return replace(self, dim=1 - self.dim)
 
 
 def concatenated(splits: Sequence[Split | None], sizes: Sequence[int]) -> Split | None:
-    """How tensors of `sizes` along axis 0 are split once they lie one after the other along it.
+    """Return the split of tensors of `sizes` concatenated along axis 0; None if none of them is split.
 
-    The result asks for no less than any part: its units are whole units of each, and it is repeated only if each may
-    be, in the same units. Raises VerifyError where the parts are neither all split along axis 0 of one mesh axis nor
-    all whole.
+    The result is as strict as every part. Its unit is the least common multiple of their units. It repeats units only
+    if
+    every part may, with the same unit. Raises VerifyError unless all parts are split along axis 0 of one mesh axis, or
+    all
+    are whole.
     """
     if not any(splits):
         return None

@@ -1,4 +1,4 @@
-"""The verifier: what each stage promises, checked after every pass. It has no off switch."""
+"""The verifier: checks the rules of a program's stage after every pass. It cannot be turned off."""
 
 import operator
 from collections.abc import Mapping
@@ -19,11 +19,12 @@ from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 @dataclass(frozen=True)
 class StageRules:
-    """What is legal in a stage.
+    """The calls and properties that a stage allows.
 
-    `cached`: ops over states, in place of pure ones. `fused`: ops that decompose into others. `pruned`: no call without
-    a use. `mesh`: on a mesh, with a placement of every value. `open`: collectives may be owed. `regions`: calls of
-    regions. `backends`: every call names its backend. `planned`: the program has a plan.
+    `cached`: ops over states are legal, pure ones are not. `fused`: ops that decompose into others are legal. `pruned`:
+    every call must have a use. `mesh`: the program may be on a mesh, with a placement for every value. `open`: ops that
+    await insert-collectives are legal. `regions`: region calls are legal. `backends`: every call names its backend.
+    `planned`: the program has a plan.
     """
 
     mesh: bool = False
@@ -36,7 +37,7 @@ class StageRules:
     planned: bool = False
 
     def ops(self) -> frozenset[str]:
-        """The printed names of the legal calls, ops of other packages included."""
+        """Return the printed names of the legal calls, including ops of other packages."""
         barred = {"pure" if self.cached else "cached"} | (set() if self.open else {"open"})
         ops = (op for op in OPS.values() if op.legal not in barred)
         legal = {f"ingot.{op.name}" for op in ops if self.fused or not op.decompose}
@@ -58,15 +59,16 @@ RULES: Mapping[Stage, StageRules] = {
 def verify(program: Program, *, under: Stage | None = None, after: str = "") -> None:
     """Raise VerifyError unless the program keeps every rule of its stage.
 
-    `under` checks against a later stage's rules than the program's own: what a pass on the way there may already use.
-    What another pass on the way has yet to replace may stand until the program is of that stage.
-    `after` names the pass that ran last, for the message.
+    `under` checks against the rules of a later stage, whose ops a pass on the way may already use. Ops that are legal
+    in
+    the program's own stage stay legal until it reaches that stage. `after` names the pass that ran last, for the
+    message.
     """
     rules = RULES[program.stage if under is None else under]
     legal = rules.ops() | (RULES[program.stage].ops() if under is not None and program.stage < under else frozenset())
     where = f"program {program.name}, stage {program.stage.name}" + (f", after pass {after}" if after else "")
     if program.mesh and not rules.mesh:
-        raise VerifyError("a program on a mesh before stage SHARDED", where=where)
+        raise VerifyError("the program is on a mesh before stage SHARDED", where=where)
     try:
         program.graph.lint()
     except RuntimeError as error:
@@ -98,12 +100,12 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
 
 
 def _at(node: fx.Node, where: str) -> str:
-    """`where`, with the node's line and column when the program was read from text."""
+    """Return `where`, plus the node's line and column if the program was parsed from text."""
     return f"{where}, {node.meta['place']}" if "place" in node.meta else where
 
 
 def _check_names(program: Program, where: str) -> None:
-    """Every name of the text means one value, and every param and state has its placeholder."""
+    """Check that each printed name means one value, and that each param and state has a placeholder."""
     names: set[str] = set()
     for node in program.graph.nodes:
         if node.op != "output" and value_name(node) in names:
@@ -139,7 +141,9 @@ def _check_node(node: fx.Node, program: Program, rules: StageRules, legal: froze
     if rules.backends and node.target is not operator.getitem and "backend" not in node.meta:
         raise VerifyError("no backend was chosen")
     if node.target in VIEWS and any(isinstance(source.meta["type"], StateType) for source in node.all_input_nodes):
-        raise VerifyError("a view of a state", hint="the next write would change it; read a state through an op")
+        raise VerifyError(
+            "a view of a state", hint="read the state through an op: the next write would change the view"
+        )
     _check_effect(node)
     inferred = infer(node.target, node.args, node.kwargs, program)
     if inferred != value_type:
@@ -168,7 +172,7 @@ def _check_placement(node: fx.Node, program: Program) -> None:
 
 
 def _check_outputs(program: Program, where: str) -> None:
-    """On a mesh every rank returns the same tensors; states stay where they lie."""
+    """Check that on a mesh every rank returns the same tensors, and that states keep their placement."""
     for name, node in program.output_nodes().items() if program.mesh else ():
         for place in placement_of(node, program):
             if not isinstance(node.meta["type"], StateType):
@@ -176,11 +180,11 @@ def _check_outputs(program: Program, where: str) -> None:
                     f"output '{name}' is {place}", where=where, expected=spot_text(None, place.axis), hint="gather it"
                 )
             if place not in program.states[node.meta["type"].name].placement:
-                raise VerifyError(f"state '{name}' ends as {place}", where=where, expected="where it began")
+                raise VerifyError(f"state '{name}' ends as {place}", where=where, expected="the placement of its spec")
 
 
 def _check_effect(node: fx.Node) -> None:
-    """An op that is given a state says so: by its contract alone it is decided which calls may be joined or dropped."""
+    """Check that an op that reads a state declares it: cse and dce decide by the declared effect alone."""
     op = op_of(node.target)
     if op is None or op.effect in (Effect.READS_STATE, Effect.WRITES_STATE):
         return
@@ -224,7 +228,8 @@ def _check_placeholder(node: fx.Node, program: Program) -> None:
 
 
 def _check_states(program: Program, where: str) -> None:
-    """Each state has one line of versions: written in order, never read once overwritten, the last one returned."""
+    """Check that each state has one chain of versions: written in order, not read once overwritten, the last
+    returned."""
     order = {node: index for index, node in enumerate(program.graph.nodes)}
     outputs = program.output_nodes()
     returned = _at(program.graph.output_node(), where)
@@ -252,7 +257,7 @@ def _check_states(program: Program, where: str) -> None:
 
 
 def _writer(version: fx.Node, where: str) -> fx.Node | None:
-    """The call that makes the next version of a state; two of them are an error."""
+    """Return the call that writes the next version of a state, or None. Raises VerifyError for two."""
     found = [user for user in version.users if version in states_written(user)]
     if len(found) > 1:
         writers = " and ".join(f"%{node.name}" for node in found)
@@ -261,7 +266,7 @@ def _writer(version: fx.Node, where: str) -> fx.Node | None:
 
 
 def _next_version(writer: fx.Node, name: str, where: str) -> fx.Node:
-    """The result of `writer` that is the new version of state `name`."""
+    """Return the result of `writer` that is the new version of state `name`."""
     if isinstance(writer.meta["type"], StateType):
         return writer
     found = [node for node in writer.users if node.target is operator.getitem and node.meta["type"] == StateType(name)]

@@ -1,4 +1,4 @@
-"""The weight of a product as one thing: its format, and the tensors that it is stored in."""
+"""The weight of a matmul as one object: its format and its stored tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ingot.ir.program import named_arguments
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight as a product reads it. `parts` are the values that stand for it, by name, in the format's order."""
+    """A weight as a matmul reads it. `parts` holds its stored tensors by name, in the format's order."""
 
     format: Format
     parts: Mapping[str, fx.Node]
@@ -22,14 +22,15 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class Product:
-    """A call that multiplies by a weight: `x @ weight.T + bias`, whatever the weight is stored as."""
+    """A matmul with a weight, `x @ weight.T + bias`, for any storage format."""
 
     x: fx.Node
     weight: StoredWeight
     bias: fx.Node | None
 
     def call(self) -> tuple[Op, list[Any], dict[str, Any]]:
-        """The op that computes it, with arguments and attributes. A plain weight has an op of its own."""
+        """Return the op that computes it with its arguments and attributes: `linear` for a plain weight, else
+        `quant_linear`."""
         if self.weight.format.name == "plain":
             return ops.linear, _trimmed([self.x, self.weight.parts["weight"], self.bias]), {}
         parts = [self.weight.parts.get(part) for part in ("weight", "scales", "zeros")]
@@ -37,7 +38,7 @@ class Product:
 
 
 def product_of(node: fx.Node) -> Product | None:
-    """The product that a node calls; None for another node."""
+    """Return the matmul that a node calls; None for another node."""
     op = op_of(node.target)
     if op not in (ops.linear, ops.quant_linear) or op is None:
         return None

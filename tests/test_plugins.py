@@ -323,7 +323,7 @@ def test_an_unknown_pass_is_looked_for_among_the_packages_by_name_alone(importab
 def test_two_packages_with_one_name(importable: Path) -> None:
     for package in ("one_package", "other_package"):
         install(importable, package, {"ingot.passes": {"mine": f"{package}.code:Good"}}, code="1 / 0")
-    with pytest.raises(OptionError, match="two packages bring a pass 'mine'"):
+    with pytest.raises(OptionError, match="two packages define a pass 'mine'"):
         edit_pipeline("default,mine")
 
 

@@ -27,7 +27,7 @@ BAD = [
     ("program p stage=NORMAL\ndim Q in [1, 8]", 2, 5, "unknown dim 'Q'"),
     ("program p stage=NORMAL\ndim T in [0, 8]", 2, 5, "is empty"),
     ("program p stage=NORMAL\ndim T in [1, 8, 9]", 2, 10, "3 bounds"),
-    ("program p stage=NORMAL\ndim T in [1, 8.5]", 2, 14, "'8.5' is no whole number"),
+    ("program p stage=NORMAL\ndim T in [1, 8.5]", 2, 14, "'8.5' is not a whole number"),
     ("program p stage=NORMAL\ndim T in [1, T]", 2, 14, "unexpected 'T'"),
     (HEAD + "dim T in [1, 8]", 3, 5, "dim 'T' is defined twice"),
     (HEAD + "   output x", 3, 4, "unknown statement 'output'"),
@@ -91,7 +91,7 @@ BAD = [
     (X + "region r @b {\ndim T in [1, 9]\nreturn\n}", 5, 5, "dim 'T' of a region in [1, 9]"),
     (X + "region r @b {\ndim T in [2, 3]\ndim T in [2, 3]\nreturn\n}", 6, 5, "dim 'T' is defined twice"),
     (X + "region r @b {\nreturn\n}\nregion r @b {\nreturn\n}", 7, 8, "region 'r' is defined twice"),
-    (X + "region r @b {\n region s @b {\n return\n }\n return\n}", 5, 2, "a region inside a region"),
+    (X + "region r @b {\n region s @b {\n return\n }\n return\n}", 5, 2, "a region may not contain a region"),
 ]
 
 
@@ -144,7 +144,7 @@ def test_numbers_and_names_are_ascii(text: str) -> None:
         ("(f32[4])", 1, "unexpected '('"),
         ("f32[4,]", 7, "unexpected ']'"),
         ("f32[Q]", 5, "unexpected 'Q'"),
-        ("f32[1e3]", 5, "'1e3' is no whole number"),
+        ("f32[1e3]", 5, "'1e3' is not a whole number"),
     ],
 )
 def test_bad_types(text: str, column: int, message: str) -> None:

@@ -275,7 +275,7 @@ BAD: list[tuple[Recipe, str]] = [
     (r.pad(a, 0, 3), "'pad' cannot be applied"),
     (r.repeat(a, 0, -1), "'repeat' cannot be applied"),
     (r.matmul(a, b), "'matmul' cannot be applied"),
-    (r.shard(a, "tp", 0), "each rank has a part of its own, and no rank was named"),
+    (r.shard(a, "tp", 0), "a shard step needs a rank: call for_rank before execute"),
     (part(a, 0, 0, 3), "segments [4] do not split 4 over 3 ranks"),
     (part(a, 0, 0, 2, (2, 1)), "segments [2, 1] do not split 4 over 2 ranks"),
     (part(a, 0, 0, 2, (3, 1)), "segments [3, 1] do not split 4 over 2 ranks"),

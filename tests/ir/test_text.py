@@ -169,7 +169,7 @@ def test_what_has_no_text_form_is_an_error() -> None:
         print_call(node)
     node.target = torch.relu
     node.kwargs = {}
-    with pytest.raises(InternalError, match="which the IR has no name for"):
+    with pytest.raises(InternalError, match="which has no name in the IR"):
         print_program(program)
 
 

@@ -413,7 +413,7 @@ def test_node_without_type() -> None:
 def test_target_without_name() -> None:
     broken = built()
     only_call(broken).target = torch.relu
-    with pytest.raises(InternalError, match="which the IR has no name for"):
+    with pytest.raises(InternalError, match="which has no name in the IR"):
         verify(broken)
 
 
@@ -482,7 +482,7 @@ def test_state_as_an_argument_of_a_region() -> None:
         (lambda: Dim("N", 1, 2), "unknown dim 'N'"),
         (lambda: Dim("T", 0, 2), "dim T in .0, 2. is empty"),
         (lambda: Dim("T", 3, 2), "dim T in .3, 2. is empty"),
-        (lambda: TensorType(torch.complex64, ()), "dtype torch.complex64 has no place in the IR"),
+        (lambda: TensorType(torch.complex64, ()), "dtype torch.complex64 is not supported by the IR"),
         (lambda: Placement("tp", "split"), "unknown placement 'split'"),
         (lambda: StateSpec("row", "g", "page", TensorType(torch.int32, ())), "unknown state unit 'page'"),
         (lambda: built().find("z"), "program p has no input, param or state 'z'"),

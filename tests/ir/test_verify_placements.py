@@ -190,7 +190,7 @@ BROKEN: dict[str, tuple[str, str, dict[str, str], str, str]] = {
         "param 'down' is still to be split: tp=split(1)",
         "a placement",
     ),
-    "a mesh before SHARDED": ("NORMAL", BODY, {}, "a program on a mesh before stage SHARDED", ""),
+    "a mesh before SHARDED": ("NORMAL", BODY, {}, "the program is on a mesh before stage SHARDED", ""),
     "what is owed at SHARDED": (
         "SHARDED",
         BODY,
