@@ -1,4 +1,4 @@
-"""Fused: q/k norm, rotary embedding, the cache write and attention of a step, all that lies between two products."""
+"""The fused op of q/k norm, rotary embedding, cache write and attention: all between the q/k/v and output matmuls."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32)
 
-    # Two sequences, of 20 and 9 positions, feed three tokens and one; between and after them is padding.
+    # Two sequences of 20 and 9 positions, with three tokens and one in the step, and padding between and after them.
     q, k, v = (part.view(6, -1, 16) for part in randn(6, 8 * 16).split([64, 32, 32], 1))
     pages, attrs = ints(3, 0, 5, 1).view(2, 2), {"rope_type": "default", "positions": 64, "theta": 1e4}
     table = make_table({"kind": "rope", **attrs, "rotary_dim": 16})
@@ -43,7 +43,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
-    """`function` of what the first part of a call is given."""
+    """Call `function` with the arguments of the first part, `qk_norm_rope_append`."""
     names = ("kv", "q", "k", "v", "positions", "table", "slots")
     norms = () if call["q_weight"] is None else (call["q_weight"], call["k_weight"])
     order = {name: True for name in ("interleaved", "norm_last") if call[name]}
@@ -52,7 +52,7 @@ def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
 
 
 def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -> Any:
-    """`function` of what the second part is given: `q` and `kv` of the first one."""
+    """Call `function` with the arguments of the second part, `paged_attention`; `q` and `kv` come from the first."""
     names = ("page_table", "q_starts", "q_lens", "kv_lens")
     last = [call["sinks"], None, call["sharing"], call["slopes"]]
     while last and last[-1] is None:
@@ -99,7 +99,7 @@ def _fake(
 
 
 def _sum(part: str) -> Callable[..., float]:
-    """The flops or the traffic of both parts."""
+    """Return a function that sums `part` ("flops" or "traffic") over both parts."""
 
     def run(*args: Any, **kwargs: Any) -> float:
         call = append_attention.bind(args, kwargs)
@@ -110,7 +110,7 @@ def _sum(part: str) -> Callable[..., float]:
 
 
 def _traffic(*args: Any, **kwargs: Any) -> float:
-    """That of both parts, but for q, which goes from one to the other and stays where it is."""
+    """Return the bytes of both parts, less the write and read of q between them."""
     call = append_attention.bind(args, kwargs)
     return _sum("traffic")(*args, **kwargs) - 2 * bytes_of(call["q"])
 
@@ -161,12 +161,13 @@ def append_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(attention [T, H, D] of q over the cache, the cache with this step's k and v): `qk_norm_rope_append`, and then
-    `paged_attention` over what it wrote.
+    """Return (attention [T, H, D] of q over the cache, the cache with this step's k and v): `qk_norm_rope_append`, then
+    `paged_attention` over the cache that it wrote.
 
-    The slot of a sequence's token is where `page_table` has the token's place in the sequence: a backend may take what
-    the step feeds from k and v, and what was fed before from the cache. A token sees both alike: what the step feeds is
-    rounded to the dtype of the cache, with its scales, before it is attended to. How a prompt is cut does not show.
+    A token's slot is that of its position in `page_table`. So a backend may read the step's tokens from k and v, and
+    earlier ones from the cache. Results do not depend on this, nor on how a prompt is cut into chunks: the step's k and
+    v
+    are rounded to the cache's dtype, with its scales, before attention reads them.
     """
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     order = {"interleaved": interleaved, "norm_last": norm_last}

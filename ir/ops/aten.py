@@ -14,12 +14,11 @@ from ingot.ir.types import TensorType
 
 @dataclass(frozen=True)
 class AtenOp:
-    """One op of aten that the dialect takes over.
+    """An aten op that the dialect adopts.
 
-    `overload` stands in a graph as the target of a call. `parameters` are named as the dialect names them: `x` is what
-    torch calls `self`. `placement` is its rule, as of `ingot.ir.ops.Op`. The result of a `view` shares memory with `x`,
-    so that a call costs nothing. `run` computes an instruction of a plan, which gives the first `given` arguments by
-    position and no other.
+    `overload` is the target of calls in a graph. `parameters` are named as in the dialect: `x` is torch's `self`.
+    `placement` is its rule, as in `ingot.ir.ops.Op`. The result of a `view` shares memory with `x`, so the call costs
+    nothing. `run` executes an instruction of a plan, which passes exactly the first `given` arguments, by position.
     """
 
     overload: torch._ops.OpOverload
@@ -31,15 +30,15 @@ class AtenOp:
 
     @property
     def name(self) -> str:
-        """The printed name."""
+        """Return the printed name."""
         return f"aten.{self.overload._schema.name.partition('::')[2]}.{self.overload._overloadname}"
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by parameter, defaults filled in. Raises TypeError for a call that does not fit."""
+        """Return the arguments by parameter, defaults filled in. Raises TypeError for a call that does not fit."""
         return self.parameters.bind(args, kwargs)
 
     def count(self, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[torch.Tensor]) -> Cost:
-        """What a call with these arguments and results costs: a view else an operation for each element."""
+        """Return the cost of a call: nothing for a view, else one operation per element of the results."""
         if self.view:
             return Cost()
         return Cost(sum(result.numel() for result in results), bytes_of(*args, *kwargs.values(), *results))
@@ -71,14 +70,14 @@ def _run_slice(x: torch.Tensor, dim: int, begin: int, end: int) -> torch.Tensor:
 
 
 def _sum(call: Call) -> Fit:
-    """A sum of partial sums is a partial sum."""
+    """Keep the sum of two partial sums as a partial sum."""
     if len(call.types) == 2 and all(call.kind(name) == "partial" for name in call.types):
         return Fit(call.at, call.partial)
     return elementwise(call)
 
 
 def _product(call: Call) -> Fit:
-    """A multiple of a partial sum by a constant is one too."""
+    """Keep the multiple of a partial sum by a constant as a partial sum."""
     if len(call.types) == 1 and all(call.kind(name) == "partial" for name in call.types):
         return Fit(call.at, call.partial)
     return elementwise(call)
@@ -96,7 +95,7 @@ def _view(call: Call) -> Fit:
 
 
 def _slice(call: Call) -> Fit:
-    """Along a split axis only whole segments can be taken."""
+    """Allow a slice along a split axis only if it takes whole segments."""
     x, values = call.at["x"], call.values
     if x is None or x.kind == "partial" or x.dim != values["dim"]:
         return Fit({"x": x}, x)
@@ -132,10 +131,10 @@ _BY_OVERLOAD: Mapping[Any, AtenOp] = {op.overload: op for op in ATEN.values()}
 
 
 def aten_of(target: Any) -> AtenOp | None:
-    """The op of aten that a graph node's target calls; None when it is not one of the table."""
+    """Return the aten op of a graph node's target; None if it is not in `ATEN`."""
     return _BY_OVERLOAD.get(target)
 
 
 def definition_of(target: Any) -> Op | AtenOp | None:
-    """The op, of ours or of aten, that a graph node's target calls; None for `getitem` and regions."""
+    """Return the op, Ingot's or aten's, of a graph node's target; None for `getitem` and regions."""
     return op_of(target) or aten_of(target)

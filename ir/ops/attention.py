@@ -1,4 +1,4 @@
-"""Attention over flattened tokens: pure while traced, then over a paged KV cache (`ingot.ir.ops.paged_attention`)."""
+"""Attention over flattened tokens, as traced. Lowering replaces it by ops over a paged KV cache (`paged_attention`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,9 +25,11 @@ def attention_scores(
     sinks: torch.Tensor | None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Scores of q [n, H, D] with k [m, KV, D], plus `bias` [H, n, m], -inf where the mask [n, m] is False:
-    [KV, H / KV, n, m], and with `sinks` one more along the last axis, which takes its share of the softmax and has no
-    value."""
+    """Return the attention scores [KV, H / KV, n, m] of q [n, H, D] with k [m, KV, D].
+
+    Adds `bias` [H, n, m]; -inf where the mask [n, m] is False. `sinks` add a column at the end of the last axis, which
+    takes its share of the softmax and has no value.
+    """
     heads, kv_heads = q.shape[1], k.shape[1]
     grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
     scores = torch.einsum("nkgd,mkd->kgnm", grouped, k.to(grouped.dtype)) * scale
@@ -44,15 +46,17 @@ def attention_scores(
 def distance_bias(
     q: torch.Tensor, slopes: torch.Tensor | None, queries: torch.Tensor, places: torch.Tensor
 ) -> torch.Tensor | None:
-    """What `slopes` [H] add to the scores of q [n, H, D] at the positions `queries` [n] with keys at `places` [m]:
-    [H, n, m], each slope times the key's position less the query's. None without slopes."""
+    """Return the ALiBi bias [H, n, m]: `slopes` [H] times (key position - query position). None without slopes.
+
+    q is [n, H, D] at the positions `queries` [n]; the keys are at `places` [m].
+    """
     if slopes is None:
         return None
     return slopes.to(wide(q[:0]).dtype)[:, None, None] * (places[None, :] - queries[:, None])
 
 
 def check_slopes(q: torch.Tensor, slopes: torch.Tensor | None) -> None:
-    """Raises VerifyError for slopes that are not one number in float32, or wider, for each head of q [T, H, D]."""
+    """Raise VerifyError unless slopes hold one float32 or float64 number per head of q [T, H, D]."""
     if slopes is not None and (slopes.shape != q.shape[1:2] or slopes.dtype not in (torch.float32, torch.float64)):
         raise VerifyError(f"slopes {slopes.dtype} {list(slopes.shape)}", expected=f"float32 [{q.shape[1]}], by heads")
 
@@ -68,13 +72,13 @@ def attend(
     scales: CacheScales = UNSCALED,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Softmax attention of q [n, H, D] over k [m, KV, D], v [m, KV, V] with mask [n, m] (True: attend): [n, H, V]."""
+    """Return softmax attention [n, H, V] of q [n, H, D] over k [m, KV, D], v [m, KV, V]; mask [n, m] True: attend."""
     weights = attention_scores(q, k, mask, scale * scales.k, soft_cap, sinks, bias).softmax(-1)[..., : k.shape[0]]
     return weighted_values(q, weights, v, scales.v)
 
 
 def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, v_scale: float) -> torch.Tensor:
-    """Values v [m, KV, V] times `v_scale`, weighted by [KV, H / KV, n, m]: [n, H, V] in the dtype of q [n, H, D]."""
+    """Return values v [m, KV, V] times `v_scale`, weighted by [KV, H / KV, n, m]: [n, H, V] in q's dtype."""
     mixed = torch.einsum("kgnm,mkd->nkgd", weights, v.to(weights.dtype)).reshape(*q.shape[:2], -1)
     if v_scale != 1.0:
         mixed = mixed * v_scale
@@ -82,24 +86,25 @@ def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, v_s
 
 
 def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -> torch.Tensor:
-    """A result of attention with values as wide as keys, without data. Raises VerifyError for an unknown mask, while
-    the model is traced, and for one of trees."""
+    """Return an empty attention result for values as wide as keys. Raises VerifyError, during tracing, for an unknown
+    mask and for the mask "tree"."""
     check_mask(mask, None)
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 def check_mask(mask: str, ancestors: object, slopes: object = None) -> None:
-    """Raises VerifyError for an unknown mask, for one of trees without ancestors or with slopes, and for ancestors with
-    another."""
+    """Raise VerifyError for an unknown mask, for "tree" without ancestors or with slopes, and for ancestors with
+    another
+    mask."""
     tree = Mask.named(mask).kind == "tree"
     if tree and ancestors is None:
         raise VerifyError(
             "the mask 'tree' without the ancestors of each token",
-            expected="paged_attention with ancestors, as the ending 'verify_tree' has it",
+            expected="paged_attention with ancestors, as the ending 'verify_tree' passes them",
         )
     if tree and slopes is not None:
         raise VerifyError(
-            "slopes with the mask 'tree': tokens of a tree do not lie in the cache by their positions",
+            "slopes with the mask 'tree': the tokens of a tree are not stored in the cache in position order",
             where="ingot.paged_attention",
             expected="a tree for attention without slopes",
         )
@@ -108,15 +113,17 @@ def check_mask(mask: str, ancestors: object, slopes: object = None) -> None:
 
 
 def result_of(q: torch.Tensor, form: CacheForm) -> torch.Tensor:
-    """Memory for the attention of q [T, H, D]: [T, H, V]."""
+    """Allocate the attention result [T, H, V] for q [T, H, D]."""
     return q.new_empty(*q.shape[:2], form.value_width)
 
 
 def seen_in_step(
     mask: Mask, queries: torch.Tensor, places: torch.Tensor, ancestors: torch.Tensor | None, cached: int
 ) -> torch.Tensor:
-    """bool[n, m]: which of the positions `places` [m] queries at positions [n] see; with their `ancestors` i64[n] of
-    those from `cached` on, which the step feeds, only these."""
+    """Return bool[n, m]: which positions `places` [m] the queries at positions [n] see.
+
+    With `ancestors` i64[n], a query sees of the step's positions, `cached` and later, only its ancestors.
+    """
     seen = mask.seen(queries, places)
     if ancestors is None:
         return seen
@@ -126,13 +133,13 @@ def seen_in_step(
 
 
 def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
-    """What a bound call of attention says of its mask, its cap, its values and its cache that is no default."""
+    """Return the mask, cap, value and cache attributes of a bound attention call that differ from their defaults."""
     defaults = {"mask": CAUSAL.name, "soft_cap": None, "value_width": None, "k_scale": 1.0, "v_scale": 1.0}
     return {name: call[name] for name, default in defaults.items() if call.get(name, default) != default}
 
 
 def slopes_sample(heads: int) -> torch.Tensor:
-    """Slopes for samples of ops: float32 whatever the dtype of the others, none like its neighbour."""
+    """Return slopes for op samples: float32 for any sample dtype, all different."""
     return torch.linspace(0.9, 0.05, heads)
 
 
@@ -198,7 +205,7 @@ def _attention_fake(
     value_width: int | None = None,
     **_: object,
 ) -> torch.Tensor:
-    """Raises VerifyError for an unknown mask, and for widths or slopes that do not fit: while the model is traced."""
+    """Raise VerifyError, during tracing, for an unknown mask and for widths or slopes that do not fit."""
     check_mask(mask, None)
     check_slopes(q, slopes)
     return result_of(q, CacheForm.given(q, k, v, value_width))
@@ -212,12 +219,12 @@ def _attention_flops(
     value_width: int | None = None,
     **__: object,
 ) -> int:
-    # An upper bound: as if all tokens were one unmasked sequence.
+    # An upper bound: treats all tokens as one unmasked sequence.
     return flops_of(q, CacheForm.given(q, k, v, value_width)) * k.shape[0]
 
 
 def flops_of(q: torch.Tensor, form: CacheForm) -> int:
-    """Of two products for one key that all of q sees: of q with keys, and of weights with values."""
+    """Return the operations of both matmuls, q with keys and weights with values, for one key that all of q sees."""
     return 2 * q.shape[0] * q.shape[1] * (form.key_width + form.value_width)
 
 
@@ -225,7 +232,8 @@ def _attention_placement(call: Call) -> Fit:
     fit = by_heads(call, {"q": 1, "k": 1, "v": 1, "sinks": 0, "slopes": 0}, call.shard(1))
     if fit.needs and call.at["k"] is None and call.values.get("v") is None and int(call.size("k", 1)) % call.parts:
         raise VerifyError(
-            f"a cache whose rows are keys and values has {call.size('k', 1)} heads: no split among {call.parts} ranks",
+            f"a cache whose rows are keys and values has {call.size('k', 1)} heads, "
+            f"which do not divide among {call.parts} ranks",
             expected="all heads of q on every rank, or heads of the cache that divide",
         )
     if fit.needs and all(call.at[name] == fit.needs[name] for name in ("q", "k")):
@@ -265,15 +273,19 @@ def attention(
 ) -> torch.Tensor:
     """Attention within each sequence; q [T, H, D], k [T, KV, D], v [T, KV, V], H a multiple of KV: [T, H, V].
 
-    Values may be narrower or wider than keys. Where `v` is None, they are the first `value_width` numbers of the keys,
-    and the cache holds the keys alone.
+    Values may be narrower or wider than keys. If `v` is None, values are the first `value_width` numbers of the keys,
+    and
+    the cache holds only keys.
 
-    `token_seqs` [T] tells the sequence of a token and `positions` [T] its place there. `layer` names the cache that
-    the op will get: calls with the same one are given the same k and v, and share it. `k_scale` and `v_scale` are for a
-    cache of few bits. None of the three changes the result.
-    `mask` names what a token sees (`ingot.ir.masks`). `soft_cap` bounds the scores as the op of that name does.
-    `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are those of ALiBi (arXiv 2108.12409):
-    each score, after a cap, gets slope * (position of the key - position of the query).
+    `token_seqs` [T] holds the sequence of each token, `positions` [T] its position there. `layer` names the cache that
+    lowering assigns: calls with the same layer take the same k and v, and share a cache. `k_scale` and `v_scale` apply
+    to
+    an f8e4m3 cache. `layer` and the scales do not change the result of this op.
+
+    `mask` names the positions that a token sees (`ingot.ir.masks`). `soft_cap` bounds the scores as the op `soft_cap`
+    does. `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are ALiBi's (arXiv 2108.12409):
+    each
+    score, after the cap, gets slope * (position of the key - position of the query).
 
     Raises VerifyError for an unknown mask, and for widths that do not fit together.
     """

@@ -1,4 +1,4 @@
-"""Blocks that are denoised: all positions of a block are fed again and again, until each of them holds a token."""
+"""Block diffusion: each step runs all positions of a block, until every position holds a token."""
 
 import torch
 
@@ -13,7 +13,7 @@ def _ints(*values: int) -> torch.Tensor:
 
 def _take_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     blocks = torch.tensor([[1, -1, 3], [4, 5, 6], [-1, -1, -1]], dtype=torch.int32)
-    # The block of a row, the end of a prompt with a block after it, and padding.
+    # The block of a row, the end of a prompt followed by a block, and padding.
     step = (_ints(-2, -3, -4, 42, 43, -1, -1, 0), _ints(0, 0, 0, 1, 1, 1, 1, -1), _ints(0, 2, -1), blocks)
     return [Sample(step, {"mask_token": 9})]
 
@@ -37,11 +37,11 @@ def _take_fake(tokens: torch.Tensor, *_: torch.Tensor, mask_token: int) -> tuple
 def take_block(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, blocks: torch.Tensor, *, mask_token: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(ids i32[T], found i32[T]): the tokens to feed, and 1 where a position has its token, 0 where it is masked.
+    """Return (ids i32[T], found i32[T]): the input tokens, and 1 for a position with a token, 0 for a masked one.
 
-    `tokens` i32[T]: an id; -1, a masked position; or -2 - i, position i of the block that the row of the token's
-    sequence holds in the state `blocks` i32[R, N], where -1 is a masked position. Masked ones are fed as `mask_token`.
-    `token_seqs` i32[T] and `rows` i32[B] are those of `feed`; padding stays as it is.
+    `tokens` i32[T] holds an id; -1 for a masked position; or -2 - i for position i of the sequence's row of the state
+    `blocks` i32[R, N], in which -1 is a masked position. A masked position has the id `mask_token`. `token_seqs` i32[T]
+    and `rows` i32[B] are as in `feed`. Padding is unchanged.
     """
     row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()
     held = blocks[row, (-2 - tokens).clamp(min=0, max=blocks.shape[1] - 1).long()]
@@ -50,7 +50,8 @@ def take_block(
 
 
 def _fill_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    # Of blocks of two: one half found, one whole, one masked after a prompt of one, a piece of a prompt; and padding.
+    # Blocks of two: one half found, one complete, one masked after a one-token prompt, a chunk of a prompt, and
+    # padding.
     tokens, found = _ints(3, 0, 5, 6, 7, 0, 0, 4, 4), _ints(1, 0, 1, 1, 1, 0, 0, 1, 1)
     seqs = (_ints(0, 2, 4, 7, 0), _ints(2, 2, 3, 2, 0), _ints(1, 3, 5, -1, -1))
     logits = torch.randn(6, 11, generator=g).to(dtype)
@@ -87,7 +88,7 @@ def _fill_fake(
 @define(
     samples=_fill_samples,
     fake=_fill_fake,
-    flops=lambda logits, *_, **__: 3 * logits.numel(),  # the largest, exponentials and their sum
+    flops=lambda logits, *_, **__: 3 * logits.numel(),  # maximum, exponentials and their sum
     fusible=False,
     legal="cached",
     on_device=True,
@@ -106,19 +107,22 @@ def fill_block(
     steps: int,
     sure_percent: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(committed i32[L], rejected i32[B], taken i32[B], blocks i32[B, block]) after a step that feeds blocks.
+    """Return (committed i32[L], rejected i32[B], taken i32[B], blocks i32[B, block]) after a step on blocks.
 
-    The block of a sequence is its last `block` tokens, where each of them has a row of `logits` [L, V], the last one
+    The block of a sequence is its last `block` tokens, if each has a row of `logits` [L, V]; the last row is
     `sample_index[b]`. A row predicts the token of its own position.
 
-    A block whose tokens were all `found` before the step is final, and so are its keys and values: none is rejected,
-    `committed` has its tokens, and its row of `blocks` is masked anew, -1. Of any other all `block` tokens are
-    `rejected`, and `taken` is -1 in place of `sample_index`. Its row of `blocks` has the tokens found before and new
-    ones: the likeliest token of each masked position whose probability is above `sure_percent` hundredths, and of the
-    ceil(block / steps) surest in any case, the first among equals.
+    A block is final if all its tokens were `found` before the step; its keys and values are then final too. Nothing is
+    rejected, `committed` holds its tokens, and its row of `blocks` is masked again (-1). For any other block all
+    `block`
+    tokens are `rejected`, and `taken` is -1 in place of `sample_index`. Its row of `blocks` holds the tokens found
+    before
+    and new ones. New are the most likely tokens of masked positions with a probability above `sure_percent` percent,
+    and
+    always those of the ceil(block / steps) most probable positions, the first among equals.
 
-    A sequence with fewer rows, as a piece of a prompt has, rejects none, and its row of `blocks` is masked. A block
-    with a row of logits that is not finite is given up: none of it is rejected, and `committed` is -1.
+    A sequence with fewer rows, such as a chunk of a prompt, rejects nothing, and its row of `blocks` is masked. A block
+    with a non-finite row of logits is aborted: nothing is rejected, and `committed` is -1.
     """
     device = logits.device
     place = torch.arange(block, dtype=torch.int32, device=device)
@@ -133,7 +137,7 @@ def fill_block(
     chance = (1 / (values - largest[:, None]).exp().sum(-1))[at]
     held = found[source.long()] > 0
     masked = ~held
-    # How many masked positions of the block come before this one, by their chances and then by their places.
+    # The number of masked positions of the block with a higher probability, or an equal one and a lower index.
     before = chance[:, None, :] > chance[:, :, None]
     before |= (chance[:, None, :] == chance[:, :, None]) & (place[None, :] < place[:, None])
     rank = (before & masked[:, None, :]).sum(-1)
@@ -142,7 +146,7 @@ def fill_block(
     goes_on = there & ~ends
     filled = torch.where(held, tokens[source.long()], torch.where(new, choice[at].int(), -1))
     blocks = torch.where(goes_on[:, None], filled, -1).int()
-    # Where each row of logits stands: a step may have rows that belong to no block.
+    # Find the rows of logits of aborted blocks: a step may have rows that belong to no block.
     row = torch.arange(logit_rows.shape[0], dtype=torch.int32, device=device)
     mine = bad[:, None] & (row[None, :] <= sample_index[:, None]) & (row[None, :] > sample_index[:, None] - block)
     committed = torch.where(mine.any(0), -1, tokens[logit_rows.long()]).int()

@@ -1,7 +1,7 @@
-"""What ranks do together. A collective names an axis of the mesh and never a rank.
+"""Collectives: ops that the ranks of a mesh axis compute together. A collective names an axis, never a rank.
 
-`across` is the meaning of each: from the arguments of all ranks along the axis, in order, to all their results. A rank
-alone has no reference for it. `parts` is the size of the axis, which shapes depend on.
+`across` defines each: it maps the arguments of all ranks of the axis, in order, to all their results. A collective has
+no reference for a single rank. `parts` is the size of the axis, on which shapes depend.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ def _alone(name: str, axis: str) -> InternalError:
     return InternalError(
         f"collective '{name}' over axis '{axis}' was called by one rank alone",
         expected="all ranks of the axis together",
-        hint="interpret the program on its mesh: serving on more than one device is not supported yet",
+        hint="run the program with interpret_ranks: serving on more than one device is not supported yet",
     )
 
 
@@ -71,11 +71,11 @@ def _lookup(tokens: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], **_
 
 
 def _move(xs: Sequence[torch.Tensor], *, src: str, dst: str, dim: int = 0, **_: Any) -> Ranks:
-    """From one placement to another, by the collective that `collective_of` names."""
+    """Move values from one placement to another with the collective that `collective_of` names."""
     return _MOVES[src, dst][1](xs, dim=dim)
 
 
-# How a value gets from one placement to another: the op, and what it means.
+# The op that moves a value from one placement to another, and its meaning.
 _MOVES: dict[tuple[str, str], tuple[str, Callable[..., Ranks]]] = {
     ("partial", "replicated"): ("all_reduce", _reduce),
     ("shard", "replicated"): ("all_gather", _gather),
@@ -85,22 +85,22 @@ _MOVES: dict[tuple[str, str], tuple[str, Callable[..., Ranks]]] = {
 
 
 def collective_of(source: str, target: str) -> str | None:
-    """The op that moves a value from one kind of placement to another; None where there is none."""
+    """Return the op that moves a value from one kind of placement to another; None if there is none."""
     move = _MOVES.get((source, target))
     return move[0] if move else None
 
 
 def _move_fake(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, parts: int = 1) -> torch.Tensor:
     if (src, dst) not in _MOVES:
-        raise ValueError(f"nothing moves a value from {src} to {dst}")
+        raise ValueError(f"no collective moves a value from {src} to {dst}")
     if dst == "shard":
         return _resized(x, dim, _divided(x, dim, parts))
     return _resized(x, dim, x.shape[dim] * (parts if src == "shard" else 1))
 
 
 def _collective(source: str = "", target: str = "") -> Rule:
-    """From one kind of placement to another along the op's own axis, by its `src` and `dst` where it has them; along
-    others it changes nothing."""
+    """Return the rule of an op that moves x from placement `source` to `target` along its own axis. The op's `src` and
+    `dst` override them. Along other axes it keeps the placement."""
 
     def rule(call: Call) -> Fit:
         if call.values["axis"] != call.axis:
@@ -137,7 +137,7 @@ def _vocab_placement(call: Call) -> Fit:
     placement=_collective("partial", "replicated"),
 )
 def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
-    """The sum of x over the ranks of `axis`, accumulated wider in their order and rounded to x's dtype once."""
+    """Return the sum of x over the ranks of `axis`, accumulated wider in rank order, rounded once to x's dtype."""
     raise _alone("all_reduce", axis)
 
 
@@ -150,7 +150,7 @@ def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
     placement=_collective("shard", "replicated"),
 )
 def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """The x of all ranks of `axis` one after the other along `dim`."""
+    """Concatenate the x of all ranks of `axis` along `dim`."""
     raise _alone("all_gather", axis)
 
 
@@ -163,7 +163,7 @@ def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Ten
     placement=_collective("partial", "shard"),
 )
 def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """A rank's part along `dim` of what `all_reduce` gives."""
+    """Return the rank's part along `dim` of the result of `all_reduce`."""
     raise _alone("reduce_scatter", axis)
 
 
@@ -176,7 +176,7 @@ def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch
     placement=_collective("replicated", "shard"),
 )
 def take_part(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """A rank's part along `dim` of an x that every rank has whole; nothing is sent."""
+    """Return the rank's part along `dim` of a replicated x. Sends nothing."""
     raise _alone("take_part", axis)
 
 
@@ -195,7 +195,7 @@ def _lookup_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=_vocab_placement,
 )
 def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, parts: int) -> torch.Tensor:
-    """Rows of a vocabulary split over `axis`, weight [V / parts, D]: [T, D], zero for tokens of other ranks' parts."""
+    """Look up rows [T, D] in a rank's part of the vocabulary, weight [V / parts, D]; zero for tokens of other ranks."""
     raise _alone("vocab_embedding", axis)
 
 
@@ -209,5 +209,6 @@ def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, pa
     placement=_collective(),
 )
 def redistribute(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, parts: int = 1) -> torch.Tensor:
-    """x in another placement: a collective that is owed. `src`, `dst` are kinds, `dim` is that of the shard."""
+    """Return x in another placement. insert-collectives replaces this op. `src`, `dst` are kinds; `dim` is the
+    shard's."""
     raise _alone("redistribute", axis)

@@ -1,4 +1,4 @@
-"""The ops of a dense decoder outside attention. Activations are [T, …]: tokens are flattened over sequences."""
+"""The ops of a dense decoder outside attention. Activations are [T, …], the tokens of all sequences flattened."""
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=whole,
 )
 def embedding(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Rows of `weight` [V, D] by token id [T]: [T, D]."""
+    """Return the rows [T, D] of `weight` [V, D] for token ids [T]."""
     return weight.index_select(0, tokens)
 
 
@@ -41,7 +41,7 @@ def _linear_flops(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def _linear_placement(call: Call) -> Fit:
-    """A weight split by rows gives a split result; one split by columns takes a split x and gives partial sums."""
+    """Split the result for a weight split by rows. For one split by columns, need a split x and return partial sums."""
     weight = call.at["weight"]
     last = len(call.types["x"].shape) - 1
     if weight is not None and weight.kind == "shard" and weight.dim == 0:
@@ -56,11 +56,12 @@ def _linear_placement(call: Call) -> Fit:
 def check_bias(call: Call) -> None:
     """Raise VerifyError for a bias that each rank would add to its partial sum."""
     if "bias" in call.types:
-        raise VerifyError("a bias on partial sums is added once by each rank", expected="an add behind the sum")
+        raise VerifyError("a bias on partial sums is added once by each rank", expected="an add after the all_reduce")
 
 
 def _norm_placement(call: Call) -> Fit:
-    """Over the last axis, so any other may be split; gains of one row for each head are split with the heads."""
+    """Allow a split along any axis but the last, which is normalized. Split gains with a row per head with the
+    heads."""
     x = call.at["x"]
     if len(call.types["weight"].shape) == 2:
         if call.is_shard("x", 1) or call.is_shard("weight", 0):
@@ -89,7 +90,7 @@ def _select_rows_placement(call: Call) -> Fit:
     placement=_linear_placement,
 )
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`x @ weight.T + bias` with x [T, K], weight [N, K], bias [N]: [T, N] in x's dtype, accumulated wider."""
+    """Return `x @ weight.T + bias` with x [T, K], weight [N, K], bias [N]: [T, N] in x's dtype, accumulated wider."""
     return F.linear(x, weight, bias)
 
 
@@ -104,10 +105,11 @@ def _norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_norm_samples, flops=1, placement=_norm_placement)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
-    """`x / rms(x)` over the last axis, times `weight` [D], in x's dtype (arXiv 1910.07467).
+    """Return `x / rms(x)` over the last axis, times `weight` [D], in x's dtype (arXiv 1910.07467).
 
-    The quotient is rounded to x's dtype before the product, unless the weight is of a wider dtype: then only the
-    product is rounded.
+    The quotient is rounded to x's dtype before the multiplication. If the weight has another dtype, only the final
+    result
+    is rounded.
     """
     full = wide(x)
     normed = full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + eps)
@@ -129,10 +131,11 @@ def _layer_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_layer_norm_samples, flops=1, placement=_norm_placement)
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, eps: float) -> torch.Tensor:
-    """`(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], plus `bias`, in x's dtype (arXiv
+    """Return `(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], plus `bias`, in x's dtype
+    (arXiv
     1607.06450).
 
-    Rounded like `rms_norm`; with a bias, of weight's shape and dtype, once, as torch does.
+    Rounds like `rms_norm`. With a bias, of weight's shape and dtype, it rounds once, as torch does.
     """
     full = wide(x)
     centred = full - full.mean(-1, keepdim=True)
@@ -161,17 +164,17 @@ def _decompose_add_rms_norm(
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`s = x + residual` rounded to x's dtype; (rms_norm(s), s), each [T, D]."""
+    """Return (rms_norm(s), s), each [T, D], for `s = x + residual` rounded to x's dtype."""
     total = x + residual
     return rms_norm.reference(total, weight, eps=eps), total
 
 
 def rope_flops(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, **_: object) -> int:
-    return 3 * x[..., 0].numel() * table.shape[1]  # two products and a sum for each rotated element
+    return 3 * x[..., 0].numel() * table.shape[1]  # two multiplications and an addition per rotated element
 
 
 def rope_reads(positions: torch.Tensor, table: torch.Tensor) -> int:
-    """Bytes of a row of the table for each position."""
+    """Return the bytes of the positions and of one table row for each."""
     return bytes_of(positions) + positions.numel() * bytes_of(table[:1])
 
 
@@ -192,10 +195,10 @@ def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=_rope_placement,
 )
 def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
-    """Rotary embedding of x [T, H, D] at positions [T] (arXiv 2104.09864).
+    """Apply the rotary embedding to x [T, H, D] at positions [T] (arXiv 2104.09864).
 
-    `table` is f32[positions, R], cosines then sines, R <= D even; the last D - R elements of a head stay as they are.
-    Element i is rotated against i + R/2 (NeoX order), or, `interleaved`, 2i against 2i + 1 (GPT-J order).
+    `table` is f32[positions, R], cosines then sines, R <= D even; the last D - R elements of a head stay unchanged.
+    Element i is rotated with i + R/2 (NeoX order), or, if `interleaved`, 2i with 2i + 1 (GPT-J order).
     """
     rotary = table.shape[1]
     half = rotary // 2
@@ -226,7 +229,7 @@ def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]
     placement=_select_rows_placement,
 )
 def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows [L] of x [T, …]: [L, …]."""
+    """Return the rows [L] of x [T, …]: [L, …]."""
     return x.index_select(0, rows)
 
 
@@ -236,6 +239,6 @@ def _cast_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_cast_samples, flops=1, placement=elementwise)
 def cast(x: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """x in another dtype. A cast is pinned: no pass moves or removes its rounding."""
+    """Return x in another dtype. No pass moves or removes a cast, because it rounds."""
     # `copy=True`: an op's result never aliases its input, whatever the dtype.
     return x.to(dtype, copy=True)

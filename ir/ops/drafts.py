@@ -1,4 +1,4 @@
-"""Drafts: tokens that are fed before they are known to be right, and rows of state that entries leave each other."""
+"""Drafts (tokens in a step before they are verified), and rows of state that pass values between entries."""
 
 import torch
 
@@ -28,15 +28,15 @@ def _take_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def take_drafts(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, drafts: torch.Tensor
 ) -> torch.Tensor:
-    """`tokens` i32[T] with the drafts in them: token -2 - i of sequence b = `token_seqs[t]` stands for draft i of its
-    row, `drafts[rows[b], i]` of the state i32[R, K]. Other tokens, -1 among them, stay as they are."""
+    """Return `tokens` i32[T] with drafts filled in: token -2 - i of sequence b = `token_seqs[t]` becomes draft i,
+    `drafts[rows[b], i]` of the state i32[R, K]. Other tokens, including -1, are unchanged."""
     row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()
     place = (-2 - tokens).clamp(min=0, max=drafts.shape[1] - 1).long()
     return torch.where((tokens < -1) & (token_seqs >= 0), drafts[row, place], tokens)
 
 
 def _accept_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    # Drafts 11 and 12 after 10, of which the first is right; a prompt of three; one token; and padding.
+    # Drafts 11 and 12 after 10 (the first is right), a prompt of three, one token, and padding.
     tokens, seqs = _ints(10, 11, 12, 5, 6, 7, 9, 0), (_ints(0, 3, 6, 0), _ints(3, 3, 1, 0))
     rows = _ints(0, 1, 2, 5, 6)
     return [
@@ -63,11 +63,12 @@ def accept_drafts(
     q_lens: torch.Tensor,
     sample_index: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rejected i32[B], taken i32[B]): how many of the last tokens that a sequence feeds are not kept, and the row of
+    """Return (rejected i32[B], taken i32[B]): the number of a sequence's last tokens that are rejected, and the row of
     logits after the last kept one, -1 where `sample_index` is.
 
-    A sequence that gets a row of logits for each token, the last of them `sample_index[b]`, keeps a token as long as
-    the row in front of it has `sampled` it. One with fewer rows, as a prompt has, keeps all.
+    A sequence with a row of logits for each token, the last of them `sample_index[b]`, keeps a token if the tokens
+    before
+    it are kept and the row before it `sampled` it. A sequence with fewer rows, such as a prompt, keeps all tokens.
     """
     ends = q_starts + q_lens
     follows = (logit_rows + 1).clamp(max=tokens.shape[0] - 1).long()
@@ -96,7 +97,7 @@ def _row_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=whole,
 )
 def read_rows(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Rows `rows` i32[B] of a state [S, …]; zeros for a row of -1, which is padding."""
+    """Return rows `rows` i32[B] of a state [S, …]; zeros for a row of -1, which is padding."""
     there = (rows >= 0).view(-1, *[1] * (state.dim() - 1))
     return torch.where(there, state[rows.clamp(min=0).long()], torch.zeros((), dtype=state.dtype, device=state.device))
 
@@ -112,8 +113,9 @@ def _write_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def _write(state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None = None) -> None:
     source = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device) if index is None else index
     written = (rows >= 0) & (source >= 0)
-    # Which rows are written is not known to the host: all are, those that are not with what they hold. No two
-    # sequences have one row, but the padding may name row 0, so padding takes what row 0 ends with.
+    # The host does not know which rows are written, so this writes all of them, the others with their old contents. No
+    # two
+    # sequences share a row. Padding may name row 0, so it must write what row 0 ends with.
     places = torch.where(written, rows, -1).long()
     slot = torch.arange(state.shape[0], device=state.device)
     match = slot[:, None] == places[None, :]
@@ -135,8 +137,8 @@ def _write(state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index:
 def write_rows(
     state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The state [S, …] with row `rows[b]` as `values[index[b]]`, `values` [N, …], or as `values[b]` without `index`
-    i32[B]. A row or an index of -1 writes nothing."""
+    """Return the state [S, …] with row `rows[b]` set to `values[index[b]]`, or to `values[b]` without `index` i32[B];
+    `values` is [N, …]. A row or an index of -1 writes nothing."""
     result = state.clone()
     _write(result, rows, values, index)
     return result

@@ -1,5 +1,4 @@
-"""Log-probabilities of chosen and of the most likely tokens, as the model gives them: before any temperature or
-penalty."""
+"""Log-probabilities of the chosen and of the most likely tokens, from the logits before temperature and penalties."""
 
 import torch
 
@@ -30,7 +29,8 @@ def _none(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Ids of the `count` greatest of scores [V], in order, the lower id first among equals (topk promises no order)."""
+    """Return the ids of the `count` greatest scores [V], sorted, lower ids first among equals (topk sorts ties
+    freely)."""
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=scores.device)
     least = scores.topk(min(count, scores.shape[0])).values[-1]
@@ -38,14 +38,14 @@ def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _in_order(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """`ids`, ascending, by their scores, the greatest first."""
+    """Return ascending `ids` sorted by their scores, greatest first."""
     return ids[scores[ids].sort(stable=True, descending=True).indices]
 
 
 def _of_equals(
     logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `top_logprobs` of a row whose tokens are all equally likely."""
+    """Run `top_logprobs` as for a row in which all tokens are equally likely."""
     results = _none(logits.shape[0], logits.device)
     chosen = torch.where(targets >= 0, targets, sampled)
     scores = own_row(logits, 0)[0].float()
@@ -53,7 +53,7 @@ def _of_equals(
     least = scores.topk(min(MAX_LOGPROBS, scores.shape[0])).values
     _in_order(scores, torch.zeros(scores.shape, dtype=torch.int64, device=scores.device))
     scores.log_softmax(-1)
-    del chosen, first, least  # they were there all along
+    del chosen, first, least  # they lived until here
     return results
 
 
@@ -61,10 +61,10 @@ def _of_equals(
     samples=_samples,
     fake=_fake,
     costliest=_of_equals,
-    # Without a request that asks for it, the logits are not read.
+    # Without a request for log-probabilities, the logits are not read.
     flops=0,
     traffic=lambda logits, *asked: bytes_of(*asked, *_fake(logits, *asked)),
-    # No `rows`: each is computed by itself anyway, so that a vocabulary's worth of scores stays in the cache.
+    # No `rows`: the reference computes rows one by one anyway, so that the scores of one row stay in the CPU cache.
     fusible=False,
     legal="cached",
     placement=whole,
@@ -72,13 +72,14 @@ def _of_equals(
 def top_logprobs(
     logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]) from logits [L, V] and i32[L] each, computed
-    in float32.
+    """Return (ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]) from logits [L, V], computed in float32; `sampled`,
+    `targets` and `num_logprobs` are i32[L].
 
-    Column 0 holds the chosen token of a row: `targets[i]`, or `sampled[i]` where that is -1. After it come the
-    `num_logprobs[i]` most likely tokens, in order, the lower id first among equals. `ranks[i]` is one more than the
-    number of tokens that are more likely than the chosen one. What is not asked for (`num_logprobs[i]` -1: the whole
-    row) or not there (a row without a token) is id -1, logprob -inf, rank 0.
+    Column 0 holds the chosen token of a row: `targets[i]`, or `sampled[i]` if that is -1. The `num_logprobs[i]` most
+    likely
+    tokens follow in order, lower ids first among equals. `ranks[i]` is 1 plus the number of tokens that are more likely
+    than the chosen one. Unused entries are id -1, logprob -inf, rank 0: the whole row if `num_logprobs[i]` is -1 or the
+    row has no token.
     """
     ids, logprobs, ranks = _none(logits.shape[0], logits.device)
     if not bool((num_logprobs >= 0).any()):

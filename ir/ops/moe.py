@@ -1,7 +1,7 @@
-"""A mixture of experts: each token goes through the few experts that its router likes best.
+"""A mixture of experts: each token runs through the `top_k` experts with the highest router weights.
 
-How many tokens an expert gets is known on the device only. No size of a program depends on it: there are T * top_k
-rows, whatever the routing, in an order grouped by expert, and a count for each expert.
+Only the device knows the number of tokens per expert. No size of a program depends on it: there are always T * top_k
+rows, grouped by expert, and a count per expert.
 """
 
 import math
@@ -17,10 +17,10 @@ from ingot.ir.placements import Call, Fit, whole
 
 
 def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weights f32[T, top_k], experts i64[T, top_k]) of router_logits [T, E], the heaviest first.
+    """Return (weights f32[T, top_k], experts i64[T, top_k]) for router_logits [T, E], largest weight first.
 
-    A weight is the expert's share of the softmax over all experts, with `renormalize` over the chosen ones. Of equals
-    the expert with the lowest number is chosen.
+    A weight is the expert's softmax probability over all experts; `renormalize` divides it by the sum over the chosen
+    ones. Among equals the lowest expert index is first.
     """
     ordered = router_logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
     weights, experts = ordered.values[:, :top_k], ordered.indices[:, :top_k]
@@ -28,10 +28,11 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[t
 
 
 def group_by_expert(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(order i64[T * top_k], counts i64[num_experts]) of experts i64[T, top_k].
+    """Return (order i64[T * top_k], counts i64[num_experts]) for experts i64[T, top_k].
 
     Row t * top_k + i is the i-th choice of token t. `order` lists the rows of expert 0 first, then those of expert 1,
-    and so on, each expert's by token; `counts` says how many each has.
+    and
+    so on, each expert's in token order. `counts` holds the number of rows per expert.
     """
     flat = experts.flatten()
     counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
@@ -44,8 +45,8 @@ def _checked(
     if router_logits.dtype not in (torch.float32, torch.float64):
         raise VerifyError(
             f"the router's logits are {router_logits.dtype}",
-            expected="float32: experts are chosen by differences that a narrower dtype rounds away",
-            hint="cast them in front of moe",
+            expected="float32: a narrower dtype rounds away the differences that choose experts",
+            hint="cast them before moe",
         )
     num_experts, hidden = router_logits.shape[-1], x.shape[-1]
     ffn = down.shape[-1]
@@ -80,7 +81,7 @@ def _flops(
 def _traffic(
     x: torch.Tensor, router_logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *, top_k: int, **_: object
 ) -> int:
-    """Of the experts, those that tokens go to: as many as there can be."""
+    """Return the bytes of a call. Counts as many experts as the tokens can reach."""
     experts = min(gate_up.shape[0], x.shape[0] * top_k)
     return 2 * bytes_of(x) + bytes_of(router_logits) + experts * bytes_of(gate_up[:1], down[:1])
 
@@ -107,7 +108,7 @@ def _through(
     gate_up: torch.Tensor,
     down: torch.Tensor,
 ) -> torch.Tensor:
-    """Rows of x in the order of their experts, `counts[e]` for expert e, through these and back to their tokens."""
+    """Run the rows of x through their experts, `counts[e]` rows for expert e, and sum the results per token."""
     rows = x[order // weights.shape[1]]
     made = torch.empty_like(rows)
     begin = 0
@@ -132,14 +133,14 @@ def _all_to_the_same(
     top_k: int,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """As `moe` when all tokens choose the same experts: as many rows as an expert can get."""
+    """Run `moe` as if all tokens chose the same experts, so that an expert gets as many rows as it can."""
     weights, experts = route(router_logits, top_k, renormalize)
     order, _ = group_by_expert(experts, gate_up.shape[0])
     return _through(x, weights, order, [x.shape[0]] * top_k, gate_up, down)
 
 
 def _placement(call: Call) -> Fit:
-    """Every rank has a part of each expert, of gate and up alike, and gives partial sums."""
+    """Give each rank a part of each expert, of gate and of up, and return partial sums."""
     if call.kind("gate_up") != "shard" and not call.is_shard("down", 2):
         return whole(call)
     size = call.size("down", 2)
@@ -168,10 +169,11 @@ def moe(
     top_k: int,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """x [T, D] through the `top_k` experts that `route` chooses by router_logits f32[T, E]: [T, D] in x's dtype.
+    """Run x [T, D] through the `top_k` experts that `route` chooses from router_logits f32[T, E]: [T, D] in x's dtype.
 
-    Expert e is `down[e] @ silu_mul(gate_up[e] @ x)` with gate_up [E, 2F, D], gate first, and down [E, D, F]; its
-    products are rounded to x's dtype like those of `linear`. The weighted sum over a token's experts is rounded once.
+    Expert e is `down[e] @ silu_mul(gate_up[e] @ x)` with gate_up [E, 2F, D], gate first, and down [E, D, F]. Its
+    matmuls
+    round to x's dtype, as `linear` does. The weighted sum over a token's experts is rounded once.
     """
     _checked(x, router_logits, gate_up, down, top_k)
     weights, experts = route(router_logits, top_k, renormalize)

@@ -1,7 +1,7 @@
-"""A paged KV cache: what is written into it, and attention over it.
+"""The paged KV cache: the op that writes it, and attention over it.
 
-A KV cache has the form that `ingot.ir.cache.form` says: [pages, 2, page, kv_heads, head_dim] where keys and values are
-of one width. A slot is `page * page_size + offset`. Its dtype is that of the keys, or f8e4m3 with a scale for keys and
+`ingot.ir.cache.form` defines the cache's shape: [pages, 2, page, kv_heads, head_dim] if keys and values are equally
+wide. A slot is `page * page_size + offset`. The cache has the dtype of the keys, or f8e4m3 with one scale for keys and
 one for values (`ingot.ir.cache.dtype`).
 """
 
@@ -71,7 +71,7 @@ def _write_padded(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """What `_write` comes to when a slot is padding: it takes the others out first."""
+    """Run `_write` as with a padding slot, where it first copies the rows of the other slots."""
     v = None if v is None else v.clone()
     _write_real(kv, k.clone(), v, slots.clone(), CacheScales(k_scale, v_scale))
 
@@ -91,7 +91,7 @@ def _kv_fake(
 
 
 def _kv_traffic(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, **_: object) -> int:
-    """Of the cache, what is written."""
+    """Return the bytes of a call; of the cache, only the rows written."""
     written = (k.numel() + (0 if v is None else v.numel())) * kv.element_size()
     return bytes_of(k, v, slots) + written
 
@@ -125,12 +125,13 @@ def kv_append(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """The cache with k [T, KV, D] and v [T, KV, V] written at slots i64[T]; a negative slot is padding and writes
-    nothing. Where `v` is None, values are numbers of the keys, and a row of the cache is a key.
+    """Return the cache with k [T, KV, D] and v [T, KV, V] written at slots i64[T]; a negative slot is padding.
 
-    What is written is k / `k_scale` and v / `v_scale` in the dtype of the cache (`ingot.ir.cache.dtype`).
+    If `v` is None, values are part of the keys, and a row of the cache is a key. Stores k / `k_scale` and v / `v_scale`
+    in
+    the cache's dtype (`ingot.ir.cache.dtype`).
 
-    Raises VerifyError for a cache of another form than k and v ask for, or of another dtype that is not f8e4m3.
+    Raises VerifyError if the cache's shape does not fit k and v, or if its dtype is neither theirs nor f8e4m3.
     """
     result = kv.clone()
     _write(result, k, v, slots, k_scale=k_scale, v_scale=v_scale)
@@ -138,7 +139,7 @@ def kv_append(
 
 
 def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Two sequences over pages in no order: several tokens of one and the only one of the other."""
+    """Return samples with two sequences over unordered pages: three tokens of one, one of the other."""
     kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
     q = torch.randn(4, 4, 8, generator=g).to(dtype)
 
@@ -157,7 +158,8 @@ def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Sample]:
-    """Samples of `paged_attention` over caches of two widths and of shared rows, from one over a cache of one width."""
+    """Return samples of `paged_attention` with unequal key and value widths and with shared rows, from one with
+    equal."""
     q, kv, *lens = args
     pages, _, page, heads, dim = kv.shape
     two_widths, shared = (torch.randn(pages, 1, page, heads, row, generator=g).to(kv.dtype) for row in (dim + 5, dim))
@@ -168,8 +170,8 @@ def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Samp
 
 
 def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Those of `paged_samples`, a tree of three nodes beside a token that is none, three sequences of which two begin
-    with the same page, and some with slopes."""
+    """Return `paged_samples`, a tree of three nodes with a token outside it, three sequences of which two share their
+    first page, and samples with slopes."""
     found = paged_samples(g, dtype)
     tree = Sample((*found[0].args, None, torch.tensor([1, 3, 5, 0])), {"scale": 0.35, "mask": "tree"})
     kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
@@ -223,8 +225,9 @@ def _paged_rowwise(
 
 
 def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, mask: str) -> tuple[float, float]:
-    """(keys that a token sees on average, positions read of each sequence) when every page of the table is full, and
-    all sequences feed as many tokens as others, at their ends."""
+    """Return (keys that a token sees on average, positions read per sequence) if every page of the table is full and
+    all
+    sequences have equally many tokens in the step, at their ends."""
     length = page_table.shape[1] * kv.shape[2]
     count = min(q.shape[0] / page_table.shape[0], length)
     by = Mask.named(mask)
@@ -233,16 +236,16 @@ def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor,
     if by.kind == "chunked":
         seen = _seen_in_chunks(length, by.size) - _seen_in_chunks(length - count, by.size)
         return seen / count, length - (length - count) // by.size * by.size
-    if by.kind in ("causal", "tree"):  # of a tree at most
+    if by.kind in ("causal", "tree"):  # an upper bound for a tree
         return length - (count - 1) / 2, length
-    # The last token sees a whole window of keys, and each one before it one key that those after it do not.
-    full = max(0.0, min(count, length - by.size + 1))  # tokens with a whole window in front of them
-    ends = (count - full) * (length - count + 1 + length - full) / 2  # the others see all that there is
+    # The last token sees a whole window of keys. Each token before it adds one key that later ones do not see.
+    full = max(0.0, min(count, length - by.size + 1))  # tokens that see a whole window
+    ends = (count - full) * (length - count + 1 + length - full) / 2  # the others see all positions up to their own
     return (full * by.size + ends) / count, min(length, by.size + count - 1)
 
 
 def _seen_in_chunks(length: float, size: int) -> float:
-    """Keys that the first `length` tokens of a sequence see together, each those of its chunk up to itself."""
+    """Return the sum of the keys that the first `length` tokens see, each those of its chunk up to itself."""
     rest = length % size
     return length // size * (size * (size + 1) / 2) + rest * (rest + 1) / 2
 
@@ -303,8 +306,11 @@ def _paged_traffic(
 def cached_keys(
     kv: torch.Tensor, form: CacheForm, table: torch.Tensor, mask: Mask, first: int, end: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(keys, values, their positions) of one sequence in the pages of `table` [P]: all that queries at position `first`
-    or later see of those below `end`. Pages that they see nothing of are not even read."""
+    """Return (keys, values, their positions) of one sequence in the pages of `table` [P].
+
+    They cover the positions below `end` that queries at `first` or later see. Pages that no such query sees are not
+    read.
+    """
     page_size = kv.shape[2]
     page = max(0, mask.first(first)) // page_size
     pages = as_movable(kv).index_select(0, table[page : -(-end // page_size)]).view(kv.dtype)
@@ -327,7 +333,8 @@ def _attend_pages(
     scales: CacheScales,
     slopes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table` [P]."""
+    """Compute the attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table`
+    [P]."""
     cached = length - q.shape[0]
     k, v, places = cached_keys(kv, form, table, mask, cached, length)
     queries = places[-q.shape[0] :]
@@ -337,12 +344,12 @@ def _attend_pages(
 
 @cache
 def longest_read(tokens: int, pages: int, page_size: int, mask: Mask) -> tuple[int, int]:
-    """(tokens fed, positions cached) of the sequence in a step of `tokens` that reads most of its `pages`."""
+    """Return (tokens in the step, sequence length) of the sequence that reads the most positions of its `pages`."""
     most = pages * page_size
     count = min(tokens, most)
     if not mask.forgets:
         return count, most
-    # Where what is seen begins within its page, and within its chunk, decides: all lengths are tried.
+    # The result depends on the offset of the first seen position in its page and chunk: try all lengths.
     lengths = range(count, most + 1)
     return count, max(lengths, key=lambda length: length - max(0, mask.first(length - count)) // page_size * page_size)
 
@@ -366,7 +373,7 @@ def _paged_costliest(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """All tokens are of one sequence at the end of its pages."""
+    """Run as if all tokens belonged to one sequence at the end of its pages."""
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()
     by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
@@ -413,20 +420,22 @@ def paged_attention(
 ) -> torch.Tensor:
     """Attention of q [T, H, D] over the pages of each sequence: [T, H, V].
 
-    The cache tells V by its form (`ingot.ir.cache.form`): `value_width` is given where values are the first numbers of
-    keys, and only there.
+    The cache's shape determines V (`ingot.ir.cache.form`). Only if values are the first numbers of the keys,
+    `value_width` is set.
 
-    Sequence b owns tokens `q_starts[b] … + q_lens[b]`, which are the last of its `kv_lens[b]` cached positions;
-    position p lies in page `page_table[b, p // page_size]`. Rows of no sequence come out zero. `sinks`, `slopes`,
-    `mask` and `soft_cap` are those of `attention`; the mask `tree` goes without slopes. `ancestors` i64[T] go with the
-    mask `tree`: what each token sees of those that its sequence feeds (`ingot.ir.ops.tree`). `sharing` i32[G, 6] is the
-    table of shared prefixes (`ingot.ir.features.sharing`): a backend may read a prefix once for all sequences that
-    share it, or ignore this. `k_scale` and `v_scale` are those that the cache was written with
-    (`ingot.ir.cache.dtype`). Where values are numbers of the keys, they were divided by `k_scale`: `v_scale` is then
-    the same number.
+    Sequence b owns tokens `q_starts[b] … + q_lens[b]`, the last of its `kv_lens[b]` cached positions. Position p is
+    stored
+    in page `page_table[b, p // page_size]`. Rows of no sequence are zero. `sinks`, `slopes`, `mask` and `soft_cap` are
+    as
+    in `attention`. The mask `tree` needs `ancestors` i64[T], the step's tokens that each token sees
+    (`ingot.ir.ops.tree`), and takes no slopes.
 
-    Raises VerifyError for an unknown mask, for slopes with a tree, for a cache of no form, and for one that is neither
-    of q's dtype nor f8e4m3.
+    `sharing` i32[G, 6] is the table of shared prefixes (`ingot.ir.features.sharing`). A backend may use it to read a
+    prefix once for all sequences that share it, or ignore it. `k_scale` and `v_scale` are those of the cache's writes
+    (`ingot.ir.cache.dtype`). If values are part of the keys, both were divided by `k_scale`, and `v_scale` equals it.
+
+    Raises VerifyError for an unknown mask, for slopes with a tree, for a cache of unknown shape, and for a cache dtype
+    that is neither q's nor f8e4m3.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()

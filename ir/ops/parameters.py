@@ -1,4 +1,4 @@
-"""Parameters of an op, and the arguments of a call by parameter."""
+"""The parameters of an op, and the binding of a call's arguments to them."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,8 @@ _REQUIRED = inspect.Parameter.empty
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters in their order. `defaults` holds those that a call may leave out, `positional` counts those that it
-    may give by position, which come first."""
+    """Parameters in order. `defaults` holds those that a call may omit. The first `positional` ones may be passed by
+    position."""
 
     names: tuple[str, ...]
     positional: int
@@ -19,7 +19,7 @@ class Parameters:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "Parameters":
-        """The parameters of a function's signature."""
+        """Return the parameters of a function's signature."""
         found = inspect.signature(function).parameters.values()
         return cls(
             names=tuple(one.name for one in found),
@@ -28,8 +28,9 @@ class Parameters:
         )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by parameter in the order of the parameters, defaults filled in. Raises TypeError for a call that
-        does not fit. Passes bind at every call: this takes a fifth of the time of `inspect.Signature.bind`."""
+        """Return the arguments by parameter, in parameter order, defaults filled in. Raises TypeError for a call that
+        does not
+        fit. Passes bind every call, and this takes a fifth of the time of `inspect.Signature.bind`."""
         if len(args) > self.positional:
             raise TypeError("too many positional arguments")
         given = dict(zip(self.names, args, strict=False))
@@ -50,8 +51,9 @@ class Parameters:
         return bound
 
     def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """`bind` for a call that may not fit, of a program that was not verified: what is missing is None, what is too
-        much goes by its place, "#3"."""
+        """Bind a call that was not verified and may not fit: a missing argument is None, a surplus one has its index as
+        key,
+        "#3"."""
         given = {**kwargs, **dict(zip(self.names, args, strict=False))}
         surplus = {f"#{place}": value for place, value in enumerate(args) if place >= len(self.names)}
         return {**dict.fromkeys(self.names), **self.defaults, **given, **surplus}

@@ -1,8 +1,8 @@
-"""Attention over part of what tokens see, with what it takes to put parts together.
+"""Attention over a part of the positions that tokens see, and the op that merges such parts.
 
-Each part comes with the logarithm of the sum of its weights (log-sum-exp). By these the parts are averaged, and the
-result is the attention over all of them, however what is seen was cut: a beginning that sequences share and the rest of
-each, the pages of several devices, what is cached and what is fed.
+Each part comes with the logarithm of the sum of its weights (log-sum-exp). Weighted by these, parts average to the
+attention over all of them, however the positions are divided: a shared prefix and the rest of each sequence, the pages
+of several devices, cached positions and those of the step.
 """
 
 from typing import Any
@@ -30,8 +30,8 @@ def _attend_part(
     sinks: torch.Tensor | None,
     scales: CacheScales,
 ) -> Part:
-    """Attention of q [n, H, D] over k [m, KV, D] and v [m, KV, V] where `seen` [n, m], zero where nothing is:
-    ([n, H, V], [n, H])."""
+    """Return ([n, H, V], [n, H]): attention and log-sum-exp of q [n, H, D] over k [m, KV, D] and v [m, KV, V], where
+    `seen` [n, m] is True. A query that sees nothing gets zeros and -inf."""
     scores = attention_scores(q, k, seen, scale * scales.k, soft_cap, sinks)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None]).exp()[..., : k.shape[0]]
@@ -39,7 +39,7 @@ def _attend_part(
 
 
 def _empty(q: torch.Tensor, form: CacheForm) -> Part:
-    """What tokens without a sequence get."""
+    """Return the part of tokens without a sequence: zeros and -inf."""
     return result_of(q, form).zero_(), torch.full(q.shape[:2], float("-inf"), dtype=wide(q[:0]).dtype, device=q.device)
 
 
@@ -56,7 +56,7 @@ def _part_of_pages(
     soft_cap: float | None,
     scales: CacheScales,
 ) -> Part:
-    """Of one sequence: q [n, H, D], from position `first` on, over `length` positions in the pages of `table`."""
+    """Return the part of one sequence: q [n, H, D], from position `first` on, over `length` positions of `table`."""
     k, v, places = cached_keys(kv, form, table, mask, first, length)
     queries = torch.arange(first, first + q.shape[0], device=q.device)
     return _attend_part(q, k, v, mask.seen(queries, places), scale, soft_cap, sinks, scales)
@@ -72,7 +72,8 @@ def _form(call: dict[str, Any]) -> CacheForm:
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Those of `paged_attention`, and a group of tokens that read a beginning which they share, or none."""
+    """Return the samples of `paged_attention`, and one in which a sequence's tokens read a shared prefix, or
+    nothing."""
     q, kv, table, starts, lens, _ = paged_samples(g, dtype)[0].args
     shared = (q, kv, table, starts, lens, torch.tensor([2, 0], dtype=torch.int32))
     return [*paged_samples(g, dtype), Sample(shared, {"scale": 0.35, "mask": "bidirectional"})]
@@ -96,7 +97,7 @@ def _rowwise(*args: Any, **kwargs: Any) -> Part:
 
 
 def _costliest(*args: Any, **kwargs: Any) -> Part:
-    """All tokens are of one sequence at the end of its pages."""
+    """Run as if all tokens belonged to one sequence at the end of its pages."""
     call = partial_attention.bind(args, kwargs)
     form = _form(call)
     out, lse = _empty(call["q"], form)
@@ -109,7 +110,7 @@ def _costliest(*args: Any, **kwargs: Any) -> Part:
 
 
 def _traffic(q: torch.Tensor, *args: Any, **kwargs: Any) -> float:
-    """That of `paged_attention`, and the sums in float32."""
+    """Return the bytes of `paged_attention` plus those of the float32 log-sum-exps."""
     assert paged_attention.traffic is not None
     return float(paged_attention.traffic(q, *args, **kwargs)) + 4 * q.shape[0] * q.shape[1]
 
@@ -153,13 +154,17 @@ def partial_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over those pages of each sequence that are given.
+    """Return (attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over a part of the pages of each sequence.
 
-    The arguments are those of `paged_attention`, with pages and lengths of a part of each sequence: its end, by a mask
-    that tells positions by their distance, or another part of which all is seen, by `bidirectional`. A part may hold
-    fewer positions than the sequence feeds. Where a token sees its attention is zero and its log-sum-exp is
-    -inf. `sinks` are to be given with one of the parts. There are no slopes:
-    where a part lies in its sequence is not known, and distances follow from that.
+    The arguments are as in `paged_attention`, with the pages and lengths of the part. The part is the end of the
+    sequence
+    for a mask that depends on distances, or, with the mask `bidirectional`, any part that is seen whole. A part may
+    hold
+    fewer positions than the sequence has tokens in the step. A token that sees nothing gets attention zero and
+    log-sum-exp
+    -inf. Pass `sinks` with one of the parts only. There are no slopes: they need distances, and the op does not know
+    the
+    part's place in its sequence.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out, lse = _empty(q, form)
@@ -191,9 +196,9 @@ def _merge_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def merge_attention(
     one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(attention [T, H, D], log-sum-exp f32[T, H]) over two parts that have no position in common, from those of each.
+    """Return (attention [T, H, D], log-sum-exp f32[T, H]) over two disjoint parts, from those of each.
 
-    A part that sees nothing has log-sum-exp -inf; where neither sees anything the attention is zero.
+    A part in which a token sees nothing has log-sum-exp -inf. If both parts do, the attention is zero.
     """
     peak = torch.maximum(one_lse, other_lse).clamp(min=torch.finfo(one_lse.dtype).min)
     one_share, other_share = (one_lse - peak).exp(), (other_lse - peak).exp()

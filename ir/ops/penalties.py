@@ -1,7 +1,7 @@
-"""Penalties for tokens that a sequence holds already, and tokens that it may not take yet.
+"""Penalties for tokens that a sequence contains already, and bans of tokens that it may not choose yet.
 
-Each row of the state `token_counts` [R, vocab] belongs to a running sequence. Bit 0 of an entry says that the token
-stands in the prompt, the bits above it count how often it was generated: penalties tell the two apart.
+Each row of the state `token_counts` [R, vocab] belongs to a running sequence. Bit 0 of an entry is set if the token is
+in the prompt; the higher bits count how often it was generated. Penalties need both.
 """
 
 from dataclasses import dataclass, fields
@@ -11,12 +11,12 @@ import torch
 from ingot.ir.ops.registry import Sample, define, wide_copy
 from ingot.ir.placements import whole
 
-# Tokens that a row of logits may be denied: the end tokens of a model (a few) and of a request. Ours; 64 bytes a row.
+# Banned tokens per row: the end tokens of the model (a few) and of the request. Our choice; 64 bytes a row.
 MAX_BANNED = 16
-# Rows penalized at once: their counts are gathered, 0.5 MB a row of a vocabulary of 128 k.
+# Rows penalized at once. Their counts are gathered: 0.5 MB a row for a vocabulary of 128 k.
 _ROWS_AT_ONCE = 16
 IN_PROMPT = 1
-GENERATED = 2  # what one generated token adds to its entry
+GENERATED = 2  # added to the entry for each generated token
 
 
 def _ints(*values: int) -> torch.Tensor:
@@ -25,7 +25,7 @@ def _ints(*values: int) -> torch.Tensor:
 
 def _count_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     counts = torch.randint(0, 9, (5, 13), generator=g, dtype=torch.int32)
-    # A new sequence in row 3, one that decodes in row 1, one that is not counted in row 0, and padding.
+    # A new sequence in row 3, a decoding one in row 1, an uncounted one in row 0, and padding.
     ids, positions = _ints(4, 4, 7, 12, 5, 6, 0), _ints(0, 1, 2, 3, 9, 0, 0)
     step = (ids, positions, _ints(0, 0, 0, 0, 1, 2, -1), _ints(3, 1, 0, -1), _ints(2, 4, -1, -1))
     return [Sample((counts, *step)), Sample((counts, *step[:-1], _ints(-1, -1, -1, -1)))]
@@ -61,7 +61,7 @@ def _count_all(
     rows: torch.Tensor,
     prompt_ends: torch.Tensor,
 ) -> None:
-    """As `_count` when every token is of a prompt, begins a row and is generated: more than any step."""
+    """Run `_count` as if every token were in a prompt, began a row and were generated: an upper bound on any step."""
     ends = prompt_ends[token_seqs.clamp(min=0).long()]
     row, token = rows[token_seqs.clamp(min=0).long()].long(), ids.long()
     counted, prompt, generated = token_seqs >= 0, positions < ends, positions >= ends
@@ -91,12 +91,12 @@ def count_tokens(
     rows: torch.Tensor,
     prompt_ends: torch.Tensor,
 ) -> torch.Tensor:
-    """The state `token_counts` i32[R, vocab] with the tokens of this step counted.
+    """Return the state `token_counts` i32[R, vocab] with the tokens of this step counted.
 
-    Token `ids[t]` at `positions[t]` of sequence b = `token_seqs[t]` (-1: padding) is counted in row `rows[b]`: as one
-    of the prompt below position `prompt_ends[b]`, from there on as generated. A row is cleared when position 0 is fed,
-    so that a sequence that is computed again is counted from the start. `prompt_ends[b]` -1: no count is asked
-    for, and the row stays as it is.
+    Token `ids[t]` at `positions[t]` of sequence b = `token_seqs[t]` (-1: padding) is counted in row `rows[b]`: as a
+    prompt
+    token below position `prompt_ends[b]`, as generated from there on. Position 0 clears the row, so that a recomputed
+    sequence is counted from the start. If `prompt_ends[b]` is -1, no count is needed, and the row is unchanged.
     """
     counts = token_counts.clone()
     _count(counts, ids, positions, token_seqs, rows, prompt_ends)
@@ -105,8 +105,9 @@ def count_tokens(
 
 @dataclass(frozen=True)
 class Penalties:
-    """What rows of logits ask for before a token is chosen: L rows, of which row i is penalized by row `count_rows[i]`
-    i32 of the state `token_counts` (-1: not at all), and is denied the token ids in `banned` i32[L, K] (-1: none)."""
+    """The penalties and bans of L rows of logits. Row i is penalized by row `count_rows[i]` i32 of the state
+    `token_counts`
+    (-1: not at all), and may not choose the ids in `banned` i32[L, K] (-1: none)."""
 
     token_counts: torch.Tensor
     count_rows: torch.Tensor
@@ -117,7 +118,7 @@ class Penalties:
 
     @property
     def asked(self) -> bool:
-        """Whether any row asks for anything. Looks at data."""
+        """Return whether any row has a penalty or a ban. Reads tensor data."""
         return bool((self.count_rows >= 0).any()) or bool((self.banned >= 0).any())
 
 
@@ -125,18 +126,19 @@ NUM_PENALTIES = len(fields(Penalties))
 
 
 def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
-    """Logits [L, V] after penalties and bans, in float32 or wider.
+    """Return logits [L, V] after penalties and bans, in float32 or wider.
 
-    The order is vLLM's. The logit of a token in prompt or output is divided by `repetition[i]` when positive, else
-    multiplied by it (CTRL, arXiv 1909.05858, section 4.1). Then a token that was generated n > 0 times loses
-    n * `frequency[i]` and `presence[i]` (OpenAI's API reference, "frequency and presence penalties"). Banned tokens get
-    -inf.
+    The order is vLLM's. A positive logit of a token in prompt or output is divided by `repetition[i]`, any other
+    multiplied
+    by it (CTRL, arXiv 1909.05858, section 4.1). Then a token that was generated n > 0 times loses n * `frequency[i]`
+    and
+    `presence[i]` (OpenAI's API reference, "frequency and presence penalties"). Banned tokens get -inf.
     """
     result = wide_copy(logits)
     counted = (asked.count_rows >= 0).nonzero().flatten()
     for rows in counted.split(_ROWS_AT_ONCE) if counted.numel() else ():
         held = asked.token_counts[asked.count_rows[rows].long()]
-        place, token = held.nonzero(as_tuple=True)  # a sequence holds few of the vocabulary's tokens
+        place, token = held.nonzero(as_tuple=True)  # a sequence contains few of the vocabulary's tokens
         _penalize(result, held, place, token, rows, asked)
     row, column = (asked.banned >= 0).nonzero(as_tuple=True)
     result[row, asked.banned[row, column].long()] = float("-inf")
@@ -144,7 +146,7 @@ def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
 
 
 def penalized_most(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
-    """As `penalized` when every row holds the whole vocabulary. Looks at no data."""
+    """Run `penalized` as if every row contained the whole vocabulary. Reads no tensor data."""
     result = wide_copy(logits)
     rows = torch.arange(min(logits.shape[0], _ROWS_AT_ONCE), device=logits.device)
     held = asked.token_counts[asked.count_rows[rows].long()]
@@ -161,7 +163,7 @@ def _penalize(
     rows: torch.Tensor,
     asked: Penalties,
 ) -> None:
-    """Penalize `rows` of `result` for the tokens that they hold: `held[place, token]` are their entries."""
+    """Penalize `rows` of `result` for their tokens; `held[place, token]` are the tokens' entries."""
     row, times = rows[place], held[place, token] // GENERATED
     chosen, factor = result[row, token], asked.repetition[row]
     repeated = torch.where(chosen > 0, chosen / factor, chosen * factor)

@@ -1,4 +1,4 @@
-"""One vector for each sequence of a step, from the hidden states of its tokens."""
+"""Pooling: one vector per sequence of a step, from the hidden states of its tokens."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.ops.registry import Sample, bytes_of, define, wide, wide_copy
 from ingot.ir.placements import whole
 
-# Which hidden states make the vector: the last token's, their mean, the first token's. Names are those of vLLM's
-# pooling types (`CLS` is the first token's).
+# The hidden states that make the vector: the last token's, the mean of all, the first token's. Names are those of
+# vLLM's pooling types (`CLS` is the first token).
 POOLINGS = ("last", "mean", "cls")
-# The least length that a vector is divided by, so that one of zeros stays one; torch's `normalize` has the same.
+# The least divisor of a vector, so that a zero vector stays zero; the same as in torch's `normalize`.
 LEAST_NORM = 1e-12
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """A sequence of several tokens, an idle one, one of a single token; the last two tokens are of none."""
+    """Return samples with a sequence of five tokens, an empty one, one of a single token, and two tokens of none."""
 
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32)
@@ -40,7 +40,7 @@ def _fake(x: torch.Tensor, q_starts: torch.Tensor, *_: object, pooling: str) -> 
 
 
 def _costliest(x: torch.Tensor, q_starts: torch.Tensor, *rest: torch.Tensor, pooling: str) -> torch.Tensor:
-    """All tokens are of one sequence."""
+    """Run as if all tokens belonged to one sequence."""
     out = _fake(x, q_starts, *rest, pooling=pooling)
     own = wide_copy(x)
     out[0] = own.mean(0)
@@ -66,11 +66,12 @@ def pool(
     *,
     pooling: str,
 ) -> torch.Tensor:
-    """f32[B, N]: of the hidden states x [T, N] of each sequence the `last`, their `mean` or the first (`cls`).
+    """Return f32[B, N]: of the hidden states x [T, N] of each sequence the `last`, their `mean` or the first (`cls`).
 
-    Sequence b owns tokens `q_starts[b] … + q_lens[b]`; one that owns none gets zeros. `dimensions[b]` keeps the first
-    so many elements and makes the others zero (arXiv 2205.13147); 0 keeps all. Where `normalize[b]` is not 0, what is
-    kept gets length 1. Raises VerifyError for an unknown pooling.
+    Sequence b owns tokens `q_starts[b] … + q_lens[b]`; an empty one gets zeros. `dimensions[b]` keeps that many leading
+    elements and zeroes the rest (arXiv 2205.13147); 0 keeps all. If `normalize[b]` is not 0, the vector is then scaled
+    to
+    length 1. Raises VerifyError for an unknown pooling.
     """
     check_pooling(pooling)
     rows: list[torch.Tensor] = []
@@ -80,7 +81,7 @@ def pool(
         if not count:
             rows.append(torch.zeros_like(wide_copy(x[:1])))
             continue
-        # In memory of their own: where the tokens lie in the step shows in no bit.
+        # Copy the rows, so that the tokens' address in the step cannot change a bit.
         first, last = {"last": (end - 1, end), "mean": (start, end), "cls": (start, start + 1)}[pooling]
         row = wide_copy(x[first:last]).mean(0, keepdim=True)
         if kept:

@@ -1,4 +1,4 @@
-"""The linear over a weight that is stored in a format: one op for all of them."""
+"""The linear over a weight in any storage format: one op for all formats."""
 
 import torch
 import torch.nn.functional as F
@@ -37,7 +37,8 @@ def _fake(
     *,
     format: str,
 ) -> torch.Tensor:
-    """The shape, once every part is what the format says: nothing else would notice a scale of a wrong group."""
+    """Return a result of the right shape. Raises ValueError for a part that does not fit the format, such as a scale of
+    a wrong group, which no other check finds."""
     found = find_format(format)
     if weight.dim() < 2:
         raise ValueError(f"format {format}: packed elements of shape {list(weight.shape)}")
@@ -58,7 +59,7 @@ def _fake(
 
 
 def _placement(call: Call) -> Fit:
-    """As a linear. Where the packed elements are split, what scales them is too; all in sizes of their own."""
+    """Split like `linear`. Scales and zeros are split with the packed elements, each in its own units."""
     weight, format = call.at["weight"], find_format(call.values["format"])
     if weight is None or weight.kind != "shard" or weight.dim > 1 or (weight.dim and weight.segments):
         return whole(call)
@@ -92,8 +93,10 @@ def quant_linear(
     *,
     format: str,
 ) -> torch.Tensor:
-    """`x @ w.T + bias` with x [T, K], bias [N], and w [N, K] what weight, scales and zeros stand for by `format`
-    (`ingot.ir.formats`): [T, N] in x's dtype. With scales computed in float32 and rounded once, else as `linear`."""
+    """Return `x @ w.T + bias` with x [T, K], bias [N], and w [N, K] stored as weight, scales and zeros in `format`
+    (`ingot.ir.formats`): [T, N] in x's dtype. A lossless format computes like `linear`; others compute in float32 or
+    wider
+    and round once."""
     found = find_format(format)
     if found.lossless:
         return linear.reference(x, dequantize(weight, scales, zeros, found), bias)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""How an op is defined: once, by a function that is its meaning, fallback, shape function and test oracle."""
+"""Define ops, each by one function, which serves as reference, fallback, shape function and test oracle."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -12,16 +12,17 @@ from ingot.ir.errors import InternalError
 from ingot.ir.ops.parameters import Parameters
 from ingot.ir.placements import Rule
 
-# Ops go through torch.library.Library: unlike `custom_op` it imports neither dynamo nor inductor when one is called.
+# torch.library.Library, because calls of a `custom_op` import dynamo and inductor.
 _LIBRARY = torch.library.Library("ingot", "DEF")
 
 
 class Effect(enum.Enum):
-    """What a call depends on or does beside its arguments and results: an op's contract with passes.
+    """The inputs and effects of a call other than its arguments and results. Passes rely on it.
 
-    PURE: equal arguments give equal bits. READS_STATE: so they do, a version of a state being an argument like any
-    other. WRITES_STATE: the call makes the next version of a state. RANDOM: each call draws anew. (`sample` is pure:
-    its draws are keyed by arguments.)
+    PURE: equal arguments give equal bits. READS_STATE: the same, with a version of a state among the arguments.
+    WRITES_STATE: the call makes the next version of a state. RANDOM: each call draws new numbers. (`sample` is pure:
+    its
+    arguments key its draws.)
     """
 
     PURE = "pure"
@@ -31,18 +32,18 @@ class Effect(enum.Enum):
 
     @property
     def joinable(self) -> bool:
-        """One call may stand for two equal ones."""
+        """Return whether one call may replace two equal ones."""
         return self in (Effect.PURE, Effect.READS_STATE)
 
     @property
     def droppable(self) -> bool:
-        """The call may go when nothing uses its results."""
+        """Return whether a call without users may be removed."""
         return self is not Effect.WRITES_STATE
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a call must do at least: floating-point operations, and bytes read or written once each."""
+    """The least cost of a call: floating-point operations, and bytes, each read or written once."""
 
     flops: int = 0
     bytes: int = 0
@@ -53,7 +54,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sample:
-    """Arguments of one call, for tests of backends."""
+    """The arguments of one call, for tests of backends."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -67,23 +68,31 @@ Function = Callable[..., Any]
 class Op:
     """One op of the dialect.
 
-    `reference` is its meaning. `placement` is its rule on an axis of a mesh: how its arguments must lie, and how its
-    results then do. `flops` are the operations of a call: so many for each element of its results (0 where it only
-    moves data), or a function of its arguments. `traffic` gives its bytes, by default those of all arguments and
-    results but written states. Both look at shapes alone. `multiplies`: a call multiplies rows by its weights.
+    - `reference`: defines the results.
+    - `placement`: the rule for a mesh axis, from the placements of arguments to those of results.
+    - `flops`: operations per element of the results (0 for pure data movement), or a function of the arguments.
+    - `traffic`: a function that returns the bytes; by default those of all arguments and results but written states.
+      `flops` and `traffic` look at shapes only.
+    - `multiplies`: the call multiplies rows by its weights.
+    - `fake`: returns results of the right shape for meta tensors.
+    - `rowwise`: computes the same with each token independent of the others in the step (bitwise batch-invariant), one
+    row
+      of the parameters `rows` at a time.
+    - `states`: the parameters that are states. `in_place` updates them and returns only the other results; lowered
+      programs call it.
+    - `costliest`: allocates the most that a call (in place, if it has states) can allocate, without reading data.
+    Memory
+      is planned by it.
+    - `decompose`: rebuilds a fused op from simpler ones.
+    - `fusible`: a region compiler may put the op into a region.
+    - `legal`: "any" stage, "pure" before states exist, "cached" once they do, or "open" only until insert-collectives.
+    - `effect`: whether passes may join or remove calls.
+    - `across`: computes a collective for all ranks of its axis, from one list per tensor argument to a list of results.
+    - `on_device`: the forms that run use tensors alone and copy nothing from the host, so a CUDA graph can capture
+    them.
+    - `needs_kernel`: the reference loops over sequences. On a GPU it replaces a missing kernel only on request.
 
-    `fake` gives results of the right shape for meta tensors. `rowwise` computes the same with each token's arithmetic
-    independent of the other tokens in the step (bitwise batch-invariant), a row of the parameters `rows` at a time.
-    `states` names the parameters that are state values; `in_place` is the lowered form that updates them instead of
-    returning them, and returns the remaining results. `costliest` allocates what a call that runs (in place, if it has
-    states) allocates at most, and looks at no data: memory is planned by it. `decompose` rebuilds a fused op from
-    simpler ones. Every result has memory of its own. `fusible` says that a region compiler may take it into a region.
-    `legal` says where it may stand: "any" stage, "pure" ones without states, "cached" ones with them, or only where
-    placements are "open". `across` computes a collective for all ranks of its axis at once: from a list for each tensor
-    argument to a list of results. `effect` says when two calls may become one, and when one may go. `on_device`: the
-    forms that run compute with tensors alone and copy nothing from the host, so that a captured graph can hold a call
-    of them. `needs_kernel`: its reference goes from one sequence to the next, and on a GPU stands in for a missing
-    kernel only where references were asked for.
+    Every result has its own memory.
     """
 
     name: str
@@ -110,7 +119,7 @@ class Op:
 
     @property
     def overload(self) -> torch._ops.OpOverload:
-        """What stands in a graph as the target of a call."""
+        """Return the target of calls in a graph."""
         overload = getattr(torch.ops.ingot, self.name).default
         assert isinstance(overload, torch._ops.OpOverload)
         return overload
@@ -120,17 +129,17 @@ class Op:
 
     @cached_property
     def parameters(self) -> Parameters:
-        """Those of the reference."""
+        """Return the parameters of the reference."""
         return Parameters.of(self.reference)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments by parameter, defaults filled in. Raises TypeError for a call that does not fit."""
+        """Return the arguments by parameter, defaults filled in. Raises TypeError for a call that does not fit."""
         return self.parameters.bind(args, kwargs)
 
     def changed(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[str, Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, each as `change(name, value)` gives it."""
+        """Return the arguments of a call, each replaced by `change(name, value)`."""
         names = self.parameters.names
         return (
             tuple(change(names[place], value) for place, value in enumerate(args)),
@@ -138,13 +147,14 @@ class Op:
         )
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
-        """Cost of a call with these tensors; meta tensors will do. Of requests that ask for nothing but tokens."""
+        """Return the cost of a call with these tensors, which may be meta tensors. Assumes requests without extra
+        features."""
         with torch.device("meta"):
             result = self.fake(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
         return self.count(args, kwargs, [result] if isinstance(result, torch.Tensor) else list(result))
 
     def count(self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.Tensor]) -> Cost:
-        """`cost` where the results are known too, or tensors like them. Computes nothing."""
+        """Return the cost of a call from its arguments and results, or tensors like them. Computes nothing."""
         written = results[: len(results) - len(self.states)]
         read = [value for name, value in self.bind(args, kwargs).items() if name not in self.states]
         if isinstance(self.flops, int):
@@ -159,17 +169,17 @@ OPS: dict[str, Op] = {}
 
 
 def bytes_of(*values: Any) -> int:
-    """Bytes of those of the values that are tensors."""
+    """Return the bytes of the tensors among the values."""
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
 def lookup_traffic(indices: torch.Tensor, table: torch.Tensor, **_: object) -> int:
-    """Bytes of taking rows of a table: those rows are read, and written."""
+    """Return the bytes of a table lookup: the indices, and the selected rows read and written."""
     return bytes_of(indices) + 2 * indices.numel() * bytes_of(table[:1])
 
 
 def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
-    """`reference` applied to one row at a time of the parameters named in `rows`."""
+    """Return `reference` applied to one row at a time of the parameters `rows`."""
     parameters = Parameters.of(reference)
 
     def rowwise(*args: Any, **kwargs: Any) -> Any:
@@ -187,16 +197,16 @@ def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
 
 
 def _schema_of(reference: Function) -> str:
-    """The signature of a function in torch's schema language, "f(Tensor x, *, int n=1) -> Tensor"."""
+    """Return a function's signature in torch's schema language, "f(Tensor x, *, int n=1) -> Tensor"."""
     try:
         inferred: str = torch.library.infer_schema(reference, mutates_args=(), op_name=reference.__name__)
     except ValueError as error:
         raise InternalError(
-            f"the signature of op '{reference.__name__}' says not what it takes and gives",
+            f"the signature of op '{reference.__name__}' does not declare its argument and result types",
             where=str(error).partition("\n")[0],
             expected="annotations that torch.library.infer_schema reads",
         ) from None
-    return inferred.replace("SymInt", "int")  # torch's symbols stand in no call: an attribute is a number
+    return inferred.replace("SymInt", "int")  # calls hold no torch symbols: an attribute is a number
 
 
 def define(
@@ -220,15 +230,18 @@ def define(
     on_device: bool = False,
     needs_kernel: bool = False,
 ) -> Callable[[Function], Op]:
-    """Define an op from its reference implementation, which gives its name and, by its annotations, its schema;
-    attributes are keyword-only.
+    """Define an op from its reference, whose name and annotations give the op's name and schema. Attributes are
+    keyword-only.
 
-    What has no default is said of every op: how tests call it, how it lies on a mesh (`ingot.ir.placements.whole` where
-    every rank takes and gives whole values), and what it costs. `rows` names the parameters whose leading axis counts
-    independent rows; an op without any is independent of the batch by nature (or gives its own `rowwise`).
-    `fake` defaults to the reference, which then must run on meta tensors, and `costliest` to the form that runs, which
-    must too. A state result comes last, in the order of `states`; an op with any writes state, and one that only reads
-    a state must say so by its `effect`. Defining a name twice is an error.
+    Every op must set `samples` (how tests call it), `placement` (`ingot.ir.placements.whole` if every rank takes and
+    returns whole values) and `flops`. `rows` names the parameters with independent rows along their first axis. An op
+    without `rows` must not depend on the batch, or must set `rowwise`.
+
+    `fake` defaults to the reference, `costliest` to the form that runs; the default must then run on meta tensors.
+    State
+    results come last, in the order of `states`. An op with `states` writes state; one that only reads a state declares
+    it
+    in `effect`. Raises InternalError if the name is defined already.
     """
 
     def register(reference: Function) -> Op:
@@ -238,7 +251,7 @@ def define(
         if states and effect is not Effect.PURE:
             raise InternalError(f"op '{name}' writes state and is declared '{effect.value}'", where=schema)
         if effect is Effect.WRITES_STATE:
-            raise InternalError(f"op '{name}' writes state and does not say which", where=schema, expected="states=…")
+            raise InternalError(f"op '{name}' writes state but names none", where=schema, expected="states=…")
         op = Op(
             name=name,
             schema=schema,
@@ -253,7 +266,7 @@ def define(
             traffic=traffic,
             states=states,
             in_place=in_place,
-            # Of what ranks do together, one rank allocates its result.
+            # A rank allocates only its own result of a collective.
             costliest=costliest or in_place or (fake if across and fake else reference),
             decompose=decompose,
             fusible=fusible,
@@ -273,28 +286,29 @@ def define(
 
 
 def op_of(target: Any) -> Op | None:
-    """The op that a graph node's target calls; None when it is not one of ours."""
+    """Return the op of a graph node's target; None if it is not one of Ingot's."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "ingot":
         return OPS.get(target._schema.name.partition("::")[2])
     return None
 
 
 def own_row(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Row `index` of a tensor, [1, …], in memory of its own.
+    """Return a copy of row `index` of a tensor, [1, …].
 
-    Math libraries choose kernels by alignment: where a row lies in its batch would show in its bits (seen with
-    MKL 2024.2 on an AMD EPYC, whose products of one row differ between addresses 4 and 16 bytes apart).
+    Math libraries choose kernels by alignment, so the address of a row in its batch would change its bits (seen with
+    MKL
+    2024.2 on an AMD EPYC: one-row matmuls differ between addresses 4 and 16 bytes apart).
     """
     return tensor[index : index + 1].clone(memory_format=torch.contiguous_format)
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in the precision that references compute in: float32, or float64 where it is given."""
+    """Return the tensor in the dtype that references compute in: float64 for float64, else float32."""
     return tensor.to(_wide_dtype(tensor))
 
 
 def wide_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """`wide`, always in memory of its own."""
+    """Return a copy of the tensor as `wide` returns it."""
     return tensor.to(_wide_dtype(tensor), copy=True)
 
 

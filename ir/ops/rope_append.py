@@ -1,4 +1,4 @@
-"""Fused: q/k norm, rotary embedding and the cache write of a step, between the q/k/v product and attention."""
+"""The fused op of q/k norm, rotary embedding and cache write, between the q/k/v matmul and attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +50,7 @@ def _prepared(
 
 
 def _with_append(append: Callable[..., Any] | None) -> Callable[..., torch.Tensor]:
-    """The op with a form of `kv_append` that gives nothing back."""
+    """Return the op built on an in-place form of `kv_append`, which returns nothing."""
     assert append is not None
 
     def run(
@@ -144,7 +144,7 @@ def _traffic(
     *rest: torch.Tensor | None,
     **_: object,
 ) -> int:
-    """q, k and v are read, q is written as it comes out, and k and v in the dtype of the cache."""
+    """Return the bytes of a call: q, k and v read, q written in its dtype, k and v in the cache's."""
     written = (k.numel() + v.numel()) * kv.element_size()
     return bytes_of(q, k, v) + bytes_of(q) + written + rope_reads(positions, table) + bytes_of(*rest)
 
@@ -183,11 +183,12 @@ def qk_norm_rope_append(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(q [T, H, D] normed by `q_weight` [D] and rotated, the cache with k likewise and v [T, KV, D] at `slots`).
+    """Return (q [T, H, D] normed by `q_weight` [D] and rotated, the cache with k, treated alike, and v at `slots`).
 
-    Without weights nothing is normed; with `norm_last` the norms come after the rotation. The parts are those of
-    `rms_norm`, `rope` and `kv_append`, roundings included: what comes first is rounded before what comes after it, and
-    both before the cache's own dtype and scales.
+    k and v are [T, KV, D]. Without weights nothing is normed. With `norm_last` the norms follow the rotation. The parts
+    are
+    `rms_norm`, `rope` and `kv_append` with their roundings: each result is rounded before the next part, and before the
+    cache's dtype and scales apply.
     """
     q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved, norm_last)
     return q, kv_append.reference(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)

@@ -1,4 +1,4 @@
-"""Choosing the next token from logits, with random numbers keyed by (seed, position)."""
+"""Sample the next token from logits, with random numbers keyed by (seed, position)."""
 
 import torch
 
@@ -14,7 +14,7 @@ _LOW = 0xFFFFFFFF
 
 
 def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Philox 4x32-10 on int64 tensors that hold unsigned 32-bit words: four words for each counter of four."""
+    """Run Philox 4x32-10 on int64 tensors of unsigned 32-bit words: four words per counter of four."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -28,7 +28,7 @@ def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Ten
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
-    """f32[L, count] in the open interval (0, 1): row i is drawn from (seeds[i], positions[i]) alone.
+    """Return f32[L, count] in the open interval (0, 1); row i depends only on (seeds[i], positions[i]).
 
     Word j of a row is word j % 4 of counter (j // 4, position, 0, 0) under the key (seed's low and high half).
     """
@@ -37,15 +37,15 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.T
     zero = torch.zeros_like(blocks)
     key = (seeds[:, None] & _LOW, (seeds[:, None] >> 32) & _LOW)
     words = torch.stack(philox((blocks + zero * position, position + zero, zero, zero), key), -1)
-    # 23 bits and a half fill float32's 24: with one bit more the largest word rounds to 1, whose noise is infinite.
+    # 23 bits plus a half fill float32's 24. One more bit would round the largest word to 1, with infinite noise.
     return ((words.flatten(1)[:, :count] >> 9).float() + 0.5) * 2.0**-23
 
 
 def keep_mask(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """bool[L, V]: tokens that survive min-p, then top-k, then top-p, on logits [L, V] after temperature.
+    """Return bool[L, V]: tokens that survive min-p, then top-k, then top-p, on logits [L, V] after temperature.
 
-    The order is vLLM's. `top_k` 0 and `top_p` 1 are off. Ties with the k-th logit survive; of ties at the edge of
-    top-p, the lowest ids do. The most likely token always does.
+    The order is vLLM's. `top_k` 0 and `top_p` 1 are off. Ties with the k-th logit survive; among ties at the edge of
+    top-p, the lowest ids survive. The most likely token always survives.
     """
     vocab = logits.shape[-1]
     probs = logits.softmax(-1)
@@ -56,7 +56,7 @@ def keep_mask(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, mi
     ranked = ordered.values.masked_fill(ordered.values < kth, float("-inf"))
     ranked_probs = ranked.softmax(-1)
     before = ranked_probs.cumsum(-1) - ranked_probs
-    # Off at 1: the sum of a long row's probabilities may round to 1 before its end.
+    # top_p 1 keeps all: the sum of a long row's probabilities may round to 1 before its end.
     ranked_keep = ((before < top_p[:, None]) | (top_p[:, None] >= 1)) & ranked.isfinite()
     ranked_keep[:, 0] = True
     return torch.zeros_like(keep).scatter(-1, ordered.indices, ranked_keep)
@@ -89,8 +89,8 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     return [Sample((logits, *columns, *nothing)), Sample((logits.to(dtype), *columns, *penalties))]
 
 
-# Rows drawn at once. A draw holds some hundred bytes a token of the vocabulary, so that this many rows of 128 k take
-# 200 MB; one row after the other would be as quick on a CPU, and slower on a GPU.
+# Rows drawn at once. A draw takes some hundred bytes per token of the vocabulary, so 16 rows of 128 k take 200 MB. One
+# row at a time would be as fast on a CPU, but slower on a GPU.
 _ROWS_AT_ONCE = 16
 
 
@@ -103,9 +103,9 @@ def _draw(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """A random token i64[L] of each row, whose temperatures are above 0."""
+    """Draw a token i64[L] for each row; all temperatures are above 0."""
     logits = wide(logits)
-    # Below its maximum a row cannot overflow, whatever the temperature.
+    # Subtract the row's maximum, so that no temperature makes it overflow.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
     noise = -torch.log(-torch.log(uniform(seeds, positions, logits.shape[-1])))
     kept = scaled.masked_fill(~keep_mask(scaled, top_k, top_p, min_p), float("-inf"))
@@ -113,7 +113,7 @@ def _draw(
 
 
 def _choose(logits: torch.Tensor, columns: tuple[torch.Tensor, ...], drawn: torch.Tensor) -> torch.Tensor:
-    """`sample` of penalized logits, with the rows `drawn` i64[n] taken by chance and the others greedily."""
+    """Sample from penalized logits: draw the rows `drawn` i64[n], take the most likely token of the others."""
     tokens = logits.argmax(-1)
     for rows in drawn.split(_ROWS_AT_ONCE) if drawn.numel() else ():  # greedy requests need no random numbers
         tokens[rows] = _draw(logits[rows], *(column[rows] for column in columns))
@@ -127,7 +127,7 @@ def _choose_most(logits: torch.Tensor, *asked: torch.Tensor) -> torch.Tensor:
 
 
 def _traffic(logits: torch.Tensor, *asked: torch.Tensor) -> int:
-    """Without a request that asks for penalties `token_counts` is not read."""
+    """Return the bytes of a call without penalties, which does not read `token_counts`."""
     counts = asked[-NUM_PENALTIES]
     return bytes_of(logits, *(one for one in asked if one is not counts)) + logits.shape[0] * torch.int32.itemsize
 
@@ -150,7 +150,7 @@ def _traffic(logits: torch.Tensor, *asked: torch.Tensor) -> int:
     ),
     fake=lambda logits, *_: torch.empty(logits.shape[:1], dtype=torch.int32, device=logits.device),
     costliest=_choose_most,
-    flops=lambda logits, *_: logits.numel(),  # the largest is looked for
+    flops=lambda logits, *_: logits.numel(),  # one comparison per logit
     traffic=_traffic,
     effect=Effect.READS_STATE,
     fusible=False,
@@ -172,15 +172,17 @@ def sample(
     presence: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
-    """A token i32[L] from logits [L, V]; each parameter is [L], `banned` i32[L, K].
+    """Return a token i32[L] for each row of logits [L, V]; each parameter is [L], `banned` i32[L, K].
 
-    Logits are first what `ingot.ir.ops.penalties.penalized` makes of them: row i is penalized by row `count_rows[i]`
-    i32 of the state `token_counts` i32[R, V] (-1: not at all), by `repetition`, `frequency` and `presence`, f32 each;
-    the ids in `banned` (-1: none) are not taken. A row that asks for neither is chosen from as it is.
+    `ingot.ir.ops.penalties.penalized` first changes the logits. Row i is penalized by row `count_rows[i]` i32 of the
+    state
+    `token_counts` i32[R, V] (-1: no penalty), with `repetition`, `frequency` and `presence`, each f32. The ids in
+    `banned`
+    (-1: none) are not chosen. A row without penalties and bans is unchanged.
 
     Temperature 0 takes the most likely token (the lowest id among equals). Otherwise one token is drawn from
-    `softmax(logits / temperature)` cut down by `keep_mask`, by the Gumbel-max method with noise keyed by
-    (seeds i64, positions i32). All of it is computed in float32. A row with NaN, +inf or nothing finite gives -1.
+    `softmax(logits / temperature)`, restricted by `keep_mask`, by the Gumbel-max method with noise keyed by (seeds i64,
+    positions i32). All computation is in float32. A row with NaN or +inf, or without any finite logit, returns -1.
     """
     asked = Penalties(token_counts, count_rows, repetition, frequency, presence, banned)
     logits = penalized(logits, asked) if asked.asked else logits

@@ -1,7 +1,7 @@
-"""What moves the contents of a state between steps, along the axis of its pages or slots.
+"""Ops that move the contents of a state between steps, along its axis of pages or slots.
 
-No program calls these: the runtime does, between steps, for copy-on-write, preemption and rewind. They are ops so that
-a device gets kernels for them as for every other op.
+No program calls them. The runtime does between steps, for copy-on-write, preemption and rewind. They are ops so that
+backends supply kernels for them.
 """
 
 import torch
@@ -29,7 +29,7 @@ def _copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
 
 
 def _between_steps(call: Call) -> Fit:
-    """A rank copies, moves and clears its part of a state, split along any axis but the one of pages or slots."""
+    """Keep the placement of a state that is split along any axis but that of pages or slots."""
     state = call.at["state"]
     kept = state is None or (state.kind == "shard" and state.dim != call.values["axis"])
     return Fit({"state": state}, state) if kept else whole(call)
@@ -45,7 +45,7 @@ def _between_steps(call: Call) -> Fit:
     placement=_between_steps,
 )
 def state_copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """The state with entries `targets` i64[N] along `axis` as `sources` i64[N] were; the targets are distinct."""
+    """Return the state with entries `sources` i64[N] along `axis` copied to `targets` i64[N], which are distinct."""
     result = state.clone()
     _copy(result, sources, targets, axis=axis)
     return result
@@ -68,7 +68,7 @@ def _move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
     placement=_between_steps,
 )
 def state_move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """As `state_copy`; sources that are no targets are zero then."""
+    """Do as `state_copy`, then zero the sources that are not targets."""
     result = state.clone()
     _move(result, sources, targets, axis=axis)
     return result
@@ -93,7 +93,7 @@ def _zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
     placement=_between_steps,
 )
 def state_zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """The state with entries `targets` i64[N] along `axis` zero."""
+    """Return the state with entries `targets` i64[N] along `axis` set to zero."""
     result = state.clone()
     _zero(result, targets, axis=axis)
     return result

@@ -1,7 +1,7 @@
-"""The ends of an engine step: from the host's few integers to positions and slots, and on to the next step.
+"""The first and last ops of an engine step: from the host's few integers to positions and slots, and on to the next.
 
-Each running request owns a row of per-sequence state on the device: its last token and its position. A step reads them
-first and moves them last, so the next step needs nothing from the host.
+Each running request owns a row of per-sequence state on the device: its last token and its position. A step reads the
+row first and updates it last, so the next step needs nothing from the host.
 """
 
 import torch
@@ -17,7 +17,7 @@ def _ints(*values: int) -> torch.Tensor:
 def _slots(
     positions: torch.Tensor, seq: torch.Tensor, real: torch.Tensor, page_table: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """i64[T]: where tokens are written by the pages of their sequences; -1 for padding."""
+    """Return i64[T]: the cache slots of tokens in the pages of their sequences; -1 for padding."""
     page = page_table[seq, (positions // page_size).long()].long()
     return torch.where(real, page * page_size + positions % page_size, -1)
 
@@ -88,12 +88,15 @@ def feed(
     *,
     page_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]) of the tokens fed in this step.
+    """Return (ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]) of the tokens in this step.
 
-    A token of -1 stands for the last token of its sequence's row. Sequence b starts at position `starts[b]`, or, when
-    that is -1, where its row `rows[b]` of the state `position` [R] stands. A token with `token_seqs` -1 and a sequence
-    with row -1 are padding: id 0, position 0, slot -1, length 0. Without a page table, for a model that has no paged
-    cache, all slots are -1.
+    Token -1 means the last token of its sequence's row. Sequence b starts at position `starts[b]`, or, if that is -1,
+    at
+    the position in its row `rows[b]` of the state `position` [R]. A token with `token_seqs` -1 and a sequence with row
+    -1
+    are padding: id 0, position 0, slot -1, length 0. Without a page table (a model without a paged cache), all slots
+    are
+    -1.
     """
     real = token_seqs >= 0
     seq = token_seqs.clamp(min=0).long()
@@ -124,9 +127,10 @@ def _page_slots_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def page_slots(
     positions: torch.Tensor, token_seqs: torch.Tensor, page_table: torch.Tensor, *, page_size: int
 ) -> torch.Tensor:
-    """i64[T]: the slots of tokens at `positions` in the pages of another group of caches, as `feed` gives those of one.
+    """Return i64[T]: the slots of tokens at `positions` in the pages of a further cache group, as `feed` does for one.
 
-    Token t is of sequence `token_seqs[t]`, whose pages are in that row of `page_table` [B, P]; -1 is padding, slot -1.
+    Token t belongs to sequence `token_seqs[t]`, whose pages are in that row of `page_table` [B, P]; -1 is padding, slot
+    -1.
     """
     return _slots(positions, token_seqs.clamp(min=0).long(), token_seqs >= 0, page_table, page_size)
 
@@ -163,7 +167,7 @@ def _move_all(
     sample_index: torch.Tensor,
     rejected: torch.Tensor | None = None,
 ) -> None:
-    """`_move` of sequences that are all real and sampled."""
+    """Run `_move` as if all sequences were real and sampled."""
     if rejected is not None:
         kv_lens, sample_index = kv_lens - rejected, torch.where(sample_index >= 0, sample_index - rejected, -1)
     position[rows.long()] = kv_lens.clone()
@@ -189,15 +193,18 @@ def advance(
     sample_index: torch.Tensor,
     rejected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The states `last_token` and `position` [R] after the step.
+    """Return the states `last_token` and `position` [R] after the step.
 
-    Row `rows[b]` moves to position `kv_lens[b]` and, where `sample_index[b]` is not -1, takes the token
+    Row `rows[b]` moves to position `kv_lens[b]` and, if `sample_index[b]` is not -1, takes the token
     `sampled[sample_index[b]]`. A row of -1 is padding.
 
-    Of the tokens fed, the last `rejected[b]` are not committed: the row moves that much less far, and takes the token
-    that was sampled after the last committed one. Each rejected token has a row of logits of its own, and
-    `sample_index[b]` is the last of its sequence, or -1 where nothing is committed. What the rejected tokens left in
-    caches lies past the row's position: it is never read, and overwritten by the next tokens fed there.
+    The last `rejected[b]` tokens of the step are not committed: the row moves that much less, and takes the token
+    sampled
+    after the last committed one. Each rejected token has its own row of logits. `sample_index[b]` is the last row of
+    its
+    sequence, or -1 if nothing is committed. Cache entries of rejected tokens are past the row's position: they are
+    never
+    read, and later tokens overwrite them.
     """
     tokens, positions = last_token.clone(), position.clone()
     _move(tokens, positions, rows, kv_lens, sampled, sample_index, rejected)

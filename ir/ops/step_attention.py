@@ -1,4 +1,4 @@
-"""Attention within a step: each sequence is fed whole, and sees its own tokens alone. Nothing is cached."""
+"""Attention within a step: each step holds whole sequences, which see only their own tokens. Nothing is cached."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ingot.ir.placements import Call, Fit, by_heads
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """A sequence of several tokens, an idle one, one of a single token; the last token is of none."""
+    """Return samples with a sequence of five tokens, an empty one, one of a single token, and a token of none."""
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=g).to(dtype)
@@ -31,7 +31,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _by_sequence(form: Function, args: Any, kwargs: Any) -> torch.Tensor:
-    """A form of `attention`, for one sequence after the other."""
+    """Run a form of `attention` on one sequence after the other."""
     call = step_attention.bind(args, kwargs)
     q, k, v = call["q"], call["k"], call["v"]
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -50,7 +50,7 @@ def _rowwise(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_starts: torch.Tensor, *_: object, **kw: Any) -> float:
-    """Two products, of q with keys and of weights with values, of sequences of one length."""
+    """Return the operations of both matmuls, q with keys and weights with values, for sequences of equal length."""
     length = q.shape[0] / q_starts.shape[0]
     mask = Mask.named(kw.get("mask", CAUSAL.name))
     seen = length if mask.looks_ahead else (length + 1) / 2
@@ -58,7 +58,7 @@ def _flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_starts: torch.Te
 
 
 def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """All tokens are of one sequence."""
+    """Run as if all tokens belonged to one sequence."""
     call = step_attention.bind(args, kwargs)
     q, k, v = call["q"], call["k"], call["v"]
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -99,10 +99,10 @@ def step_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Attention within each sequence of a step that feeds it whole; q [T, H, D], k and v [T, KV, D]: [T, H, D].
+    """Attention within each sequence of a step that holds it whole; q [T, H, D], k and v [T, KV, D]: [T, H, D].
 
-    Sequence b owns tokens `q_starts[b] … + q_lens[b]`, at the positions from 0 on. Rows of no sequence come out zero.
-    `sinks`, `slopes`, `mask` and `soft_cap` are those of `attention`.
+    Sequence b owns tokens `q_starts[b] … + q_lens[b]`, at positions from 0 on. Rows of no sequence are zero. `sinks`,
+    `slopes`, `mask` and `soft_cap` are as in `attention`.
     """
     args = (q, k, v, q_starts, q_lens, sinks, slopes)
     return _by_sequence(attention.reference, args, {"scale": scale, "mask": mask, "soft_cap": soft_cap})

@@ -27,8 +27,8 @@ def _mix_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=whole,
 )
 def mix(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sums of the streams of each token with weights of its own: x [T, n, D], weights [T, m, n]: [T, m, D], rounded
-    once to x's dtype (the prediction and the correction of AltUp, arXiv 2301.13310)."""
+    """Return weighted sums of the streams of each token: x [T, n, D], weights [T, m, n]: [T, m, D], rounded once to x's
+    dtype (the prediction and the correction of AltUp, arXiv 2301.13310)."""
     full, factors = wide(x), wide(weights)
     total = factors[..., :1] * full[:, :1]
     for stream in range(1, x.shape[1]):
@@ -46,9 +46,9 @@ def _concat_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x", "y"), samples=_concat_samples, flops=0, placement=whole)
 def concat(x: torch.Tensor, y: torch.Tensor, *, dim: int) -> torch.Tensor:
-    """x and then y along an axis, which is not that of the tokens.
+    """Concatenate x and y along an axis other than that of the tokens.
 
-    Raises VerifyError for axis 0, and for one that x lacks.
+    Raises VerifyError for axis 0, and for an axis that x lacks.
     """
     if not 0 < dim < x.dim():
         raise VerifyError(f"concat along axis {dim} of {x.dim()}", expected="an axis after the first")
@@ -65,10 +65,10 @@ def _match_rms_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x", "like"), samples=_match_rms_samples, flops=1, placement=whole)
 def match_rms(x: torch.Tensor, like: torch.Tensor, *, least: float) -> torch.Tensor:
-    """x with the root mean square of `like` over the last axis, in x's dtype: `x * rms(like) / rms(x)`.
+    """Return x scaled to the root mean square of `like` over the last axis, in x's dtype: `x * rms(like) / rms(x)`.
 
-    x [T, …, D], like of the same shape or with axes of size 1 between the first and the last. The mean square of x
-    counts as `least` where it is below.
+    x is [T, …, D]; `like` has the same shape, or size 1 on axes between the first and the last. The mean square of x is
+    clamped to at least `least`.
     """
     full = wide(x)
     of_x = full.pow(2).mean(-1, keepdim=True).clamp(min=least)

@@ -1,8 +1,8 @@
-"""A tree of drafts: several continuations of a sequence, fed in one step, of which the longest right one is kept.
+"""A tree of drafts: several continuations of a sequence in one step. The longest correct one is kept.
 
-Node 0 is the last token of the sequence, the root; node 1 + i is draft i. A node stands after its parent, and may be
-any of the tokens after it. What a node sees of its step is told by bits: bit j of a token's `ancestors` says that it
-sees node j, itself among them. 0 is no node: such a token sees all that is fed before it.
+Node 0 is the root, the sequence's last token; node 1 + i is draft i. A node comes after its parent. `ancestors` of a
+token is a bit mask: bit j is set if the token sees node j, itself included. 0 marks a token outside a tree, which sees
+all tokens before it.
 """
 
 import torch
@@ -19,7 +19,7 @@ def _ints(*values: int) -> torch.Tensor:
 
 
 def bits_of(ancestors: torch.Tensor, nodes: int = MAX_NODES) -> torch.Tensor:
-    """bool[…, nodes]: which nodes each token sees."""
+    """Return bool[…, nodes]: the nodes that each token sees."""
     return ((ancestors[..., None] >> torch.arange(nodes, device=ancestors.device)) & 1) > 0
 
 
@@ -51,19 +51,18 @@ def _ancestor_fake(
 def tree_ancestors(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, parents: torch.Tensor
 ) -> torch.Tensor:
-    """The `ancestors` i64[T] of the tokens of a step, before drafts are put into `tokens` i32[T].
+    """Return the `ancestors` i64[T] of the step's tokens, before `take_drafts` puts drafts into `tokens` i32[T].
 
-    A token of -1 is the root; -2 - i is draft i, whose parent is node `parents[rows[b], i]` of the state i32[R, K]; any
-    other token is no node.
-
-    A parent that does not come before its draft stands for the nearest one that does.
+    Token -1 is the root. Token -2 - i is draft i, with parent node `parents[rows[b], i]` of the state i32[R, K]. Any
+    other
+    token is outside the tree. A parent index that does not come before its draft is clamped to the node just before it.
     """
     nodes = parents.shape[1] + 1
     place = torch.arange(nodes, device=tokens.device)
     before = parents[rows.clamp(min=0).long()].long().clamp(min=0).minimum(place[:-1])
     reach = torch.eye(nodes, device=tokens.device).repeat(rows.shape[0], 1, 1)
     reach[:, 1:] += (before[:, :, None] == place).float()
-    for _ in range((nodes - 1).bit_length()):  # the longest path has as many steps as there are drafts
+    for _ in range((nodes - 1).bit_length()):  # the longest path has as many edges as there are drafts
         reach = ((reach @ reach) > 0).float()
     bits = (reach.long() << place).sum(-1)
     node = (-1 - tokens).clamp(min=0, max=nodes - 1).long()
@@ -87,8 +86,9 @@ def _position_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def tree_positions(
     positions: torch.Tensor, token_seqs: torch.Tensor, q_starts: torch.Tensor, ancestors: torch.Tensor
 ) -> torch.Tensor:
-    """`positions` i32[T], where a sequence's tokens stand one after the other, as those of nodes: the root's, and one
-    more for each ancestor."""
+    """Return `positions` i32[T] of tree nodes: the root's position plus one per ancestor. Takes consecutive positions,
+    and
+    leaves tokens outside a tree unchanged."""
     token = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
     index = token - q_starts[token_seqs.clamp(min=0).long()]
     depth = bits_of(ancestors).sum(-1) - 1
@@ -96,7 +96,7 @@ def tree_positions(
 
 
 def _accept_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    # Node 1 and 2 are drafts after the root, 3 stands after 2; a prompt; a root alone; and padding.
+    # Nodes 1 and 2 follow the root, 3 follows 2; then a prompt, a root alone, and padding.
     ancestors = torch.tensor([1, 3, 5, 13, 0, 0, 1, 0])
     step = (_ints(0, 1, 2, 3, 5, 6), _ints(0, 0, 0, 0, 1, 1, 2, -1), _ints(0, 4, 6, 0), _ints(4, 2, 1, 0))
     tokens, index = _ints(10, 11, 12, 13, 5, 6, 9, 0), _ints(3, 4, 5, -1)
@@ -134,16 +134,19 @@ def accept_tree(
     *,
     drafted: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(order i32[L], rejected i32[B], taken i32[B], source i32[T]) after a step that feeds trees of up to `drafted`
+    """Return (order i32[L], rejected i32[B], taken i32[B], source i32[T]) after a step with trees of up to `drafted`
     drafts.
 
-    A sequence that gets a row of logits for each node, the last of them `sample_index[b]`, keeps a node as long as its
-    parent is kept, and the parent's row has `sampled` it. The kept path is that of the deepest node, and of several the
-    first. `rejected[b]` nodes are not on it, and `taken[b]` is the row of its last node.
+    A sequence with a row of logits for each node, the last of them `sample_index[b]`, keeps a node if its parent is
+    kept
+    and the parent's row `sampled` it. The kept path ends in the deepest kept node, the first among equals.
+    `rejected[b]`
+    nodes are not on it, and `taken[b]` is the row of its last node.
 
-    `order` are the rows of a sequence with those of the path in front, and `source` its tokens likewise: row i of a
-    sequence that kept n nodes is then that of the path's node i, for i < n. Rows and tokens of no tree stay in place,
-    and `taken` is `sample_index`.
+    `order` permutes the rows of a sequence so that those of the path come first, and `source` its tokens in the same
+    way:
+    for a path of n nodes, entry i < n is that of the path's node i. Rows and tokens outside a tree stay in place, and
+    their `taken` is `sample_index`.
     """
     device = tokens.device
     nodes = torch.arange(drafted + 1, device=device)
@@ -160,7 +163,7 @@ def accept_tree(
     right = (tokens[token] == sampled[row].gather(1, parent)) | (nodes == 0)
     kept = valid & (~bits | right[:, None, :]).all(-1)
     depth = bits.sum(-1) - 1
-    # The deepest one, and of several the first: no two have one score.
+    # The deepest node, the first among equals: all scores differ.
     last = torch.where(kept, (depth + 1) * (drafted + 1) - nodes, -1).argmax(-1)
     path = bits.gather(1, last[:, None, None].expand(-1, 1, drafted + 1))[:, 0]  # [B, node]
     length = path.sum(-1)
@@ -169,7 +172,7 @@ def accept_tree(
     at = torch.where(nodes < length[:, None], at, nodes)
 
     def moved(places: torch.Tensor, begin: torch.Tensor, seqs: torch.Tensor) -> torch.Tensor:
-        """`places` with those of trees in the order of `at`, where the tree of a sequence begins at `begin`."""
+        """Return `places` with the entries of each tree, which begins at `begin`, in the order of `at`."""
         seq = seqs.clamp(min=0).long()
         index = places - begin[seq]
         own = tree[seq] & (seqs >= 0) & (index >= 0) & (index < q_lens[seq])
@@ -191,7 +194,7 @@ def _move_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def _move(kv: torch.Tensor, slots: torch.Tensor, source: torch.Tensor) -> None:
     page_size = kv.shape[2]
     real = slots >= 0
-    # Padding moves what the first token moves, to the same place.
+    # Padding repeats the first token's move.
     target = torch.where(real, slots, slots[:1]).clamp(min=0)
     origin = torch.where(real, slots[source.long()], slots[source[:1].long()]).clamp(min=0)
     kv[target // page_size, :, target % page_size] = kv[origin // page_size, :, origin % page_size]
@@ -213,8 +216,8 @@ def _slots_placement(call: Call) -> Fit:
     placement=_slots_placement,
 )
 def move_slots(kv: torch.Tensor, slots: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """The cache where the slot of token t, `slots[t]` i64[T], holds what the slot of token `source[t]` i32[T] held. A
-    negative slot is padding; no token comes to lie where padding was."""
+    """Return the cache with slot `slots[t]` i64[T] of each token replaced by the contents of token `source[t]` i32[T]'s
+    slot. A negative slot is padding; `source` of a real token must not be padding."""
     result = kv.clone()
     _move(result, slots, source)
     return result

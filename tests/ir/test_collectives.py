@@ -89,7 +89,7 @@ def test_what_does_not_divide_has_no_type() -> None:
     ):
         with pytest.raises(VerifyError, match="does not split into 2 parts"):
             infer(OPS[name].overload, (x,), {"axis": "tp", "dim": 1, "parts": 2, **attrs}, program)
-    with pytest.raises(VerifyError, match="nothing moves a value from shard to partial"):
+    with pytest.raises(VerifyError, match="no collective moves a value from shard to partial"):
         infer(OPS["redistribute"].overload, (x,), {"axis": "tp", "src": "shard", "dst": "partial"}, program)
 
 

@@ -90,7 +90,7 @@ BROKEN: dict[str, tuple[str, str, dict[str, str], str, str]] = {
         BODY,
         {"(%left, %down)": "(%left, %down, %b)", "input x": "input b: f32[4]\ninput x"},
         "ingot.linear on axis tp: a bias on partial sums is added once by each rank",
-        "an add behind the sum",
+        "an add after the all_reduce",
     ),
     "half a segment": (
         "SHARDED",

@@ -252,7 +252,9 @@ def test_a_shared_cache_of_one_head_is_refused(apply: Apply) -> None:
         "%attention = ingot.attention(%q, %k, None, %positions, %token_seqs, scale=1.0, layer=0, value_width=3)"
         " : f32[T, 2, 3]\nreturn y=%attention\n"
     )
-    with pytest.raises(VerifyError, match="a cache whose rows are keys and values has 1 heads: no split among 2 ranks"):
+    with pytest.raises(
+        VerifyError, match="a cache whose rows are keys and values has 1 heads, which do not divide among 2 ranks"
+    ):
         sharded(apply, body)
 
 
