@@ -1,1 +1,1 @@
-"""Program to program: the rewrites, the pipeline and the pass manager."""
+"""Passes, which rewrite programs, the pipeline, and the pass manager."""

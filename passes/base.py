@@ -1,4 +1,4 @@
-"""What a pass is: a frozen dataclass whose fields are its options, with a numerics contract."""
+"""The base class of passes: a frozen dataclass with options as fields, and a numerics contract."""
 
 import dataclasses
 import hashlib
@@ -21,16 +21,16 @@ from ingot.ir.program import Program, Region, Stage
 from ingot.ir.text import bucket_text, print_region_body
 from ingot.passes.rewrite import Rewriter
 
-# What compiles, given by the driver: an executable for each region by the region's name; a backend's kernels.
+# The driver's compilers: `Emit` returns an executable per region name, `EmitLibrary` a backend's kernel library.
 Emit = Callable[[Sequence[Region]], Mapping[str, Executable]]
 EmitLibrary = Callable[[LibraryBuilder], Executable]
-# Bytes that calls of regions allocate at their peak, by the region's name, with dims of the given sizes.
+# Returns the peak bytes that a call of each region allocates, by the region's name, for the given sizes of dims.
 Measure = Callable[[Sequence[Region], Mapping[str, int]], Mapping[str, int]]
 
 
 @dataclass(frozen=True)
 class Contest:
-    """A call that several backends would compute by itself: a program of its own, and their names, the cheapest claim
+    """A call that several backends can compute by itself: its own program, and the backends' names, the cheapest claim
     first."""
 
     body: Program
@@ -38,7 +38,7 @@ class Contest:
 
     @property
     def call(self) -> tuple[str, ...]:
-        """The call with its types: equal for equal calls of other weights."""
+        """Return the call with its types as text lines; equal calls with other weights have equal text."""
         return tuple(print_region_body(self.body).splitlines())
 
     @property
@@ -47,26 +47,29 @@ class Contest:
 
     @cached_property
     def key(self) -> str:
-        """That of its `BackendTimes`."""
+        """Return the key of its `BackendTimes`."""
         return call_key(self.call, self.bucket)
 
 
-# The times of each contest, all different, or why the backends are not timed. The function gives calls that will be
-# compiled in any case: where something has to be built to be timed, they are built beside it.
+# Returns the times of each contest, all different, or the reason why its backends are not timed. The function argument
+# returns calls that are compiled in any case; anything that must be built for timing is built along with them.
 TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequence[BackendTimes | str]]
 
 
 @dataclass(frozen=True)
 class PassContext:
-    """What passes may know beside the program.
+    """The facts that passes may read in addition to the program.
 
-    `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` come as objects behind `ir`'s protocol, the
-    preferred ones first. `buckets` are all bucket classes, `bucket` the one that is lowered. `weight_budget` bounds the
-    resident weights, in multiples of their size in one copy. `emit` and `emit_library` compile regions and kernels,
-    `measure` runs what was compiled; they are absent where nothing is to be compiled, and a region's memory is then
-    that of its references. `decided` says which backend computes calls, by the keys of contests, and `time_calls`
-    times backends for the others; where it is absent, the cheapest claim wins. `mesh` holds the sizes of axes above
-    one.
+    `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` are objects of `ir`'s protocols, the preferred
+    ones
+    first. `buckets` holds all bucket classes, `bucket` the one being lowered. `weight_budget` bounds the resident
+    weights,
+    as a multiple of their size in one copy. `mesh` holds the sizes of axes above one.
+
+    `emit` and `emit_library` compile regions and kernels, `measure` runs compiled ones. They are None if nothing is to
+    be
+    compiled; a region's memory is then that of its references. `decided` maps keys of contests to the backend times of
+    an earlier choice. `time_calls` times backends for the other contests; without it, the cheapest claim wins.
     """
 
     target: Target
@@ -87,20 +90,21 @@ class PassContext:
     mesh: Mapping[str, int] = field(default_factory=dict)
 
     def any_bucket(self) -> BucketClass:
-        """The bucket class that holds every step: what a pass before LOWERED asks backends about."""
+        """Return `bucket`, or before LOWERED a bucket class of all steps, for claims of backends."""
         features = owed_features(deterministic=self.deterministic)
         return self.bucket or BucketClass(name="any", tokens=(1, self.max_tokens), features=features)
 
     def counts(self, claim: Yes) -> bool:
-        """Whether a claim is one to choose from: in deterministic mode those alone that are batch-invariant."""
+        """Return whether a claim may be chosen: in deterministic mode, only a batch-invariant one."""
         return claim.batch_invariant or not self.deterministic
 
 
 class Pass(ABC):
-    """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the options of the command line.
+    """A rewrite of a program. Subclasses are frozen dataclasses; their fields are options of the command line.
 
-    `numerics` may be a property, where the options decide what the pass promises. `joins` is for passes that run on
-    request, those of other packages among them: the stage whose phase they end.
+    `numerics` may be a property, if the contract depends on the options. `joins` is for passes that run on request,
+    such
+    as those of other packages: the pass runs at the end of the phase of that stage.
     """
 
     name: ClassVar[str]
@@ -109,30 +113,31 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        """Change `rewriter.program` and count the matches there."""
+        """Rewrite `rewriter.program`. Call `rewriter.take` for each match."""
 
     def options(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
 
     def source_hash(self) -> str:
-        """SHA-256 of the file that defines the pass: part of every identity that the pass bears on."""
+        """Return the SHA-256 of the file that defines the pass; part of the keys of all that the pass affects."""
         return hashlib.sha256(Path(inspect.getfile(sys.modules[type(self).__module__])).read_bytes()).hexdigest()
 
 
 def check_pass_class(made: object, name: str) -> type[Pass]:
-    """`made`, which another package gives as its pass `name`, if it is made as passes are. Raises OptionError."""
+    """Return `made`, another package's entry point `name`, if it is a valid pass class. Raises OptionError
+    otherwise."""
     if not isinstance(made, type) or not issubclass(made, Pass):
-        raise _misfit(name, made, "gives", "a subclass of ingot.passes.base.Pass")
+        raise _misfit(name, made, "is", "a subclass of ingot.passes.base.Pass")
     if getattr(made, "name", None) != name:
-        raise _misfit(name, made, f"calls itself {getattr(made, 'name', None)!r} and gives", f'name = "{name}"')
+        raise _misfit(name, made, f"has the name {getattr(made, 'name', None)!r} in its class", f'name = "{name}"')
     if not isinstance(getattr(made, "numerics", None), Numerics | property):
         kinds = ", ".join(f"Numerics.{kind.name}" for kind in Numerics)
-        raise _misfit(name, made, "does not say what it promises:", f"`numerics` is one of {kinds}")
+        raise _misfit(name, made, "has no numerics contract:", f"`numerics` is one of {kinds}")
     if not isinstance(made.joins, Stage):
-        raise _misfit(name, made, "does not say where it runs:", "`joins` is a Stage")
+        raise _misfit(name, made, "has no stage to join:", "`joins` is a Stage")
     params = vars(made).get("__dataclass_params__")  # of the class itself: a subclass may lack the decorator
     if params is None or not params.frozen:
-        raise _misfit(name, made, "gives", "a frozen dataclass: @dataclass(frozen=True) above the class")
+        raise _misfit(name, made, "is", "a frozen dataclass: @dataclass(frozen=True) above the class")
     missing = (dataclasses.MISSING, dataclasses.MISSING)
     fields = dataclasses.fields(made)  # type: ignore[arg-type]  # a dataclass
     if bare := [one.name for one in fields if (one.default, one.default_factory) == missing]:

@@ -1,4 +1,4 @@
-"""Bodies for backends that compile for types: a single call as a program of its own, and the sizes it is made for."""
+"""Build bodies for backends that compile single calls: a call as its own program, and the bounds of its dims."""
 
 import operator
 from typing import Any
@@ -11,9 +11,9 @@ from ingot.ir.types import Dim, StateType
 
 
 def call_body(program: Program, node: fx.Node, name: str) -> Program:
-    """The call `node` with its tensors as inputs in0, in1, … and states state0, …, in the order of its arguments.
+    """Return the call `node` as a program, with inputs in0, in1, … and states state0, …, in the order of its arguments.
 
-    A value that stands twice among them is two inputs: callers pass a tensor for each place.
+    A value that occurs twice among the arguments becomes two inputs: callers pass a tensor for each.
     """
     body = Program(name, program.stage, {}, bucket=program.bucket)
     counts = {"in": 0, "state": 0}
@@ -44,13 +44,13 @@ def call_body(program: Program, node: fx.Node, name: str) -> Program:
 
 
 def serving_dims(program: Program, body: Program) -> dict[str, Dim]:
-    """The dims of `body` for the steps of the program's bucket class, which what is compiled for it may rely on."""
+    """Return the dims of `body` in steps of the program's bucket class. Compiled code may rely on these bounds."""
     used = body.symbols()
     dims = {name: dim for name, dim in program.dims.items() if name in used}
     if program.bucket is None:
         return dims
     low, high = program.bucket.tokens
-    for name in ("T", "B", "L", "G"):  # a sequence feeds a token at least, and a token has a row of logits at most
+    for name in ("T", "B", "L", "G"):  # a sequence has at least one token, a token at most one row of logits
         if name in dims:
             dims[name] = Dim(name, low if name == "T" else 1, min(high, dims[name].hi))
     return dims

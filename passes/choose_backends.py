@@ -1,4 +1,4 @@
-"""choose-backends: every call gets the backend that computes it; every refusal is kept with its reason."""
+"""choose-backends: assigns a backend to every call, and records each refusal with its reason."""
 
 import operator
 from collections.abc import Callable, Collection, Mapping
@@ -22,8 +22,9 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class ChooseBackends(Pass):
-    """Backends that would compute a call by itself are timed against each other, and the fastest one gets it. Where
-    they are not timed, the cheapest claim wins. In deterministic mode only batch-invariant claims count.
+    """Times the backends that can compute a call by itself, and assigns the fastest. If they are not timed, the
+    cheapest
+    claim wins. In deterministic mode only batch-invariant claims count.
     """
 
     name: ClassVar[str] = "choose-backends"
@@ -49,7 +50,7 @@ class ChooseBackends(Pass):
 
 
 def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str, Yes]:
-    """The best claim of each backend that can have the call, by the backend's name. The others' reasons are kept."""
+    """Return the best usable claim of each backend, by its name. Records the refusals of the others."""
     claims, reasons = claims_of(node, context)
     for reason in reasons:
         rewriter.refuse(node, reason)
@@ -59,7 +60,7 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
         raise PassError(
             f"no backend computes {target_name(node.target)}{by}: {'; '.join(reasons)}",
             where=f"%{node.name}, {node.meta.get('origin', '')}",
-            expected=f"one of {', '.join(backend.name for backend in context.backends)} to take it",
+            expected=f"a claim of {' or '.join(backend.name for backend in context.backends)}",
             hint=f"compile with another backend, {other}, or for another target"
             + (", or without deterministic" if context.deterministic else ""),
         )
@@ -67,7 +68,7 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
 
 
 def claims_of(node: fx.Node, context: PassContext) -> tuple[dict[str, Yes], list[str]]:
-    """The best claim of each backend that can have a call, by the backend's name, and the reasons of the others."""
+    """Return the best usable claim of each backend, by its name, and the reasons of the others."""
     assert context.bucket is not None
     claims: dict[str, Yes] = {}
     reasons: list[str] = []
@@ -90,7 +91,7 @@ def _reason(answer: Claim, taking: list[Yes], layouts: Mapping[str, Layout]) -> 
         return "not batch-invariant"
     wanted = sorted({f"{name} {layout.value}" for yes in alternatives(answer) for name, layout in yes.layouts.items()})
     lie = ", ".join(f"{name} {layout.value}" for name, layout in sorted(layouts.items()))
-    return f"it wants {', '.join(wanted)}, and finds {lie}"
+    return f"it needs {', '.join(wanted)}, but the program has {lie}"
 
 
 # Contests.
@@ -102,7 +103,7 @@ def _contests(
     chosen: Mapping[fx.Node, str],
     context: PassContext,
 ) -> dict[fx.Node, Contest]:
-    """The calls that several backends would compute by themselves."""
+    """Return the calls that several backends can compute by themselves."""
     backends = {node: [name for name, claim in claims.items() if claim.timed] for node, claims in usable.items()}
     contested = {node: names for node, names in backends.items() if len(names) > 1 and chosen[node] in names}
     inside = _in_regions({chosen[node] for node in contested}, chosen, context)
@@ -114,7 +115,8 @@ def _contests(
 
 
 def _in_regions(asked: Collection[str], chosen: Mapping[fx.Node, str], context: PassContext) -> frozenset[fx.Node]:
-    """The calls that the backends `asked`, by name, compute in regions with others: their own times say little."""
+    """Return the calls that the backends `asked` compute in regions with others; timing such a call alone says
+    little."""
     inside: set[fx.Node] = set()
     for backend in context.backends:
         if isinstance(backend, RegionCompiler) and backend.name in asked:
@@ -127,7 +129,7 @@ def _in_regions(asked: Collection[str], chosen: Mapping[fx.Node, str], context: 
 def _compiled_anyway(
     program: Program, contests: Collection[fx.Node], chosen: Mapping[fx.Node, str], context: PassContext
 ) -> list[Region]:
-    """The other calls that are compiled by themselves, equal ones once."""
+    """Return the uncontested calls that are compiled by themselves, equal ones once."""
     compilers = {backend.name for backend in call_compilers(context.backends)}
     inside = _in_regions(compilers, chosen, context)
     found: dict[str, Region] = {}
@@ -141,7 +143,7 @@ def _compiled_anyway(
 def _decided(
     contests: list[Contest], context: PassContext, anyway: Callable[[], list[Region]]
 ) -> list[BackendTimes | str]:
-    """Times of each contest, or the reason why the cheapest claim wins it."""
+    """Return the times of each contest, or the reason why the cheapest claim wins it."""
     found: dict[str, BackendTimes | str] = {}
     asked: dict[str, Contest] = {}
     for one in contests:
@@ -154,4 +156,4 @@ def _decided(
             found[one.key] = f"the given log has {given.backend}, which does not compute the call here"
     if asked and context.time_calls is not None:
         found |= zip(asked, context.time_calls(list(asked.values()), anyway), strict=True)
-    return [found.get(one.key, "nothing is timed here") for one in contests]
+    return [found.get(one.key, "backends are not timed here") for one in contests]

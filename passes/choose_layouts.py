@@ -1,4 +1,4 @@
-"""choose-layouts: each weight gets one layout in memory, by what all bucket classes together would pay for it."""
+"""choose-layouts: chooses one memory layout per weight, by the cost over all bucket classes."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,15 +18,15 @@ from ingot.ir.types import Placement, TensorType
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
-# A resident tensor: equal recipe, placement and type are one.
+# The identity of a resident tensor: params with equal recipe, placement and type share one.
 Tensor = tuple[Recipe, tuple[Placement, ...], TensorType]
-_BY_COLUMNS = ".transposed"  # ends the name of a param that holds another one's weight by columns
+_BY_COLUMNS = ".transposed"  # suffix of a param with another param's weight, column-major
 Costs = Mapping[str, Mapping[Layout, float]]  # by bucket class
 
 
 @dataclass(frozen=True)
 class SecondCopy:
-    """A weight that is resident by columns, `second`, beside `first`, which holds it by rows. `bytes` is its size."""
+    """A weight with two resident copies: `first` is row-major, `second` column-major. `bytes` is the size of one."""
 
     first: str
     second: str
@@ -34,7 +34,7 @@ class SecondCopy:
 
 
 def second_copies(params: Mapping[str, ParamSpec]) -> tuple[SecondCopy, ...]:
-    """The weights that are there in two layouts, among the params of all bucket classes."""
+    """Return the weights with two layouts among the params of all bucket classes."""
     by_rows = {spec.recipe: name for name, spec in params.items()}
     found = [
         SecondCopy(by_rows[spec.recipe.inputs[0]], name, _size(_tensor(spec)))
@@ -46,12 +46,14 @@ def second_copies(params: Mapping[str, ParamSpec]) -> tuple[SecondCopy, ...]:
 
 @dataclass(frozen=True)
 class ChooseLayouts(Pass):
-    """It runs for each bucket class and comes to the same choice in each, because all see the same program and all
-    classes; then it rewrites what its own class reads.
+    """Runs once per bucket class. It makes the same choice each time, because it looks at the same program and at all
+    classes, then rewrites the reads of its own class.
 
-    The matrices of linears are chosen for: `[N, K]` by rows or by columns. A tensor that anything else reads too, a
-    tied embedding for one, stays as it is. The cost of a layout is the sum over bucket classes and calls of the
-    cheapest claim that takes it. A second copy is made, most saved per byte first, while all weights stay within
+    It chooses for the weight matrices of linears, `[N, K]`, row-major or column-major. A tensor that any other op
+    reads,
+    such as a tied embedding, is unchanged. The cost of a layout is the sum over bucket classes and calls of the
+    cheapest
+    claim that accepts it. Second copies are made in order of savings per byte, while all weights stay within
     `weight_budget` times their size in one copy.
     """
 
@@ -78,13 +80,13 @@ def _size(tensor: Tensor) -> int:
 
 
 def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, Layout]]:
-    """The layout of each tensor by bucket class."""
+    """Return the layout of each tensor by bucket class."""
     known: dict[object, list[Claim]] = {}
     costs = {tensor: _costs(calls, context, known) for tensor, calls in _candidates(program).items()}
     chosen = {tensor: dict.fromkeys(cost, _cheapest(_sum(cost.values()))) for tensor, cost in costs.items()}
     apart = {tensor: {bucket: _cheapest(one) for bucket, one in cost.items()} for tensor, cost in costs.items()}
     saved = {tensor: _paid(costs[tensor], chosen[tensor]) - _paid(costs[tensor], apart[tensor]) for tensor in costs}
-    # A tensor has a size above 0; equal savings keep the program's order.
+    # Sizes are above 0. The sort is stable: equal savings keep the program's order.
     order = sorted((one for one in saved if saved[one] > 0), key=lambda one: -saved[one] / _size(one))
     room = (context.weight_budget - 1.0) * sum(map(_size, {_tensor(spec) for spec in program.params.values()}))
     for tensor in order:
@@ -95,7 +97,7 @@ def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, La
 
 
 def _candidates(program: Program) -> dict[Tensor, list[fx.Node]]:
-    """Tensors that linears alone read as their weight, with these calls."""
+    """Return the tensors that only linears read, as weights, with these calls."""
     calls: dict[Tensor, list[fx.Node]] = {}
     others: set[Tensor] = set()
     for param in program.placeholders("param"):
@@ -116,7 +118,7 @@ def _costs(calls: list[fx.Node], context: PassContext, known: dict[object, list[
 
 
 def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dict[object, list[Claim]]) -> list[Claim]:
-    """Every backend's claim of a linear, from `known` where one of the same types was asked for: layers repeat."""
+    """Return every backend's claim of a linear. `known` caches claims by types, because layers repeat."""
     given = named_arguments(call).values()
     types = tuple(held_type(one) if isinstance(one, fx.Node) else one for one in given)
     key = bucket.name, types, call.meta["type"]
@@ -126,7 +128,7 @@ def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dic
 
 
 def _cost(claims: list[Claim], context: PassContext) -> dict[Layout, float]:
-    """The cheapest claim of a linear whose weight lies so; infinite without one."""
+    """Return the cost of the cheapest claim for each layout; infinite without one."""
     return {layout: min((yes.cost for yes in _taking(claims, layout, context)), default=math.inf) for layout in Layout}
 
 
@@ -143,7 +145,7 @@ def _sum(costs: Iterable[Mapping[Layout, float]]) -> dict[Layout, float]:
 
 
 def _cheapest(cost: Mapping[Layout, float]) -> Layout:
-    """Row-major unless another is better."""
+    """Return the cheapest layout; row-major if costs are equal."""
     return min(Layout, key=lambda layout: cost[layout])
 
 
@@ -152,7 +154,7 @@ def _paid(cost: Costs, layouts: Mapping[str, Layout]) -> float:
 
 
 def _transpose(rewriter: Rewriter, param: fx.Node) -> None:
-    """Let the users of a param read a transposed view of one that holds it by columns."""
+    """Replace a param by a transposed view of a column-major param."""
     program = rewriter.program
     name = str(param.target)
     spec = program.params[name]

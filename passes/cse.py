@@ -1,4 +1,4 @@
-"""cse: common-subexpression elimination. Equal calls become one, and so do params with one recipe."""
+"""cse: common-subexpression elimination. Merges equal calls, and params with equal specs."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class EliminateCommonSubexpressions(Pass):
-    """Of equal calls the first stands for all, if their effect allows it.
+    """Replaces equal calls by the first of them, if their effect allows it.
 
-    A version of a state is a value like any other, so reads on two sides of a write are not equal.
+    A version of a state is a value like any other, so reads before and after a write differ.
     """
 
     name: ClassVar[str] = "cse"
@@ -36,7 +36,7 @@ class EliminateCommonSubexpressions(Pass):
 
 
 def _key(node: fx.Node, program: Program) -> Hashable:
-    """Equal for two nodes where one can stand for both; None where no other node can."""
+    """Return a key that is equal for nodes that may be merged; None for a node that may not."""
     if node.op == "placeholder":
         spec = program.params[str(node.target)]
         return spec
@@ -46,7 +46,7 @@ def _key(node: fx.Node, program: Program) -> Hashable:
 
 
 def _frozen(value: Any) -> Hashable:
-    """An argument as a key: 1, 1.0 and True are equal but not the same argument, nor are 0.0 and -0.0."""
+    """Return an argument as a key that tells 1, 1.0 and True apart, and 0.0 and -0.0."""
     if isinstance(value, list | tuple):
         return tuple(_frozen(item) for item in value)
     return type(value), value.hex() if isinstance(value, float) else value

@@ -1,13 +1,13 @@
-"""Dead-code elimination, which the manager runs after every pass."""
+"""Dead-code elimination. The pass manager runs it after every pass."""
 
 from ingot.ir.program import Program
 from ingot.passes.effects import effect_of
 
 
 def eliminate_dead_code(program: Program) -> int:
-    """Remove calls that nothing uses, then params that nothing uses; the number of calls removed.
+    """Remove calls, then params, without users. Return the number of calls removed.
 
-    A write of a state is never removed: one whose new version nobody returns is an error, which the verifier names.
+    A state write is never removed. If its new version is not returned, the verifier reports an error.
     """
     removed = 0
     for node in reversed(list(program.graph.nodes)):

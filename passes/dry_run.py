@@ -1,4 +1,4 @@
-"""What a call allocates, found without computing anything: it runs on tensors that have sizes and no data."""
+"""Measure the memory that a call allocates, by running it on meta tensors."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the storages that calls in its block make: `live` bytes now, `peak` bytes at most."""
+    """Counts the bytes of the storages that calls in its block allocate: `live` now, `peak` at most."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,8 +42,8 @@ class Allocations(TorchDispatchMode):
         self.live -= size
 
 
-# Numbers among a call's arguments become tensors while it runs: 8 bytes, and again in the other operand's dtype. They
-# are made below the dispatcher, a few at a time.
+# Numbers among a call's arguments become tensors while it runs: 8 bytes each, and again in the other operand's dtype.
+# They are made below the dispatcher, a few at a time, so this constant bounds them.
 _NUMBERS = 64
 
 
@@ -52,10 +52,11 @@ def _is_tensor(value: Any) -> bool:
 
 
 def peak_bytes(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """The most bytes that `call` holds at once, its results among them; its tensors are on the meta device.
+    """Return the peak bytes that `call` holds, results included. Its tensors are on the meta device.
 
-    Exact for what goes through torch's dispatcher. A kernel's own scratch does not: on a CPU that is little, and what
-    is known of it stands in the call that is given here. Raises what `call` raises when it looks at data.
+    Exact for allocations through torch's dispatcher. It misses a kernel's own scratch memory. On a CPU that is small,
+    and
+    `call` must allocate the known part of it. Raises what `call` raises if it reads data.
     """
     counted = Allocations()
     with torch.no_grad(), torch.device("meta"), counted:

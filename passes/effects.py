@@ -1,4 +1,4 @@
-"""What a call does beside giving its results, whatever it calls: the contract that DCE and CSE go by."""
+"""The effect of any call, on which dce and cse rely."""
 
 from torch import fx
 
@@ -6,12 +6,12 @@ from ingot.ir.ops import Effect, op_of
 from ingot.ir.program import Program, RegionCall
 from ingot.ir.types import StateType
 
-# The last one found in a region is the region's.
+# The effect of a region is the last in this order among those of its calls.
 _ORDER = (Effect.PURE, Effect.READS_STATE, Effect.RANDOM, Effect.WRITES_STATE)
 
 
 def effect_of(node: fx.Node, program: Program) -> Effect:
-    """The effect of the call `node` of `program`. What stands for a new version of a state is part of its write."""
+    """Return the effect of the call `node`. A node with a state as its result counts as part of the write."""
     value_type = node.meta["type"]
     if any(isinstance(item, StateType) for item in getattr(value_type, "items", (value_type,))):
         return Effect.WRITES_STATE

@@ -1,4 +1,4 @@
-"""emit-executables: every region is compiled by its backend, distinct ones once; backends build their kernels."""
+"""emit-executables: compiles each distinct region with its backend, and builds the backends' kernels."""
 
 import operator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class EmitExecutables(Pass):
-    """Hands the regions and calls that have no executable yet to the driver, which compiles them side by side."""
+    """Passes the regions and calls without an executable to the driver, which compiles them in parallel."""
 
     name: ClassVar[str] = "emit-executables"
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -48,7 +48,7 @@ class EmitExecutables(Pass):
 
 
 def _compile_calls(rewriter: Rewriter, context: PassContext) -> None:
-    """Give each call of a backend that compiles calls what it is compiled as; equal ones share it."""
+    """Add a body to `program.compiled` for each call of a call compiler; equal calls share one."""
     program = rewriter.program
     compilers = {backend.name for backend in call_compilers(context.backends)}
     known = {print_region_body(call.body): call.name for call in program.compiled.values()}

@@ -1,4 +1,4 @@
-"""form-regions: calls of a region compiler become regions, and equal regions become one."""
+"""form-regions: groups calls of a region compiler into regions, and merges equal regions."""
 
 import heapq
 import operator
@@ -19,10 +19,10 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class FormRegions(Pass):
-    """Cut at every call that stays outside; what lies between two cuts and hangs together is a region.
+    """Cuts the program at every call outside regions. The connected calls between two cuts are a region.
 
-    Identical layers give identical regions, which differ only in what they are called with, so the number of
-    executables does not grow with depth.
+    Identical layers make identical regions, which differ only in their arguments. So the number of executables does not
+    grow with depth.
     """
 
     name: ClassVar[str] = "form-regions"
@@ -30,11 +30,11 @@ class FormRegions(Pass):
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         program = rewriter.program
-        eliminate_dead_code(program)  # a region must not compute what nothing reads
+        eliminate_dead_code(program)  # a region must not compute unused values
         by_text = {print_region_body(region.body): region for region in program.regions.values()}
         for backend, members in _regions(program, context):
             if all(node.target in VIEWS for node in members):
-                for node in members:  # nothing to compute: a view costs the executor nothing
+                for node in members:  # views compute nothing, so they need no region
                     node.meta["backend"] = "reference"
                 continue
             if not rewriter.take(members[-1]):
@@ -52,7 +52,7 @@ class FormRegions(Pass):
 
 
 def _regions(program: Program, context: PassContext) -> list[tuple[RegionCompiler, list[fx.Node]]]:
-    """The calls that each region takes, and whose it is, by what their backends make of them."""
+    """Return the calls of each region with its backend, as `cover` of the backend groups them."""
     found: list[tuple[RegionCompiler, list[fx.Node]]] = []
     for backend in context.backends:
         if not isinstance(backend, RegionCompiler):
@@ -73,9 +73,10 @@ def _is_member(node: fx.Node, compilers: set[str]) -> bool:
 
 
 def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
-    """Calls to be taken together, in program order.
+    """Return groups of calls that can each run as one, in program order.
 
-    A call's level counts the outside calls on the longest way to it. Calls of one level cannot depend on each other
+    A call's level is the number of outside calls on the longest path to it. Calls of one level cannot depend on each
+    other
     through an outside call, so a connected set of them can run as one.
     """
     levels: dict[fx.Node, int] = {}
@@ -106,7 +107,7 @@ def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
 
 
 def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program, list[fx.Node], list[fx.Node]]:
-    """The region's own program, what it reads from outside, and which members are read outside."""
+    """Return the region's program, the values that it reads from outside, and its members with users outside."""
     inside = set(members)
     inputs: list[fx.Node] = []
     for node in members:
@@ -118,7 +119,7 @@ def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program,
         values[node] = body.add_input(f"in{index}", node.meta["type"])
     for node in members:
         values[node] = body.graph.node_copy(node, values.__getitem__)
-        for key in ("backend", "placement"):  # of the call, not of what is computed
+        for key in ("backend", "placement"):  # properties of the call, not of the computation
             values[node].meta.pop(key, None)
     body.set_outputs({f"out{index}": values[node] for index, node in enumerate(outputs)})
     used = body.symbols()
@@ -143,13 +144,13 @@ def _call_region(
 
 
 def _origin(members: list[fx.Node]) -> str:
-    """From the first to the last line that the region stands for."""
+    """Return the origins of the region's first and last calls."""
     origins = [node.meta["origin"] for node in members if node.meta.get("origin")]
     return " … ".join(dict.fromkeys([origins[0], origins[-1]])) if origins else ""
 
 
 def _sort(program: Program) -> None:
-    """Put every call after what it reads, keeping the order otherwise."""
+    """Sort the calls topologically, keeping the order otherwise."""
     nodes = [node for node in program.graph.nodes if node.op != "output"]
     place = {node: index for index, node in enumerate(nodes)}
     waiting = {node: len(node.all_input_nodes) for node in nodes}

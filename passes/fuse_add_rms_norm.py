@@ -1,4 +1,4 @@
-"""fuse-add-rms-norm: the residual add and the norm after it become one op."""
+"""fuse-add-rms-norm: fuses the residual add and the norm after it into one op."""
 
 import operator
 from dataclasses import dataclass
@@ -45,11 +45,11 @@ class FuseAddRMSNorm(Pass):
                 rewriter.refuse(norm, f"the sum is {add.meta['type']}, not [T, D]")
                 continue
             if not (hasattr(bound["weight"], "op") and bound["weight"].op == "placeholder"):
-                rewriter.refuse(norm, f"the weight is {described(bound['weight'])}, maybe made after the add")
+                rewriter.refuse(norm, f"the weight is {described(bound['weight'])}, perhaps computed after the add")
                 continue
             if not rewriter.take(norm):
                 continue
-            # In front of the add: whatever reads the sum comes after it.
+            # Before the add, because readers of the sum come after it.
             fused = rewriter.call(
                 ops.add_rms_norm,
                 x,
@@ -66,13 +66,13 @@ class FuseAddRMSNorm(Pass):
 
 
 def _no_sum(norm: fx.Node) -> str | None:
-    """Why a norm that does not stand behind a plain add does not; None for one of heads, which never does."""
+    """Return why a norm does not follow a plain add; None for a norm of heads, which never does."""
     source = named_arguments(norm)["x"]
     if len(tensor_type(norm).shape) != 2:
         return None
     if is_call(source, torch.ops.aten.add.Tensor):
         return f"the add has the arguments {dict(source.kwargs)}"
-    return f"the norm is of {described(source)}, not of a sum"
+    return f"the norm reads {described(source)}, not a sum"
 
 
 def _type(value: object) -> str:

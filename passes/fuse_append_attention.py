@@ -1,4 +1,4 @@
-"""fuse-append-attention: q/k norm, rope, cache write and attention become one op, where a backend has its kernel."""
+"""fuse-append-attention: fuses q/k norm, rope, cache write and attention, if a backend has a kernel for it."""
 
 import operator
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ from ingot.passes.rewrite import Rewriter, described, trimmed
 
 @dataclass(frozen=True)
 class FuseAppendAttention(Pass):
-    """Whether one kernel for all of it is right depends on how many tokens a step feeds: it is asked for by bucket
-    class, of backends that make kernels for a call. `force` fuses all the same.
+    """Whether one kernel for all parts is faster depends on the tokens per step. So the pass asks, per bucket class,
+    the
+    backends that compile kernels for a call. `force` fuses in any case.
     """
 
     name: ClassVar[str] = "fuse-append-attention"
@@ -31,7 +32,7 @@ class FuseAppendAttention(Pass):
         for write in [node for node in rewriter.program.calls() if node.target in writes]:
             found = _from_parts(write) if is_call(write, ops.kv_append.overload) else _from_fused(write)
             if not isinstance(found, str) and "tree" in found.attention.kwargs.values():
-                found = "tokens of a tree do not lie in the cache by their positions"
+                found = "the tokens of a tree are not stored in the cache in position order"
             if isinstance(found, str):
                 rewriter.refuse(write, found)
                 continue
@@ -48,8 +49,9 @@ class FuseAppendAttention(Pass):
 
 @dataclass(frozen=True)
 class _Found:
-    """A match: arguments of `qk_norm_rope_append` by name, the attention over what it writes, and who stands for the
-    written cache; that one and `dead` go, the last user first."""
+    """A match: arguments of `qk_norm_rope_append` by name, the attention over the written cache, and the node of that
+    cache
+    version. The pass removes the cache node and those in `dead`, the last user first."""
 
     append: dict[str, Any]
     attention: fx.Node
@@ -58,24 +60,24 @@ class _Found:
 
 
 def _from_parts(write: fx.Node) -> _Found | str:
-    """A `kv_append` of rotated keys."""
+    """Match a `kv_append` of rotated keys; return the reason if it does not match."""
     attentions = attentions_over(write)
     append = rotated_append(write, attentions)
     return append if isinstance(append, str) else _Found(append, attentions[0], write)
 
 
 def _from_fused(write: fx.Node) -> _Found | str:
-    """A `qk_norm_rope_append`."""
+    """Match a `qk_norm_rope_append`; return the reason if it does not match."""
     results = {user.args[1]: user for user in write.users if user.target is operator.getitem}
     q, cache = results.get(0), results.get(1)
     if q is None or cache is None or len(results) < len(write.users):
-        return "its results are not taken one by one"
+        return "its results are not read one by one"
     attentions = attentions_over(cache)
     if not attentions:
         return "no attention reads the cache after this write"
     attention = attentions[0]
     if list(q.users) != [attention] or attention.args[0] is not q:
-        return f"the rotated q is not for that attention alone, which is over {described(attention.args[0])}"
+        return f"that attention is not the only reader of the rotated q, and reads {described(attention.args[0])}"
     early = [user.name for user in cache.users if user.op == "call_function" and user < attention]
     if early:
         return f"the cache is read before attention too, by %{early[0]}"
@@ -108,5 +110,5 @@ def _replace(rewriter: Rewriter, found: _Found, fused: fx.Node) -> None:
     written = rewriter.call(operator.getitem, fused, 1, before=found.attention)
     rewriter.replace(found.attention, attended)
     rewriter.replace(found.cache, written)
-    for node in found.dead:  # a write of a state is never dropped by itself
+    for node in found.dead:  # dce never removes a state write
         rewriter.program.graph.erase_node(node)

@@ -1,4 +1,4 @@
-"""fuse-qk-norm-rope: q/k norm, rotary embedding and cache write become one op, where a backend has a kernel for it."""
+"""fuse-qk-norm-rope: fuses q/k norm, rotary embedding and cache write, if a backend has a kernel for it."""
 
 import operator
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from ingot.passes.rewrite import Rewriter, described
 
 @dataclass(frozen=True)
 class FuseQKNormRope(Pass):
-    """Fusing takes the three out of the region around them, which pays only with a kernel that beats the region.
-
-    So it waits for a backend other than the references that claims the fused op; `force` fuses all the same.
+    """Fusing takes the three ops out of the region around them, which pays only if a kernel beats the region. So the
+    pass
+    fuses only if a backend other than the references claims the fused op. `force` fuses in any case.
     """
 
     name: ClassVar[str] = "fuse-qk-norm-rope"
@@ -48,13 +48,13 @@ class FuseQKNormRope(Pass):
 
 
 def attentions_over(cache: fx.Node) -> list[fx.Node]:
-    """The attentions that read a version of a cache, in order: that of its own layer, and those that share it."""
+    """Return the attentions that read a version of a cache, in order: its own layer's, then those that share it."""
     return sorted(user for user in cache.users if is_call(user, ops.paged_attention.overload))
 
 
 def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:
-    """Arguments of `qk_norm_rope_append` by name for a `kv_append` that these attentions read, or why it is none. The
-    fused op turns the queries of the first one."""
+    """Return the arguments of `qk_norm_rope_append` by name for a `kv_append` that `attentions` read, or the reason why
+    it does not match. The fused op rotates the queries of the first attention."""
     if not attentions:
         return "no attention reads the cache after this write"
     if any(user.op == "call_function" and user < attentions[0] for user in append.users):
@@ -62,7 +62,7 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
         return f"the cache is read before attention too, by %{early[0]}"
     written = named_arguments(append)
     if written["v"] is None or tensor_type(written["v"]).shape != tensor_type(written["k"]).shape:
-        return "keys and values are not of one width: the fused op writes caches of equal widths"
+        return "keys and values differ in width: the fused op writes caches of equal widths"
     q, k = _turned("q", attentions[0].args[0]), _turned("k", written["k"])
     if isinstance(q, str) or isinstance(k, str):
         return q if isinstance(q, str) else str(k)
@@ -70,7 +70,7 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
         if (one := q.rope[part]) != (other := k.rope[part]):
             return f"q and k are rotated differently: {part} is {described(one)} and {described(other)}"
     if q.norm_last != k.norm_last:
-        return f"{'q' if q.norm_last else 'k'} alone is normed after it is rotated"
+        return f"{'q' if q.norm_last else 'k'} alone is normed after its rotation"
     names = ("kv", "v", "slots", "k_scale", "v_scale")
     result = {**{name: written[name] for name in names}, **q.rope, "norm_last": q.norm_last}
     del result["x"]
@@ -84,7 +84,7 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class _Turned:
-    """How q or k is rotated, by the arguments of the calls: x itself, or with a norm before the rotation or, with
+    """The rotation of q or k, as arguments of its calls: of x itself, or with a norm before the rotation or, with
     `norm_last`, after it."""
 
     x: Any
@@ -94,7 +94,7 @@ class _Turned:
 
 
 def _turned(name: str, node: Any) -> _Turned | str:
-    """How `node` is rotated, or why it is not."""
+    """Return the rotation of `node`, or the reason why it has none."""
     turn, last = node, None
     if is_call(node, ops.rms_norm.overload):
         last = named_arguments(node)
@@ -103,7 +103,7 @@ def _turned(name: str, node: Any) -> _Turned | str:
         return f"{name} is not rotated: it is {described(node)}"
     uses = max(len(node.users), len(turn.users))
     if uses > 1:
-        return f"the rotated {name} is used elsewhere too: {uses} times in all"
+        return f"the rotated {name} has other uses: {uses} in all"
     rope = named_arguments(turn)
     x = rope["x"]
     if last is not None:
@@ -121,12 +121,12 @@ def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[s
         args += [found["q_weight"], found["k_weight"]]
     order: dict[str, Any] = {name: True for name in ("interleaved", "norm_last") if found[name]}
     order |= CacheScales.of(found).options()
-    # In front of attention: q may be made only after the cache was written.
+    # Before attention: q may be computed only after the cache write.
     return rewriter.call(ops.qk_norm_rope_append, *args, before=attention, eps=found["eps"], **order)
 
 
 def why_no_kernel(fused: fx.Node, backends: Sequence[Backend], context: PassContext) -> str:
-    """What each of `backends` says against a fused call; "" when one of them takes it."""
+    """Return the reasons of `backends` against a fused call; "" if one of them claims it."""
     refusals = []
     for backend in backends:
         answer = backend.claim([fused], context.target, context.any_bucket())

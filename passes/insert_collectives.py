@@ -1,4 +1,4 @@
-"""insert-collectives: what is owed between ranks becomes the collective that pays it."""
+"""insert-collectives: replaces each `redistribute` by a collective."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,9 +16,9 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class InsertCollectives(Pass):
-    """Each `redistribute` becomes an all_reduce, all_gather, reduce_scatter or, where nothing is sent, take_part.
+    """Each `redistribute` becomes an all_reduce, all_gather, reduce_scatter or, if nothing is sent, take_part.
 
-    What was only cast to a wider dtype, as logits are, is gathered in front of the cast: fewer bytes are sent.
+    A value that was only cast to a wider dtype, such as logits, is gathered before the cast, which sends fewer bytes.
     """
 
     name: ClassVar[str] = "insert-collectives"
@@ -30,7 +30,7 @@ class InsertCollectives(Pass):
                 break
             bound: dict[str, Any] = named_arguments(node)
             name = collective_of(bound["src"], bound["dst"])
-            assert name is not None  # the shape function refuses others
+            assert name is not None  # the shape function rejects other moves
             attrs = {} if name == "all_reduce" else {"dim": bound["dim"], "parts": bound["parts"]}
             x, widened = bound["x"], None
             if name == "all_gather" and _only_widens(x):
@@ -42,7 +42,7 @@ class InsertCollectives(Pass):
 
 
 def _only_widens(x: fx.Node) -> bool:
-    """Whether `x` is a cast to a wider dtype, for one reader alone."""
+    """Return whether `x` is a cast to a wider dtype with a single reader."""
     if not is_call(x, ops.cast.overload) or len(x.users) != 1:
         return False
     source = x.args[0]

@@ -1,4 +1,4 @@
-"""insert-ending: the program takes its positions from device rows, and its ending chooses from its outputs."""
+"""insert-ending: adds the calls that read positions from device rows and choose tokens from the outputs."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,9 @@ from ingot.passes.rewrite import Rewriter, trimmed
 
 @dataclass(frozen=True)
 class InsertEnding(Pass):
-    """The calls of the ending and of its features (`ingot.ir.features`): some in front of the model's own, which read
-    rows of state; the others after them, which choose, and move the rows on."""
+    """Adds the calls of the ending and of its features (`ingot.ir.features`). Those before the model's calls read rows
+    of
+    state. Those after them choose tokens and update the rows."""
 
     name: ClassVar[str] = "insert-ending"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -45,7 +46,7 @@ class InsertEnding(Pass):
             raise PassError(
                 f"the ending '{ending.name}' needs the output '{missing[0]}'",
                 where=f"entry {program.name}",
-                expected=f"an entry that gives {', '.join(ending.needs)}",
+                expected=f"an entry that returns {', '.join(ending.needs)}",
             )
         if not rewriter.take(outputs[ending.needs[0]]):
             return
@@ -53,7 +54,7 @@ class InsertEnding(Pass):
         fed = ending.lengths(attributes)
         if ending.all_or_none and context.max_seq_len % fed:
             raise PassError(
-                f"max_seq_len = {context.max_seq_len}, and the ending '{ending.name}' takes {fed} tokens at once",
+                f"max_seq_len = {context.max_seq_len}, but the ending '{ending.name}' takes {fed} tokens at once",
                 where=f"entry {program.name}",
                 expected=f"a multiple of {fed}",
             )
@@ -80,15 +81,16 @@ def _attributes(use: EndingUse, ending: Ending) -> dict[str, Attribute]:
 
 @dataclass
 class _Builder:
-    """Puts calls into a program. `values` are what their arguments are found among, by name; `aliases` are other names
-    for some, where a program has no cache that keeps every token."""
+    """Adds calls to a program. `values` holds the possible arguments of calls by name. `aliases` renames some of them
+    in a
+    program without a cache that keeps every token."""
 
     rewriter: Rewriter
     ending: Ending
     attributes: dict[str, Attribute]
     values: dict[str, fx.Node] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    absent: frozenset[str] = frozenset()  # step inputs of caches, where the program has none
+    absent: frozenset[str] = frozenset()  # step inputs of caches that the program lacks
 
     def build(self, features: Sequence[Feature]) -> None:
         program = self.rewriter.program
@@ -99,7 +101,7 @@ class _Builder:
             assert isinstance(page_size, int)
             self.attributes["page_size"] = page_size
         else:
-            self.attributes["page_size"] = 1  # of no page
+            self.attributes["page_size"] = 1  # no pages
         given = {str(node.target): node for node in program.placeholders("input")}
         groups = table_groups(given)
         if not groups:
@@ -132,7 +134,7 @@ class _Builder:
         program.set_outputs({**own, **passed, **caches_out, **states})
 
     def _end_cache(self, name: str, end: fx.Node) -> None:
-        """The ending's calls for a paged cache, by the name of its state."""
+        """Add the ending's calls for the paged cache in state `name`."""
         if self.rewriter.program.states[name].kind == "paged_kv":
             for call in self.ending.caches:
                 self.values["kv"] = self.values[name]
@@ -140,7 +142,7 @@ class _Builder:
                 self.values[name] = self.values.pop("kv")
 
     def _row(self, row: RowState) -> fx.Node:
-        """The state of a row for each running sequence."""
+        """Add a state with one row per running sequence."""
         program = self.rewriter.program
         if row.like:
             like = tensor_type(self._value(row.like, f"row {row.name}"))
@@ -152,11 +154,11 @@ class _Builder:
         return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("R", *shape))))
 
     def _in_front(self, features: Sequence[Feature], given: Mapping[str, fx.Node]) -> set[fx.Node]:
-        """The calls in front of the model's own. Gives all of them."""
+        """Add the calls before the model's own. Return all of them."""
         program = self.rewriter.program
         first = next(program.calls())
         made: set[fx.Node] = set()
-        # `feed` gives the slots of the first group.
+        # `feed` returns the slots of the first group.
         others = [
             OpCall("page_slots", (group.slots,), {"page_table": group.page_table}) for group in table_groups(given)[1:]
         ]
@@ -165,16 +167,16 @@ class _Builder:
         return made
 
     def _give(self, given: Mapping[str, fx.Node], made: set[fx.Node]) -> None:
-        """Let the model take what the calls in front give in place of what the host gave."""
+        """Let the model read the results of the calls before it in place of the host's inputs."""
         for name, node in given.items():
             fed = self.values[name]
             if fed is not node:
                 node.replace_all_uses_with(fed, delete_user_cb=lambda user: user not in made)
-                if not node.users:  # the host still gives what a call in front reads
+                if not node.users:  # an input that a call before the model reads stays
                     self.rewriter.program.graph.erase_node(node)
 
     def _call(self, call: OpCall, before: fx.Node) -> set[fx.Node]:
-        """One call, and the results that it has several of."""
+        """Add one call and the items of its result. Return them all."""
         op = OPS[call.op]
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -205,19 +207,19 @@ class _Builder:
     def _attribute(self, name: str, call: OpCall) -> Attribute:
         if name not in self.attributes:
             raise PassError(
-                f"{call.op} takes the attribute '{name}'",
+                f"{call.op} needs the attribute '{name}', which the ending lacks",
                 where=f"entry {self.rewriter.program.name}, ending {self.ending.name}",
                 expected=", ".join(self.attributes),
             )
         return self.attributes[name]
 
     def _value(self, name: str, what: str) -> fx.Node:
-        """A value by name; a declared step input that the program does not take yet becomes one of its inputs."""
+        """Return a value by name. Adds a declared step input that the program does not take yet as an input."""
         if name not in self.values:
             declared = find_input(name)
             if declared is None:
                 raise PassError(
-                    f"{what} takes '{name}', and nothing fills it",
+                    f"{what} needs '{name}', which has no source",
                     where=f"entry {self.rewriter.program.name}, ending {self.ending.name}",
                     expected="a step input of a feature, a row of state, or an output of the entry",
                 )

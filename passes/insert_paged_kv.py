@@ -1,6 +1,6 @@
-"""insert-paged-kv: pure attention becomes attention over a paged KV cache, which is a state of the program.
+"""insert-paged-kv: replaces pure attention by attention over a paged KV cache, a state of the program.
 
-Where every sequence is fed whole it becomes attention within the step, and nothing is cached."""
+If each step holds whole sequences, attention within the step replaces it, and nothing is cached."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,11 +30,11 @@ from ingot.passes.rewrite import Rewriter, trimmed
 class InsertPagedKV(Pass):
     """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
 
-    Several with one `layer` have one cache: the first one writes keys and values, and all attend to them.
-    `page_size` is in tokens. A cache has the form that keys and values ask for (`ingot.ir.cache.form`), and lies in the
-    pages of the group that its attention's mask says (`ingot.ir.cache.groups`). With `kv_cache_dtype` "auto" its dtype
-    is that of the keys, with "fp8" it is f8e4m3 with the scales of its `attention` (`ingot.ir.cache.dtype`). In an
-    entry whose ending has each sequence fed whole, no later step reads keys and values: it becomes `step_attention`.
+    Attentions with the same `layer` share a cache: the first one writes keys and values, and all attend to them.
+    `page_size` is in tokens. Keys and values determine a cache's shape (`ingot.ir.cache.form`), the mask its page group
+    (`ingot.ir.cache.groups`). With `kv_cache_dtype` "auto" the cache has the keys' dtype; with "fp8" it is f8e4m3 with
+    the scales of its `attention` (`ingot.ir.cache.dtype`). In an entry whose steps hold whole sequences, no later step
+    reads keys and values: `attention` becomes `step_attention`.
     """
 
     name: ClassVar[str] = "insert-paged-kv"
@@ -42,7 +42,7 @@ class InsertPagedKV(Pass):
     kv_cache_dtype: str = "auto"
 
     @property
-    def numerics(self) -> Numerics:  # type: ignore[override]  # by the dtype, where other passes have one contract
+    def numerics(self) -> Numerics:  # type: ignore[override]  # depends on the dtype; other passes have one contract
         return Numerics.ROUNDING if self.kv_cache_dtype == "auto" else Numerics.LOSSY
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
@@ -71,7 +71,7 @@ class InsertPagedKV(Pass):
         )
         tree = find_ending(program.ending.name).tree
         ancestors = program.add_input("ancestors", TensorType(torch.int64, ("T",))) if tree else None
-        # A sequence feeds the nodes of its tree, and shared prefixes are for steps that feed one token of each.
+        # A tree puts several tokens of a sequence into a step; prefix sharing needs steps with one token per sequence.
         sharing = None if tree else _sharing(program, groups, context)
         caches: dict[str, _Cache] = {}
         for node in attentions:
@@ -81,15 +81,15 @@ class InsertPagedKV(Pass):
             q, k, v = bound["q"], bound["k"], bound["v"]
             if program.ending.name == POOL.name and Mask.named(bound["mask"]).looks_ahead:
                 raise PassError(
-                    f"by the mask {bound['mask']} a token sees what is fed after it, and sequences are fed in pieces",
+                    f"with the mask {bound['mask']} a token sees later ones, but a step may hold a chunk of a sequence",
                     where=f"{self.name}, %{node.name}",
                     expected=f"the ending '{POOL.name}' with whole=1",
                 )
             if context.deterministic and Mask.named(bound["mask"]).looks_ahead:
                 raise OptionError(
-                    f"by the mask {bound['mask']} a token sees what is fed after it: how a prompt is cut would show",
+                    f"with the mask {bound['mask']} a token sees later ones: results depend on prompt chunks",
                     where=f"{self.name}, %{node.name}",
-                    expected="masks by which a token sees itself and what is fed before it",
+                    expected="masks with which a token sees itself and earlier tokens",
                     hint="compile without deterministic",
                 )
             if tree:
@@ -109,9 +109,9 @@ class InsertPagedKV(Pass):
                 caches[name] = _Cache(written, holds)
             elif caches[name].holds != holds:
                 raise PassError(
-                    f"two attentions of layer {bound['layer']} are given other keys and values, or other masks",
+                    f"two attentions of layer {bound['layer']} have different keys and values, or different masks",
                     where=f"{self.name}, %{node.name}",
-                    expected="one cache for both: the same values, and masks that forget alike",
+                    expected="one cache for both: the same keys, values and scales, and masks of one cache group",
                 )
             attended = rewriter.call(
                 ops.paged_attention,
@@ -133,14 +133,14 @@ class InsertPagedKV(Pass):
 
 @dataclass(frozen=True)
 class _Cache:
-    """A cache after the step's write, and what it holds: keys, values, and how."""
+    """A cache after the step's write, and its contents: keys, values, value width, group and scales."""
 
     written: fx.Node
     holds: tuple[Any, ...]
 
 
 def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: PassContext) -> None:
-    """Each `attention` becomes `step_attention`: a sequence is fed whole."""
+    """Replace each `attention` by `step_attention`, for steps of whole sequences."""
     program = rewriter.program
     program.dims["B"] = Dim("B", 1, context.max_batch)
     by_sequence = TensorType(torch.int32, ("B",))
@@ -153,7 +153,7 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
             raise PassError(
                 f"attention within a step, with {form}",
                 where=f"{InsertPagedKV.name}, %{node.name}",
-                expected="keys and values of one width",
+                expected="keys and values of equal width",
             )
         tensors = [bound[name] for name in ("q", "k", "v")]
         last = trimmed([bound["sinks"], bound["slopes"]])
@@ -163,34 +163,35 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
 
 
 def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -> None:
-    """Raises OptionError for attention that cannot see a tree of drafts."""
+    """Raise OptionError for attention that cannot verify a tree of drafts."""
     where = f"{InsertPagedKV.name}, %{node.name}"
     if bound["slopes"] is not None:
         raise OptionError(
-            "slopes go by places in the cache, and tokens of a tree do not lie there by their positions",
+            "slopes need positions in the cache, and the tokens of a tree are not stored there in position order",
             where=where,
             expected="attention without slopes in every layer",
-            hint="compile a definition whose ending is 'verify', which feeds drafts one after the other",
+            hint="compile a definition whose ending is 'verify', whose drafts are consecutive tokens",
         )
     if bound["mask"] != CAUSAL.name:
         raise OptionError(
             f"a tree of drafts is verified by attention with the mask {bound['mask']}",
             where=where,
             expected=f"the mask {CAUSAL.name} in every layer",
-            hint="compile a definition whose ending is 'verify', which feeds drafts one after the other",
+            hint="compile a definition whose ending is 'verify', whose drafts are consecutive tokens",
         )
     if context.deterministic:
         raise OptionError(
-            "a tree of drafts: a token is one of several at its position, and is added up in another order than alone",
+            "a tree of drafts: several tokens share a position, so sums have another order than in plain decode",
             where=where,
-            expected="drafts one after the other, by the ending 'verify'",
+            expected="consecutive drafts, with the ending 'verify'",
             hint="compile without deterministic",
         )
 
 
 def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -> fx.Node | None:
-    """The table of shared prefixes, where a backend may read them once: on a GPU, by kernels that need not round a row
-    alike in each step, of caches that keep every token."""
+    """Add the input with the table of shared prefixes, if a backend may use it; return None otherwise. Only GPU kernels
+    do,
+    outside deterministic mode, because sharing changes rounding, and only for caches that keep every token."""
     if context.target.device != "cuda" or context.deterministic or FULL not in groups or context.max_batch < 2:
         return None
     program.dims["G"] = Dim("G", 1, context.max_batch)
@@ -198,23 +199,24 @@ def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -
 
 
 def _form_of(bound: Mapping[str, Any]) -> CacheForm:
-    """The form of the cache of an `attention`, by its arguments."""
+    """Return the form of the cache of an `attention`, from its arguments."""
     v = None if bound["v"] is None else tensor_type(bound["v"])
     return CacheForm.given(tensor_type(bound["q"]), tensor_type(bound["k"]), v, bound["value_width"])
 
 
 def _options(bound: Mapping[str, Any]) -> dict[str, Any]:
-    """Of an `attention`, what its result depends on: scales are for caches that have them."""
+    """Return the non-default attributes of an `attention`, without scales, which only f8e4m3 caches need."""
     return stated_options({name: value for name, value in bound.items() if name not in ("k_scale", "v_scale")})
 
 
 def _scales_of(bound: Mapping[str, Any]) -> CacheScales:
-    """The scales of the cache of an `attention`. Values that are numbers of the keys have those of the keys."""
+    """Return the cache scales of an `attention`. Values that are part of the keys have the keys' scale."""
     scales = CacheScales.of(bound)
     return scales if bound["v"] is not None else CacheScales(scales.k, scales.k)
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:
-    """The group of the cache of an `attention`. What holds the longest sequence gives nothing back."""
+    """Return the cache group of an `attention`. A mask as large as the longest sequence frees no pages, so it is
+    FULL."""
     mask = Mask.named(named_arguments(node)["mask"])
     return FULL if mask.size >= context.max_seq_len else CacheGroup.of(mask)

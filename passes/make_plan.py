@@ -1,4 +1,4 @@
-"""make-plan: the program as instructions, with the life of every value and states updated in place."""
+"""make-plan: turns the program into instructions, with the lifetime of every value and in-place state updates."""
 
 import operator
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class MakePlan(Pass):
 
 
 def _ending(nodes: Sequence[fx.Node]) -> int:
-    """The number of the first instruction of the ending, which follows all instructions of the model's own."""
+    """Return the index of the ending's first instruction, after all of the model's own."""
     own = [number for number, node in enumerate(nodes) if node.meta.get("origin") != InsertEnding.name]
     return own[-1] + 1 if own else 0
 
@@ -84,9 +84,9 @@ def _executable(program: Program, region: str) -> Executable:
 
 
 def _instructions(program: Program, nodes: Sequence[fx.Node]) -> tuple[tuple[Instruction, ...], dict[str, Value]]:
-    """The calls `nodes` in order; a getitem is folded into the results of the call that it takes from.
+    """Return the calls `nodes` as instructions, in order. A getitem becomes a result of the call that it reads.
 
-    A value's name is its node's; a state is known by the state's own name throughout.
+    A value has the name of its node; all versions of a state have the state's name.
     """
     named = _names(program)
     last_use = _last_uses(program)
@@ -133,7 +133,7 @@ def _names(program: Program) -> dict[fx.Node, str]:
         elif node.op == "call_function":
             value_type = node.meta["type"]
             named[node] = value_type.name if isinstance(value_type, StateType) else node.name
-    # An output is known by its own name, so that the executor finds it.
+    # An output keeps its own name, so that the executor finds it.
     returned: dict[fx.Node, str] = {}
     for name, node in program.output_nodes().items():
         if isinstance(node.meta["type"], StateType):
@@ -146,13 +146,13 @@ def _names(program: Program) -> dict[fx.Node, str]:
 
 
 def _result_nodes(node: fx.Node) -> list[fx.Node]:
-    """The nodes that stand for what a call yields: its getitems in order, or itself."""
+    """Return the nodes of a call's results: its getitems in order, or the call itself."""
     taken = [user for user in node.users if user.target is operator.getitem]
     return sorted(taken, key=lambda user: int(str(user.args[1]))) if taken else [node]
 
 
 def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of what a call yields, in order ("" where nothing takes it), and of the states that it updates."""
+    """Return the names of a call's results, in order ("" if unused), and of the states that it updates."""
     items = getattr(node.meta["type"], "items", None)
     updates = tuple(named[version] for version in states_written(node))
     if items is None:
@@ -163,8 +163,8 @@ def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...],
 
 
 def _last_uses(program: Program) -> dict[fx.Node, list[fx.Node]]:
-    """For each call, the values that nothing reads after it. What a view of a value needs keeps the value alive by
-    itself: the executor drops references, and memory goes with the last one."""
+    """Return, for each call, the values that it is the last to read. A value under a view stays alive by itself: the
+    executor drops references, and memory is freed with the last one."""
     last: dict[fx.Node, fx.Node] = {}
     kept = set(program.output_nodes().values())
     for node in program.calls():

@@ -20,20 +20,20 @@ from ingot.passes.pipeline import PIPELINE, Phase
 from ingot.passes.resident import peak_between, resident
 from ingot.passes.rewrite import Rewriter
 
-# Sees the program before and after a pass; `after.history[-1]` is the pass's record.
+# Called with the program before and after a pass; `after.history[-1]` is the pass's record.
 OnPass = Callable[[Program, Program], None]
 
 
 @dataclass
 class Lowered:
-    """What the pipeline makes of a model's entry: the program that all bucket classes share, and one per class."""
+    """The pipeline's result for an entry: the program before it is split by bucket class, and one program per class."""
 
     fused: Program
     programs: dict[str, Program] = field(default_factory=dict)
     records: list[PassRecord] = field(default_factory=list)
 
     def params(self) -> dict[str, ParamSpec]:
-        """What is resident: every param that a bucket class reads."""
+        """Return the resident params: those that any bucket class reads."""
         return {name: spec for program in self.programs.values() for name, spec in program.params.items()}
 
 
@@ -46,13 +46,15 @@ def run_pass(
     reached: bool = False,
     fuel: int | None = None,
 ) -> tuple[Program, PassRecord]:
-    """One pass on a copy of `program`, verified under the rules of the stage that it leads to, which the program is
-    declared to be of where the pass has `reached` it.
+    """Run one pass on a copy of `program`, and verify it under the rules of the stage `under`. If `reached`, that
+    becomes
+    the program's stage.
 
-    `fuel` bounds the rewrites; the number that the model owes is then not asked for.
+    `fuel` bounds the rewrites; the expected number of matches is then not checked.
 
-    Raises VerifyError where the program breaks a rule, and says so where `program` did before; UserPassError where a
-    pass of another package raises, InternalError where one of Ingot's does.
+    Raises VerifyError if the result breaks a rule, or if `program` did before; UserPassError if a pass of another
+    package
+    raises; InternalError if one of Ingot's does.
     """
     rewriter = Rewriter(program.copy(), fuel)
     held, begin = resident(), time.perf_counter()
@@ -106,7 +108,7 @@ def _op_count_diff(before: Program, after: Program) -> dict[str, int]:
 
 
 def _snapshot(program: Program) -> Snapshot:
-    """What the pass before left is what comes before this pass: no program is printed twice."""
+    """Return a snapshot of the program, that of the previous pass if it fits: no program is printed twice."""
     last = program.history[-1].after if program.history else None
     return last if last is not None and last.of(program) else Snapshot(program, print_program)
 
@@ -121,7 +123,7 @@ def _run_phase(
             records.append(record)
             if on_pass is not None:
                 on_pass(before, program)
-    if not phase.passes:  # else nothing holds the program at an earlier stage
+    if not phase.passes:  # without a pass, `program` is still the caller's object
         program = program.copy()
     eliminate_dead_code(program)
     program.stage = phase.stage
@@ -135,7 +137,7 @@ def _run_phase(
 
 @contextmanager
 def _charged(one: Pass) -> Iterator[None]:
-    """A rule or a contract that a pass of another package broke is not a promise of Ingot's."""
+    """Turn the failure of another package's pass into a UserPassError, because it is not a bug in Ingot."""
     try:
         yield
     except (VerifyError, NumericsError) as error:
@@ -154,15 +156,16 @@ def run_pipeline(
     upto: Stage = Stage.PLANNED,
     on_pass: OnPass | None = None,
 ) -> Lowered:
-    """Bring an entry of `model` to stage `upto`; some phases run once per bucket class.
+    """Lower an entry of `model` to stage `upto`; some phases run once per bucket class.
 
-    `on_pass` is called with the program before and after each pass, whose record ends the latter's `history`.
+    `on_pass` is called with the program before and after each pass; the last record in the latter's `history` is the
+    pass's.
     """
     context = replace(context, expected=model.expected.get(entry, {}), buckets=buckets)
     if context.mesh and not any(phase.stage is Stage.SHARDED for phase in pipeline):
         raise PassError("the pipeline shards nothing", where=mesh_text(context.mesh), expected="pipeline_for(mesh)")
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
-        # Nothing makes regions, so a backend of regions only has nothing to compute.
+        # No pass makes regions, so drop the backends that compute regions.
         others = tuple(item for item in context.backends if not isinstance(item, RegionCompiler))
         context = replace(context, backends=others)
     verify(model.entries[entry])

@@ -1,4 +1,4 @@
-"""merge-linears: linears that read the same value become one, with their weights concatenated by recipe."""
+"""merge-linears: merges linears that read the same value, and concatenates their weights by recipe."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,13 +16,13 @@ from ingot.ir.weights import Product, StoredWeight, product_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
 
-# What is concatenated along axis 0, the linear's outputs, by the plural.
+# The plurals, for messages, of the tensors concatenated along axis 0, the linear's outputs.
 _PLURALS = {"weight": "weights", "scales": "scales", "zeros": "zeros", "bias": "biases"}
 
 
 @dataclass(frozen=True)
 class MergeLinears(Pass):
-    """q, k, v and gate, up: one product instead of three or two, each old result a slice of the new one.
+    """Makes one matmul of q, k and v, and one of gate and up. Each old result is a slice of the new one.
 
     Part i of the merged weight keeps its own shards, so the placement's segments are the parts' sizes.
     """
@@ -52,9 +52,9 @@ def _product(node: fx.Node) -> Product:
 
 
 def _why_not_merge(linears: list[fx.Node]) -> str | None:
-    """Why weights as they are stored cannot be merged; None when they can.
+    """Return why weights cannot be merged in their storage format; None if they can.
 
-    What is stored row by row may be put one above the other: each row keeps its elements, scales and zeros.
+    Weights stored row by row can be stacked: each row keeps its elements, scales and zeros.
     """
     formats = {_product(node).weight.format.name: _product(node).weight.format for node in linears}
     if len(formats) > 1:
@@ -64,7 +64,7 @@ def _why_not_merge(linears: list[fx.Node]) -> str | None:
 
 
 def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
-    """What the linears are given beside x, by name: the parts of their weights, and their biases if they have any."""
+    """Return the operands of the linears other than x, by name: the parts of their weights, and any biases."""
     products = [_product(node) for node in linears]
     parts = {part: [one.weight.parts[part] for one in products] for part in products[0].weight.parts}
     biases = [one.bias for one in products if one.bias is not None]
@@ -72,15 +72,15 @@ def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
 
 
 def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
-    """Why these linears cannot be merged; None when they can."""
+    """Return why these linears cannot be merged; None if they can."""
     program = rewriter.program
     for part, params in _operands(linears).items():
         parts = _PLURALS[part]
         for param in params:
             if param.op != "placeholder" or param.meta["kind"] != "param":
-                return f"%{param.name} is no param but {described(param)}"
+                return f"%{param.name} is not a param but {described(param)}"
             if len(param.users) > 1:
-                return f"param '{param.target}' is used elsewhere too: {len(param.users)} times in all"
+                return f"param '{param.target}' has other uses: {len(param.users)} in all"
         if len({tensor_type(param).dtype for param in params}) > 1:
             dtypes = ", ".join(f"{param.target} {DTYPE_NAMES[tensor_type(param).dtype]}" for param in params)
             return f"the {parts} have several dtypes: {dtypes}"
@@ -95,7 +95,7 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
 
 
 def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ...] | None:
-    """The placement of params concatenated along axis 0, its segments the whole params; None when there is none."""
+    """Return the placement of params concatenated along axis 0, with a segment per param; None if there is none."""
     if len({spec.placement for spec in specs}) > 1:
         return None
     merged = []
@@ -109,7 +109,7 @@ def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ..
 
 
 def _merged_split(specs: list[ParamSpec]) -> tuple[Split | None] | None:
-    """How a mesh would split params concatenated along axis 0, None of it where it would not; None where it cannot."""
+    """Return a 1-tuple with the split of params concatenated along axis 0 (None if unsplit); None if they have none."""
     try:
         return (concatenated([spec.split for spec in specs], [int(spec.type.shape[0]) for spec in specs]),)
     except VerifyError:
@@ -118,7 +118,8 @@ def _merged_split(specs: list[ParamSpec]) -> tuple[Split | None] | None:
 
 def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
     first = linears[0]
-    x, format = _product(first).x, _product(first).weight.format  # now: an earlier merge may have put a slice for x
+    # Read x here, because an earlier merge may have replaced it by a slice.
+    x, format = _product(first).x, _product(first).weight.format
     merged = {part: _merged_param(rewriter, params) for part, params in _operands(linears).items()}
     bias = merged.pop("bias", None)
     op, args, attributes = Product(x, StoredWeight(format, merged), bias).call()
@@ -140,7 +141,7 @@ def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
 
 
 def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
-    """A param that holds `params` one after the other along axis 0, named after all of them."""
+    """Add a param that concatenates `params` along axis 0, named after all of them."""
     program = rewriter.program
     names = [str(param.target).split(".") for param in params]
     # layers.0.q.weight, layers.0.k.weight -> layers.0.q_k.weight; a, b -> a_b
@@ -156,7 +157,7 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
 
 
 def _merged_recipe(specs: list[ParamSpec], placement: tuple[Placement, ...], mesh: Mesh) -> Recipe:
-    """The params one after the other; on a mesh a rank's part of that, so that the shards stand outside."""
+    """Return the recipe of the concatenated params. On a mesh the shard steps come last, as the verifier requires."""
     recipes, split = [spec.recipe for spec in specs], [place for place in placement if place.kind == "shard"]
     for _ in split if mesh else ():
         recipes = [recipe.inputs[0] for recipe in recipes]

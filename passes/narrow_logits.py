@@ -1,4 +1,4 @@
-"""narrow-logits: where logits are only cast to a wider dtype, what follows the cast reads what is in front of it."""
+"""narrow-logits: removes a cast that only widens the logits; its users read the narrow logits."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,18 +12,19 @@ from ingot.ir.program import is_call, tensor_type
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
-# Ops of endings that compute in float32 whatever they are given.
+# Ops of endings that compute in float32 for any input dtype.
 _READERS = (ops.sample, ops.top_logprobs, ops.fill_block)
 
 
 @dataclass(frozen=True)
 class NarrowLogits(Pass):
-    """The output `logits` becomes what its `cast` reads, and so does the argument of `sample`, `top_logprobs` and
-    `fill_block`, which compute in float32 whatever they are given.
+    """The operand of the `cast` replaces it as the output `logits`, and as the argument of `sample`, `top_logprobs` and
+    `fill_block`, which compute in float32 for any input dtype.
 
-    A region that ends in the cast gives wide logits for nothing: it rounds once. A cast that is a call of its own
-    writes all logits of a step once more, and doubles what is read of them; only such a one goes. So this pass runs
-    when regions are formed, by bucket class.
+    A region that ends in the cast writes wide logits at no cost. A cast as a separate call writes all logits of a step
+    once
+    more, and doubles the bytes that its readers load; only such a cast is removed. So this pass runs after regions are
+    formed, per bucket class.
     """
 
     name: ClassVar[str] = "narrow-logits"
@@ -49,17 +50,17 @@ class NarrowLogits(Pass):
 
 
 def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | None:
-    """Why the cast has to stay, whatever reads it."""
+    """Return why the cast must stay for any reader; None if it need not."""
     given, made = tensor_type(source), tensor_type(cast)
     if not made.holds(given):
-        return f"it does not only widen what it reads: {given}"
+        return f"it does not only widen its operand, {given}"
     if source.op == "placeholder" or source in outputs:
-        return "what it reads is no value of the program's own that could be returned"
+        return "its operand is a placeholder or already an output, so it cannot be returned as the logits"
     return None
 
 
 def _refusal(rewriter: Rewriter, reader: fx.Node, cast: fx.Node, source: fx.Node, context: PassContext) -> str | None:
-    """Why the backend of a call that reads the cast does not take what the cast reads; None when it does."""
+    """Return why the backend of a reader of the cast does not accept the cast's operand; None if it does."""
     if not any(is_call(reader, op.overload) for op in _READERS):
         return f"%{reader.name} reads it too"
     name = reader.meta["backend"]

@@ -1,4 +1,4 @@
-"""normalize: one form for one meaning. Views that change nothing go."""
+"""normalize: removes views that change nothing."""
 
 import operator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class Normalize(Pass):
-    """A view with the type of what it is a view of, strides included, is that value."""
+    """Replaces a view by its source if both have the same type, strides included."""
 
     name: ClassVar[str] = "normalize"
     numerics: ClassVar[Numerics] = Numerics.EXACT

@@ -1,4 +1,4 @@
-"""The pipeline, and how a command line changes it."""
+"""The pipeline of passes, and its editing by `--passes`."""
 
 import dataclasses
 import difflib
@@ -34,8 +34,8 @@ from ingot.passes.split_add_rms_norm import SplitAddRMSNorm
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes that together bring a program to a stage. From LOWERED on, or when asked for, they run once per bucket
-    class. A pass may stand in several phases; `--passes` then means it in all of them.
+    """Passes that together bring a program to a stage. From LOWERED on, or with `by_bucket`, they run once per bucket
+    class. A pass may be in several phases; `--passes` then changes all of them.
     """
 
     stage: Stage
@@ -52,7 +52,7 @@ PIPELINE = (
     Phase(Stage.FUSED, (MergeLinears(), FuseAddRMSNorm(), FuseQKNormRope(), EliminateCommonSubexpressions())),
     Phase(
         Stage.FUSED,
-        # Layouts are chosen in front of what makes a linear's rows differ from class to class.
+        # Choose layouts before the passes that make a linear's rows differ between classes.
         (SplitAddRMSNorm(), ChooseLayouts(), SelectRowsEarly(), FuseAppendAttention()),
         by_bucket=True,
     ),
@@ -63,10 +63,10 @@ PIPELINE = (
 # On a mesh of more than one device, after QUANTIZED.
 SHARDING = Phase(Stage.SHARDED, (Shard(), InsertCollectives()))
 
-# Passes that run only when they are named, at the end of the phase of the stage that they join.
+# Passes that run only if named, at the end of the phase of the stage that they join.
 ON_REQUEST: Mapping[str, type[Pass]] = {"quantize": Quantize}
 
-# Rewrites that a correct artifact can do without; the others make a later stage possible at all.
+# Passes that may be left out of a correct compilation; later stages need the others.
 OPTIONAL = frozenset(
     {
         "normalize",
@@ -85,7 +85,7 @@ OPTIONAL = frozenset(
 
 
 def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
-    """The pipeline that leads to programs on `mesh`, which holds axes of more than one device."""
+    """Return the pipeline for `mesh`, which holds axes of more than one device."""
     if not mesh:
         return PIPELINE
     before = tuple(phase for phase in PIPELINE if phase.stage < Stage.SHARDED)
@@ -93,11 +93,12 @@ def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
 
 
 def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:
-    """The pipeline that a `--passes` text describes.
+    """Return the pipeline that a `--passes` text describes.
 
-    `default` comes first; then `-name` leaves a pass out, `name{option=value, …}` sets its options, and the name of a
-    pass that is not among them, `quantize` or one from another package, puts that in. Unknown names and options and
-    values of the wrong type are OptionErrors.
+    `default` comes first. Then `-name` removes a pass, and `name{option=value, …}` sets its options. The name of a pass
+    outside the default pipeline, `quantize` or one of another package, adds it. Raises OptionError for unknown names
+    and
+    options, and for values of the wrong type.
     """
     items = _split(text)
     if not items or items[0] != "default":
@@ -125,7 +126,7 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
 
 
 def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """The pipeline with the pass `name`, if it is one that runs on request."""
+    """Return the pipeline with the pass `name` added, if it is one that runs on request."""
     if any(one.name == name for phase in pipeline for one in phase.passes):
         return pipeline
     made = ON_REQUEST.get(name) or load_user_pass(name)
@@ -142,7 +143,7 @@ def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]
 
 
 def _split(text: str) -> list[str]:
-    """At the commas outside braces."""
+    """Split at the commas outside braces."""
     items, depth, current = [], 0, ""
     for char in text:
         depth += (char == "{") - (char == "}")
@@ -174,7 +175,7 @@ def _find(name: str, pipeline: tuple[Phase, ...]) -> Pass:
 
 
 def _with_options(one: Pass, text: str) -> Pass:
-    """The pass with options set from `name=value, …`; a value is JSON of the option's own type."""
+    """Return the pass with options set from `name=value, …`; a value is JSON of the option's own type."""
     fields = {field.name: field for field in dataclasses.fields(one)}  # type: ignore[arg-type]  # a dataclass
     changes: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -1,4 +1,4 @@
-"""The memory of a plan: what a step allocates at its peak, and what stays between steps."""
+"""The memory of a plan: the peak allocation of a step, and the memory that stays between steps."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,14 +30,14 @@ def bucket_memory(
     workspaces: Mapping[str, int],
     context: PassContext,
 ) -> BucketMemory:
-    """The peak over the instructions, which stand for `nodes`, of the largest step of the program's bucket class.
+    """Return the peak memory over the instructions of `nodes` in the largest step of the program's bucket class.
 
-    `workspaces` are those of its regions by name, in that step.
+    `workspaces` holds those of its regions in that step, by name.
     """
     sizes = largest_step(program)
     live = peak = place = 0
-    views: dict[str, int] = {}  # of each storage alive, the values that lie in it
-    known: dict[str, int] = {}  # the layers of a model repeat a few dozen calls
+    views: dict[str, int] = {}  # the number of live values in each storage
+    known: dict[str, int] = {}  # by the call's text: layers repeat a few dozen calls
     for number, (node, instruction) in enumerate(zip(nodes, instructions, strict=True)):
         made = [name for name in instruction.results if name]
         taken = sum(_held(values[name], sizes) for name in made)
@@ -59,18 +59,18 @@ def bucket_memory(
         for name in instruction.frees:
             holder = values[name].of or name
             views[holder] -= 1
-            if not views[holder] and holder in values:  # and not an input's or a param's
+            if not views[holder] and holder in values:  # inputs and params stay
                 live -= _held(values[holder], sizes)
     return BucketMemory(sizes=sizes, activations=peak, peak=place)
 
 
 def region_workspaces(program: Program, context: PassContext) -> Mapping[str, int]:
-    """Bytes that a call of each region, and each compiled call, allocates at its peak in the largest step, its results
-    among them."""
+    """Return the peak bytes that a call of each region, and each compiled call, allocates in the largest step, results
+    included."""
     sizes = largest_step(program)
     regions = {**program.regions, **program.compiled}
     if context.measure is not None:
-        # What a call allocates does not follow the size of the pool that it writes to.
+        # The allocation of a call does not depend on the size of the pool that it writes to.
         return context.measure(list(regions.values()), {"pages": 1, "S": sizes.get("B", 1), **sizes})
     return {name: _body_bytes(region.body, sizes) for name, region in program.regions.items()}
 
@@ -81,8 +81,8 @@ def _body_bytes(body: Program, sizes: Mapping[str, int]) -> int:
 
 
 def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemory:
-    """What stays between steps; `sizes` are those of the largest step of all."""
-    # The dims of the plan decide, as in check_plan: the largest step of a bucket class may feed fewer tokens.
+    """Return the memory that stays between steps; `sizes` are those of the largest step of all."""
+    # Use the dims of the plan, as in check_plan: the largest step of a bucket class may have fewer tokens.
     most = {dim.name: dim.hi for dim in program.dims.values()}
     planned = {name: PlannedState(spec.group, spec.type, most) for name, spec in program.states.items()}
     states, slot, groups = state_memory(planned)
@@ -98,16 +98,17 @@ def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemor
 
 
 def weight_bytes(specs: Iterable[ParamSpec]) -> int:
-    """Bytes of resident tensors: equal recipe, placement and type are one."""
+    """Return the bytes of resident tensors; params with equal recipe, placement and type share one."""
     distinct = {(spec.recipe, spec.placement, spec.type) for spec in specs}
     return sum(_bytes(value_type, {}) for _, _, value_type in distinct)
 
 
 def largest_step(program: Program) -> dict[str, int]:
-    """The dims of the largest step of the program's bucket class.
+    """Return the dims of the largest step of the program's bucket class.
 
-    A sequence feeds a token at least and gets one row of logits at most, or as many as its ending takes tokens of, and
-    so many rows more rate prompts: the scheduler takes no other steps, whatever else the program could do.
+    A sequence has at least one token in a step. It gets one row of logits, or as many as its ending takes tokens, and
+    MAX_SCORED further rows per step score prompts. The scheduler makes no larger steps, even if the program could run
+    them.
     """
     assert program.bucket is not None
     sizes = {dim.name: dim.hi for dim in program.dims.values() if dim.name not in LOADED_DIMS}
@@ -123,7 +124,7 @@ def largest_step(program: Program) -> dict[str, int]:
 
 
 def _held(value: Value, sizes: Mapping[str, int]) -> int:
-    """Bytes that a value brings with it: none for a view of another one."""
+    """Return the bytes that a value adds: none for a view of another value."""
     return 0 if value.of else _bytes(parse_type(value.storage or value.type), sizes)
 
 
@@ -132,7 +133,7 @@ def _bytes(value_type: TensorType, sizes: Mapping[str, int]) -> int:
 
 
 def _text(node: fx.Node, program: Program) -> str:
-    """All of a call that its memory depends on."""
+    """Return a text of everything in a call that its memory depends on."""
 
     def typed(source: fx.Node) -> str:
         value_type = source.meta["type"]
@@ -143,10 +144,10 @@ def _text(node: fx.Node, program: Program) -> str:
 
 
 def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], context: PassContext) -> int:
-    """Bytes that a call allocates at its peak, its results among them."""
+    """Return the peak bytes that a call allocates, results included."""
     if node.target in VIEWS:
         return 0
-    # States as large as the step can reach: what is gathered from pages follows the page table.
+    # States as large as the step can reach: the memory gathered from pages depends on the page table.
     sizes = {**sizes, "S": sizes.get("B", 1), "pages": sizes.get("B", 1) * sizes.get("P", 1)}
 
     def tensor(source: fx.Node) -> Any:
@@ -169,5 +170,5 @@ def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], conte
         raise PassError(
             f"the memory of {target_name(node.target)} cannot be planned: {type(error).__name__}: {error}",
             where=f"%{node.name}, {node.meta.get('origin', '')}",
-            expected="a form that looks at no data" if op is None else f"`costliest` of op '{op.name}', to say it",
+            expected="a form that reads no data" if op is None else f"op '{op.name}' defined with `costliest`",
         ) from error

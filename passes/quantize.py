@@ -1,4 +1,4 @@
-"""quantize: linears keep their weights in another format, in few bits or in another order; op and recipe together."""
+"""quantize: stores the weights of linears in another format, of fewer bits or another order."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -15,18 +15,18 @@ from ingot.ir.weights import StoredWeight, product_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
 
-# What the parts are called, as GPTQ and AWQ name them: layers.0.mlp.up.weight
-# becomes layers.0.mlp.up.qweight and so on.
+# The names of the parts, as in GPTQ and AWQ: layers.0.mlp.up.weight becomes layers.0.mlp.up.qweight and so on.
 _SUFFIXES = {"weight": "qweight", "scales": "scales", "zeros": "zeros"}
 
 
 @dataclass(frozen=True)
 class Quantize(Pass):
-    """Each `linear` over a param becomes a product over the parts that one step of a recipe makes of it.
+    """Replaces each `linear` over a param by a matmul over the parts of the stored weight, made by one recipe step.
 
-    `format` is a name in `ingot.ir.formats`; a lossless one changes no bit of any result. The embedding stays as it is,
-    and so does the head, which makes the logits, unless `lm_head`. A weight with rows shorter than a group stays, too:
-    scales would take more than quantizing saves. Any other weight that the format does not fit is an error.
+    `format` is a name in `ingot.ir.formats`; a lossless one changes no bit of any result. The embedding is unchanged.
+    So is the head, which makes the logits, unless `lm_head` is set. A weight with rows shorter than a group is also
+    unchanged: its scales would take more bytes than quantizing saves. Any other weight that does not fit the format is
+    an error.
     """
 
     name: ClassVar[str] = "quantize"
@@ -38,7 +38,7 @@ class Quantize(Pass):
         find_format(self.format)
 
     @property
-    def numerics(self) -> Numerics:  # type: ignore[override]  # by the format, where other passes have one contract
+    def numerics(self) -> Numerics:  # type: ignore[override]  # depends on the format; other passes have one contract
         return Numerics.EXACT if find_format(self.format).lossless else Numerics.LOSSY
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
@@ -51,7 +51,7 @@ class Quantize(Pass):
             if _weight(node).meta.get("kind") == "param":
                 chosen.append(node)
             else:
-                rewriter.refuse(node, f"the weight is no param but {described(_weight(node))}")
+                rewriter.refuse(node, f"the weight is not a param but {described(_weight(node))}")
         small = {node: reason for node in chosen if (reason := format.below_group(_shape(node))) is not None}
         if len(small) < len(chosen):
             for node, reason in small.items():
@@ -81,7 +81,7 @@ def _shape(linear: fx.Node) -> tuple[int, ...]:
 
 
 def _heads(program: Program) -> frozenset[fx.Node]:
-    """The linears after which nothing but single arguments are changed up to the logits."""
+    """Return the linears from which only calls with one tensor argument lead to the logits."""
     found: set[fx.Node] = set()
     waiting = [node for name, node in program.output_nodes().items() if name == "logits"]
     while waiting:
@@ -109,7 +109,7 @@ def _check_fit(weights: list[fx.Node], format: Format) -> None:
 
 
 def _stored(rewriter: Rewriter, name: str, format: Format) -> StoredWeight:
-    """The params that stand for the param `name`, made by one step of a recipe, each with its part of the split."""
+    """Add the params that store the param `name`, made by one recipe step, each with its part of the split."""
     spec = rewriter.program.params[name]
     rows, inner = spec.type.bind({})
     types, recipes = format.types((rows, inner), spec.type.dtype), quantize(spec.recipe, format.name)

@@ -1,4 +1,4 @@
-"""How much memory this process holds."""
+"""The resident memory of this process."""
 
 import re
 from typing import NamedTuple
@@ -7,14 +7,14 @@ _KIB = 1024  # the unit of /proc/self/status (proc(5))
 
 
 class Resident(NamedTuple):
-    """Resident bytes of the process: at present, and at their most since it began."""
+    """Resident bytes of the process: now, and the most since its start."""
 
     now: int
     most: int
 
 
 def resident() -> Resident | None:
-    """What the kernel counts; None where there is no procfs."""
+    """Return the kernel's counts; None without procfs."""
     try:
         with open("/proc/self/status", encoding="ascii", errors="replace") as file:
             found = dict(re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", file.read(), re.MULTILINE))
@@ -24,9 +24,9 @@ def resident() -> Resident | None:
 
 
 def peak_between(before: Resident | None, after: Resident | None) -> int | None:
-    """The most that is known to have been resident between two looks: exact where the process never held so much
-    before, else what it held at the two. Resetting the kernel's mark would tell more, and mislead other code that
-    measures the whole process."""
+    """Return the most bytes known to have been resident between two readings. It is exact if the process reached a new
+    maximum between them, else the larger of the two. Resetting the kernel's maximum would be exact always, but would
+    mislead other code that measures the whole process."""
     if before is None or after is None:
         return None
     return after.most if after.most > before.most else max(before.now, after.now)

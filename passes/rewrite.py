@@ -16,7 +16,7 @@ from ingot.ir.program import ParamSpec, Program, target_name
 
 @dataclass(frozen=True)
 class Var:
-    """Matches anything, and the same thing everywhere in one pattern."""
+    """Matches any value; the same name must match the same value throughout a pattern."""
 
     name: str
 
@@ -29,7 +29,8 @@ class Pattern:
         self.args, self.kwargs = args, kwargs
 
     def match(self, node: Any) -> dict[str, Any] | None:
-        """Variables bound by a match at `node`, with the inner matched calls under "calls"; None without a match."""
+        """Return the variables bound by a match at `node`, and all matched calls under "calls"; None without a
+        match."""
         bound: dict[str, Any] = {"calls": []}
         return bound if self._match(node, bound) else None
 
@@ -55,12 +56,12 @@ def _match_argument(pattern: Any, value: Any, bound: dict[str, Any]) -> bool:
 
 
 def value_name(node: fx.Node) -> str:
-    """What the text form calls a node, without the percent sign."""
+    """Return the name of a node in the text form, without the percent sign."""
     return str(node.target) if node.op == "placeholder" else node.name
 
 
 def trimmed(args: Sequence[Any]) -> list[Any]:
-    """Positional arguments without the Nones at the end, which are defaults."""
+    """Return positional arguments without trailing Nones, which are defaults."""
     kept = list(args)
     while kept and kept[-1] is None:
         kept.pop()
@@ -68,7 +69,7 @@ def trimmed(args: Sequence[Any]) -> list[Any]:
 
 
 def described(value: Any) -> str:
-    """What an argument is, for reasons: what computes it, or which placeholder or constant it is."""
+    """Describe an argument, for refusals: the call that computes it, or its placeholder or constant."""
     if not isinstance(value, fx.Node):
         return f"the constant {value!r}"
     if value.op == "placeholder":
@@ -80,9 +81,9 @@ def described(value: Any) -> str:
 
 @dataclass
 class Rewriter:
-    """An editor over one program: what it adds carries a type and an origin, and every rewrite is recorded.
+    """An editor of one program. It sets the type and origin of added nodes, and records every rewrite.
 
-    `fuel` bounds the rewrites, for finding the one that does harm; None for no bound.
+    `fuel` bounds the rewrites, to bisect for the one that causes a fault; None for no bound.
     """
 
     program: Program
@@ -93,10 +94,11 @@ class Rewriter:
     _made: list[list[fx.Node]] = field(default_factory=list)
 
     def take(self, node: fx.Node, tried: fx.Node | None = None) -> bool:
-        """Begin a rewrite at `node`, which counts as a match: all that is made until the next one belongs to it.
+        """Begin a rewrite at `node`, which counts as a match. All nodes made until the next `take` belong to it.
 
-        False when the fuel is spent; the pass then leaves the place as it is. `tried` was made to see whether the
-        rewrite pays, and belongs to it too.
+        Return False if the fuel is spent; the pass must then leave `node` unchanged. `tried` is a node that the pass
+        made to
+        find out whether the rewrite pays; it belongs to this rewrite too.
         """
         if self.fuel is not None and len(self._anchors) >= self.fuel:
             return False
@@ -107,20 +109,20 @@ class Rewriter:
         return True
 
     def rewrites(self) -> tuple[Rewrite, ...]:
-        """The rewrites so far."""
+        """Return the rewrites so far."""
         return tuple(
             Rewrite(index, anchor, origin, tuple(value_name(node) for node in made if not node._erased))
             for index, ((anchor, origin), made) in enumerate(zip(self._anchors, self._made, strict=True))
         )
 
     def find(self, pattern: Pattern) -> Iterator[tuple[fx.Node, dict[str, Any]]]:
-        """Each call that the pattern matches, in order, with its bindings; the program may change in between."""
+        """Yield each call that the pattern matches, in order, with its bindings. The program may change in between."""
         for node in list(self.program.calls()):
             if not node._erased and (bound := pattern.match(node)) is not None:
                 yield node, bound
 
     def call(self, target: Any, *args: Any, before: fx.Node, origin: str | None = None, **kwargs: Any) -> fx.Node:
-        """A new call in front of `before`, with its origin unless another is given."""
+        """Add a call before `before`, with the origin of `before` unless another is given."""
         with self.program.graph.inserting_before(before):
             made = build.call(
                 self.program,
@@ -132,7 +134,7 @@ class Rewriter:
         return self._noted(made)
 
     def add_param(self, name: str, spec: ParamSpec) -> fx.Node:
-        """A new param of the program."""
+        """Add a param to the program."""
         return self._noted(self.program.add_param(name, spec))
 
     def _noted(self, node: fx.Node) -> fx.Node:
@@ -141,18 +143,19 @@ class Rewriter:
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Let every use of `old` use `new`, and remove `old`."""
+        """Replace every use of `old` by `new`, and remove `old`."""
         old.replace_all_uses_with(new)
         self.program.graph.erase_node(old)
 
     def rename(self, node: fx.Node, name: str) -> None:
-        """Let a node that was made have the name of one that is gone, whose work it does: what is looked for by a name
-        in an earlier program is then not something else."""
+        """Give a new node the name of the removed node that it replaces, so that a search by that name finds the same
+        value in
+        earlier programs and in this one."""
         node.name = name
         self.program.graph._graph_namespace._rename_object(node, name)
 
     def retype(self, nodes: Sequence[fx.Node]) -> None:
-        """Infer the types of `nodes` anew, and of what follows where one changed: views inherit strides."""
+        """Infer the types of `nodes` again, and those of their users if one changed: views inherit strides."""
         queue = list(nodes)
         while queue:
             node = queue.pop(0)
@@ -164,7 +167,8 @@ class Rewriter:
                 queue.extend(node.users)
 
     def refuse(self, node: fx.Node, reason: str, *, by_request: bool = False) -> None:
-        """Note that the pass nearly applied at `node`, and why it did not. Where the reason is what the user asked for,
-        `by_request`, the model is owed a match less."""
+        """Record why the pass almost matched at `node` but did not. If the user's options are the reason
+        (`by_request`), the
+        number of expected matches drops by one."""
         self.refusals.append(Refusal(node.name, reason))
         self.excused += by_request

@@ -1,4 +1,4 @@
-"""select-rows-early: what follows the last attention is computed for the rows that get logits, and for no others."""
+"""select-rows-early: computes the calls after the last attention only for the rows that get logits."""
 
 import operator
 from dataclasses import dataclass
@@ -25,24 +25,26 @@ _ARITHMETIC = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 class SelectRowsEarly(Pass):
     """`select_rows(f(x), rows)` becomes `f(select_rows(x, rows))`, as far up as calls work row by row.
 
-    A model selects the rows that get logits in front of its last norm, so that a step which feeds a prompt computes all
-    that follows the last attention for every token, and uses one row of it. The pass ends with one selection of what
-    attention gives and one of the residual stream, which the layer's own q, k and v read whole.
+    A model selects the rows that get logits just before its last norm. So a prefill step would compute all calls after
+    the
+    last attention for every token, and use one row of them. After the pass one selection reads the result of attention
+    and
+    one the residual stream, which the layer's own q, k and v read whole.
 
-    It runs in bucket classes of steps that may feed a prompt. Where steps feed few tokens, or one of each sequence,
-    most rows get logits, and the second selection costs a launch for nothing. A class that serves all steps pays for
-    that launch in decode, a copy of a few rows, and gains most of a layer in each prompt.
+    The pass runs in bucket classes whose steps may hold a prompt. In steps of few tokens, or of one per sequence, most
+    rows get logits, and the second selection is a useless launch. A class for all steps pays for that launch in decode,
+    a copy of a few rows, and saves most of a layer in each prefill.
     """
 
     name: ClassVar[str] = "select-rows-early"
-    numerics: ClassVar[Numerics] = Numerics.ROUNDING  # a product of fewer rows may be summed in another order
+    numerics: ClassVar[Numerics] = Numerics.ROUNDING  # a matmul of fewer rows may sum in another order
 
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         assert context.bucket is not None
         if not _feeds_prompts(context.bucket, context.target):
             return
         made: set[fx.Node] = set()  # selections
-        # Backwards: when it is a call's turn, those that read it have been moved after a selection, if they can be.
+        # Backwards, so that the readers of a call have moved after a selection, if possible, before the call does.
         for call in reversed(list(rewriter.program.calls())):
             selections = [] if call.target is operator.getitem else _selections(call)
             if not selections or _keeps_state(call):
@@ -57,42 +59,42 @@ class SelectRowsEarly(Pass):
 
 
 def _feeds_prompts(bucket: BucketClass, target: Target) -> bool:
-    """Whether steps of the class may feed many tokens of a sequence, most of which get no logits."""
+    """Return whether steps of the class may hold many tokens of a sequence, most without logits."""
     few = GPU_FEW_TOKENS if target.device == "cuda" else FEW_TOKENS
     return bucket.q_max != 1 and bucket.tokens[1] > few
 
 
 def _results(call: fx.Node) -> list[fx.Node]:
-    """The tensors that a call gives, as far as anything reads them."""
+    """Return the result tensors of a call that have readers."""
     return list(call.users) if isinstance(call.meta["type"], TupleType) else [call]
 
 
 def _selections(call: fx.Node) -> list[fx.Node]:
-    """The selections of rows of what a call gives."""
+    """Return the calls that select rows of a call's results."""
     readers = [(user, result) for result in _results(call) for user in result.users]
     return [user for user, result in readers if is_call(user, ops.select_rows.overload) and user.args[0] is result]
 
 
 def _count(call: fx.Node) -> Size:
-    """How many rows a call gives."""
+    """Return the number of rows of a call's results."""
     return tensor_type(_results(call)[0]).shape[0]
 
 
 def _keeps_state(call: fx.Node) -> bool:
-    """Attention over its pages, and what else goes beyond this step: there the way up ends by nature."""
+    """Return whether a call, such as attention over pages, reads or writes state; selections cannot move above it."""
     op = op_of(call.target)
     return op is not None and op.effect is not Effect.PURE
 
 
 def _row_arguments(call: fx.Node) -> list[fx.Node]:
-    """The arguments that have the rows of the results, where a row of these needs the same row of those alone; none
-    where it needs more."""
+    """Return the arguments with the rows of the results, if a row of the results needs only the same row of them; empty
+    otherwise."""
     rows = [value for value in call.all_input_nodes if tensor_type(value).shape[:1] == (_count(call),)]
     op = op_of(call.target)
     if op is None:
         works_by_row = _keeps_rows(call)
     elif op.across is not None:
-        works_by_row = True  # ranks share columns: what a symbol counts is not divided
+        works_by_row = True  # ranks split columns: rows, which a symbol counts, are not divided
     else:
         bound = named_arguments(call)
         works_by_row = {bound[name] for name in op.rows if bound[name] is not None} == set(rows)
@@ -100,7 +102,7 @@ def _row_arguments(call: fx.Node) -> list[fx.Node]:
 
 
 def _keeps_rows(call: fx.Node) -> bool:
-    """Whether one of aten's calls leaves rows apart and in order."""
+    """Return whether an aten call keeps rows separate and in order."""
     axes = len(tensor_type(call).shape)
     if call.target is _VIEW:
         return bool(call.args[1][0] == -1)  # type: ignore[index]  # its sizes
@@ -112,7 +114,7 @@ def _keeps_rows(call: fx.Node) -> bool:
 
 
 def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]) -> str:
-    """Why the call cannot move after a selection of `rows`, its arguments; "" when it can."""
+    """Return why the call cannot move after a selection of its arguments `rows`; "" if it can."""
     if not isinstance(count := _count(call), str):
         return f"it has {count} rows in every step"
     if not rows:
@@ -121,21 +123,21 @@ def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], mad
         if whole := [user for user in result.users if user not in selections]:
             return f"%{result.name} is read whole too, by %{whole[0].name}"
         if tensor_type(result).strides is not None and not made.issuperset(result.users):
-            return f"%{result.name} is strided, and whoever reads its selected rows finds them row-major"
+            return f"%{result.name} is strided, but the readers of its selected rows get them row-major"
     chosen = {selection.args[1]: None for selection in selections}
     if len(chosen) > 1:
         return f"several selections of rows read it: {', '.join(f'%{one.name}' for one in selections)}"
     (by,) = chosen
     assert isinstance(by, fx.Node)
     if by.op != "placeholder":
-        return f"the rows are {described(by)}, maybe computed after what they would be selected from"
+        return f"the rows are {described(by)}, which may be computed after the value to select from"
     return ""
 
 
 def _move_behind(
     rewriter: Rewriter, call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]
 ) -> None:
-    """Let the call compute the selected rows, from a selection of each of its arguments `rows`."""
+    """Replace the call by one on the selected rows of each of its arguments `rows`."""
     by = selections[0].args[1]
     early = {value: _selection(rewriter, value, by, made) for value in rows}
     given: Any = fx.node.map_arg((call.args, call.kwargs), lambda value: early.get(value, value))
@@ -157,7 +159,7 @@ def _move_behind(
 
 
 def _selection(rewriter: Rewriter, value: fx.Node, by: object, made: set[fx.Node]) -> fx.Node:
-    """`select_rows(value, by)`, as soon as the value is there: one for all calls that come to need it."""
+    """Return `select_rows(value, by)`, placed right after the value; all calls share one."""
     place = value.next if value.op != "placeholder" else next(rewriter.program.calls())
     for user in value.users:
         if is_call(user, ops.select_rows.overload) and user.args == (value, by):

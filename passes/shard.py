@@ -1,4 +1,4 @@
-"""shard: params are split over the mesh as they say, and every value gets the placement that follows."""
+"""shard: splits params over the mesh as their `split` says, and infers the placement of every value."""
 
 import math
 from dataclasses import dataclass, replace
@@ -29,10 +29,10 @@ _VIEW = torch.ops.aten.view.default
 
 @dataclass(frozen=True)
 class Shard(Pass):
-    """From the types of whole values to those of one rank.
+    """Changes the types of whole values to those of one rank.
 
-    Where a value lies otherwise than its user needs it, a `redistribute` stands between them, which is owed until
-    insert-collectives. A match is a param that was split.
+    If the placement of a value differs from the one that its user needs, a `redistribute` goes between them, until
+    insert-collectives replaces it. A match is a param that was split.
     """
 
     name: ClassVar[str] = "shard"
@@ -58,7 +58,7 @@ class Shard(Pass):
 
 
 def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
-    """Split a param as it says; it is whole on every rank without a split, and where an optional one does not fit."""
+    """Split a param. Every rank holds it whole if it has no split, or if an optional split does not fit."""
     program, name = rewriter.program, str(param.target)
     spec = program.params[name]
     split = spec.split
@@ -72,7 +72,7 @@ def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
         counts = " + ".join(str(Fraction(segment, split.unit)) for segment in segments)
         problem = f"'{name}' has {counts} parts of {split.unit}, which do not divide among {parts} ranks"
         if not split.needed:
-            rewriter.refuse(param, f"{problem}: every rank has it whole")
+            rewriter.refuse(param, f"{problem}: every rank holds it whole")
             return
         if not split.repeat or any(segment % split.unit for segment in segments):
             expected = f"a divisor of {math.gcd(*segments) // split.unit}"
@@ -90,7 +90,7 @@ def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
 
 
 def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times: int) -> Recipe:
-    """Each run of `unit` elements along `dim` `times` times in place."""
+    """Repeat each run of `unit` elements along `dim` `times` times in place."""
     sizes = [int(size) for size in shape]
     heads = (*sizes[:dim], sizes[dim] // unit, unit, *sizes[dim + 1 :])
     flat = (*sizes[:dim], sizes[dim] * times, *sizes[dim + 1 :])
@@ -98,7 +98,7 @@ def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times:
 
 
 def _prepare(rewriter: Rewriter) -> None:
-    """Give ops that know nothing of ranks the form that does: a split embedding, a bias after a sum over ranks."""
+    """Replace ops that cannot be split as they are: an embedding of split rows, a bias on partial sums."""
     program = rewriter.program
     for node in list(program.calls()):
         target, bound = _target(node), named_arguments(node)
@@ -112,7 +112,7 @@ def _prepare(rewriter: Rewriter) -> None:
 
 
 def _part_with_bias(rewriter: Rewriter, node: fx.Node, product: Product) -> None:
-    """linear(x, w, b) becomes linear(x, w) + b: partial sums are summed before the bias is added once."""
+    """Rewrite linear(x, w, b) as linear(x, w) + b, so that the bias is added once, after the sum over ranks."""
     _, args, node.kwargs = replace(product, bias=None).call()
     node.args = tuple(args)
     graph = rewriter.program.graph
@@ -123,7 +123,7 @@ def _part_with_bias(rewriter: Rewriter, node: fx.Node, product: Product) -> None
 
 
 def _splits(program: Program, weight: fx.Node, dim: int) -> Placement | None:
-    """The placement that splits `weight` along `dim`; None when it is not split so."""
+    """Return the placement that splits `weight` along `dim`; None if there is none."""
     placements = placement_of(weight, program)
     return next((place for place in placements if place.kind == "shard" and place.dim == dim), None)
 
@@ -134,16 +134,17 @@ def _target(node: fx.Node) -> Op | None:
 
 @dataclass
 class _Walk:
-    """Goes through the calls in order. `whole` keeps the types of whole values, `known` what was moved already."""
+    """A walk over the calls in order. `whole` holds the types of whole values, `known` the values moved so far."""
 
     rewriter: Rewriter
     whole: dict[fx.Node, ValueType | None]
     known: dict[tuple[fx.Node, Spot], fx.Node]
 
     def localize(self, node: fx.Node) -> None:
-        """Arguments where the op needs them, then the rank's type of the result and its placement."""
+        """Move the arguments to the placements that the op needs, then set the result's type on a rank and its
+        placement."""
         program = self.rewriter.program
-        for value in node.all_input_nodes:  # a sum that was made for one user serves all
+        for value in node.all_input_nodes:  # all users share the sum made for one of them
             if (value, None) in self.known and any(place.kind == "partial" for place in placement_of(value, program)):
                 node.replace_input_with(value, self.known[value, None])
         for axis in program.mesh:
@@ -160,7 +161,7 @@ class _Walk:
         build.set_placement(node, program)
 
     def _localize_view(self, node: fx.Node, axis: str) -> None:
-        """The sizes of a view are those of a part; a split that the view would tear apart is gathered first."""
+        """Set a view's sizes to those of a rank's part. Gather first if the view would break a part up."""
         source, sizes = node.args[0], list(node.args[1])  # type: ignore[arg-type]
         assert isinstance(source, fx.Node)
         place = next((item for item in placement_of(source, self.rewriter.program) if item.axis == axis), None)
@@ -179,14 +180,14 @@ class _Walk:
         node.args = (source, sizes)
 
     def moved(self, value: fx.Node, axis: str, at: Spot, need: Spot, *, before: fx.Node) -> fx.Node:
-        """`value` lying as `need` on `axis`, by a `redistribute` that all its users share."""
+        """Return `value` with the placement `need` on `axis`, by a `redistribute` that all its users share."""
         if value.op == "placeholder" and value.meta["kind"] == "param":
             raise PassError(
                 f"param '{value.target}' is {spot_text(at, axis)}",
                 where=f"%{before.name}",
                 expected=spot_text(need, axis),
             )
-        if at is not None and need is not None and at.kind == need.kind == "shard":  # by way of the whole
+        if at is not None and need is not None and at.kind == need.kind == "shard":  # gather first
             value, at = self.moved(value, axis, at, None, before=before), None
         if (value, need) in self.known:
             return self.known[value, need]
@@ -194,7 +195,8 @@ class _Walk:
         split = at if source == "shard" else need
         if collective_of(source, target) is None or (split is not None and split.segments):
             raise PassError(
-                f"nothing moves a value from {spot_text(at, axis)} to {spot_text(need, axis)}", where=f"%{before.name}"
+                f"no collective moves a value from {spot_text(at, axis)} to {spot_text(need, axis)}",
+                where=f"%{before.name}",
             )
         attrs: dict[str, Any] = {
             "axis": axis,

@@ -1,4 +1,4 @@
-"""split-add-rms-norm: the residual add and the norm after it part again, where a backend fuses each with a product."""
+"""split-add-rms-norm: splits the residual add and the norm again, if a backend fuses each with a matmul."""
 
 import operator
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class SplitAddRMSNorm(Pass):
-    """`add_rms_norm(x, r, w)` becomes `rms_norm(add(r, x), w)` in the bucket classes whose backend asks for that.
+    """`add_rms_norm(x, r, w)` becomes `rms_norm(add(r, x), w)` in the bucket classes whose backend requests it.
 
-    With few tokens a matrix-vector kernel adds the residual as it stores, and norms its input as it loads: the call
-    between the two would be a launch of its own.
+    With few tokens, a matrix-vector kernel adds the residual as it stores, and the next one norms its input as it
+    loads.
+    The fused op between them would be a separate launch.
     """
 
     name: ClassVar[str] = "split-add-rms-norm"

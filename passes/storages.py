@@ -1,4 +1,4 @@
-"""Which memory each value of a program lies in: its own, or part of another value's."""
+"""The storage of each value of a program: its own, or part of another value's."""
 
 import operator
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from ingot.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Storage:
-    """Memory of a value: `holder` is the node that it was made for, `type` the tensor that fills it."""
+    """The memory of a value: `holder` is the node that it was allocated for, `type` the tensor that fills it."""
 
     holder: fx.Node
     type: TensorType
 
 
 def storages(program: Program) -> dict[fx.Node, Storage]:
-    """For every call that gives a tensor, the storage of the result; a param, input or state holds its own."""
+    """Return the storage of each tensor that a call returns. A param, input or state has its own storage."""
     found: dict[fx.Node, Storage] = {}
-    shared: dict[tuple[fx.Node, fx.Node], Storage] = {}  # by the call of a region and what its body made
+    shared: dict[tuple[fx.Node, fx.Node], Storage] = {}  # by the region call and the body's base node
     for node in program.calls():
         if not isinstance(node.meta["type"], TensorType):
             continue
@@ -35,7 +35,7 @@ def storages(program: Program) -> dict[fx.Node, Storage]:
 
 
 def _made_by(node: fx.Node) -> tuple[fx.Node, int]:
-    """The call that yields a node's value, and which of its results it is."""
+    """Return the call that makes a node's value, and the index of the result."""
     if node.target is operator.getitem:
         call, index = node.args
         assert isinstance(call, fx.Node) and isinstance(index, int)
@@ -56,7 +56,7 @@ def _of_region(
     found: dict[fx.Node, Storage],
     shared: dict[tuple[fx.Node, fx.Node], Storage],
 ) -> Storage:
-    """A region gives out views as they are: of what it made itself, or of what it was given."""
+    """Return the storage of a region's result. A region returns views uncopied, of its own values or of its inputs."""
     assert isinstance(call.target, RegionCall)
     body = program.regions[call.target.name].body
     base = _base(list(body.output_nodes().values())[index])

@@ -146,9 +146,9 @@ assert edit_pipeline("default,cut-logits,-merge-linears")[2].passes[-1].name == 
 assert problem("default,cut-logits{size=1}") == ("pass 'cut-logits' has no option 'size'", "scale, calls")
 assert problem("default,cut-logits{scale=big}") == ("option 'scale' of pass 'cut-logits' is 'big'", "a value like 1.5")
 assert problem("default,nameless") == (
-    "the pass 'nameless' calls itself 'another-name' and gives my_package.passes.Nameless", 'name = "nameless"'
+    "the pass 'nameless' has the name 'another-name' in its class my_package.passes.Nameless", 'name = "nameless"'
 )
-assert problem("default,seven") == ("the pass 'seven' gives 7", "a subclass of ingot.passes.base.Pass")
+assert problem("default,seven") == ("the pass 'seven' is 7", "a subclass of ingot.passes.base.Pass")
 assert problem("default,cut-logit")[0] == "unknown pass 'cut-logit'"
 print("ok")
 """
@@ -328,10 +328,10 @@ def test_two_packages_with_one_name(importable: Path) -> None:
 
 
 MADE = {  # what is changed in a right class, and what is said
-    "no name": ('    name: ClassVar[str] = "mine"\n', "", "calls itself None"),
-    "no promise": ("    numerics: ClassVar[Numerics] = Numerics.EXACT\n", "", "does not say what it promises"),
-    "a promise in words": ("= Numerics.EXACT", '= "exact"', "does not say what it promises"),
-    "a stage in words": ("    def run", '    joins = "NORMAL"\n\n    def run', "does not say where it runs"),
+    "no name": ('    name: ClassVar[str] = "mine"\n', "", "has the name None in its class"),
+    "no promise": ("    numerics: ClassVar[Numerics] = Numerics.EXACT\n", "", "has no numerics contract"),
+    "a promise in words": ("= Numerics.EXACT", '= "exact"', "has no numerics contract"),
+    "a stage in words": ("    def run", '    joins = "NORMAL"\n\n    def run', "has no stage to join"),
     "not frozen": ("(frozen=True)", "", "@dataclass(frozen=True) above the class"),
     "no dataclass": ("@dataclass(frozen=True)\n", "", "@dataclass(frozen=True) above the class"),
     "no default": ("    def run", "    size: int\n\n    def run", "has options without a default (size)"),
@@ -381,7 +381,7 @@ def test_the_fault_of_another_package(
     command = [str(source), "-o", str(tmp_path / "m.ingot"), *options.split(), "default,mine"]
     assert cli.run(cli.COMPILE_MODEL, command) == cli.BAD_INPUT
     err = capsys.readouterr().err
-    assert f"error: pass mine of {package}.code {said}" in err and where in err and "mend the pass" in err
+    assert f"error: pass mine of {package}.code {said}" in err and where in err and "fix the pass" in err
     assert "Ingot's fault" not in err and "Traceback" not in err
     assert not (tmp_path / "m.ingot").exists()
 

@@ -46,7 +46,7 @@ BAD = [
     (HEAD + "param w: f32[4]", 3, 16, "the line ends too early"),
     (HEAD + "param w: f32[4] tp=spilt(0) = source()", 3, 20, "unknown placement 'spilt'"),
     (HEAD + "param w: f32[4] tp=shard(0) tp=split(0) = source()", 3, 32, "unknown placement 'split'"),
-    (HEAD + "param w: f32[4] tp=split(0, size=2) = source()", 3, 29, "'size' is given twice or is no option"),
+    (HEAD + "param w: f32[4] tp=split(0, size=2) = source()", 3, 29, "'size' is given twice or is not an option"),
     (HEAD + "param w: f32[4] tp=split(0, unit=2, unit=2) = source()", 3, 37, "'unit' is given twice"),
     (HEAD + "param w: f32[4] tp=split(0, unit=0) = source()", 3, 17, "a split in units of 0 of dim 0"),
     (HEAD + "param w: f32[4] tp=shard = source()", 3, 26, "unexpected '='"),

@@ -68,7 +68,7 @@ def test_no_backend(apply: Apply) -> None:
         apply(ChooseBackends(), TEXT, backends=(Inductor(),))
     reason = "inductor: ingot.embedding is not fusible"
     assert caught.value.what == f"no backend computes ingot.embedding: {reason}"
-    assert caught.value.where.startswith("%embedding") and caught.value.expected == "one of inductor to take it"
+    assert caught.value.where.startswith("%embedding") and caught.value.expected == "a claim of inductor"
     assert caught.value.hint == "compile with another backend, as backend='auto', or for another target"
     with pytest.raises(
         PassError, match=r"ingot\.embedding: reference: not batch-invariant(.|\n)*without deterministic"

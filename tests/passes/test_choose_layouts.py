@@ -170,7 +170,7 @@ def test_a_claim_for_another_layout_is_refused_with_what_it_wants() -> None:
         ),
     )
     reasons = {refusal.reason for record in without.records for refusal in record.refusals}
-    assert "reference: it wants weight column-major, and finds weight row-major" in reasons
+    assert "reference: it needs weight column-major, but the program has weight row-major" in reasons
 
 
 def test_both_copies_are_resident_and_listed_and_serve_the_same_tokens(

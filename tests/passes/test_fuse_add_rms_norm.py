@@ -53,7 +53,7 @@ param w: f32[8] = source(name="w")
             "%add = aten.add.Tensor(%h, %h) : f32[T, 8]\n"
             "%mul = aten.mul.Tensor(%w, %row) : f32[8]\n"
             "%rms_norm = ingot.rms_norm(%add, %mul, eps=1e-05) : f32[T, 8]\n",
-            "the weight is the result of aten.mul.Tensor, maybe made after the add",
+            "the weight is the result of aten.mul.Tensor, perhaps computed after the add",
         ),
         (
             "%add = aten.add.Tensor(%h, %h, alpha=2) : f32[T, 8]\n"
@@ -62,11 +62,11 @@ param w: f32[8] = source(name="w")
         ),
         (
             "%mul = aten.mul.Tensor(%h, %h) : f32[T, 8]\n%rms_norm = ingot.rms_norm(%mul, %w, eps=1e-05) : f32[T, 8]\n",
-            "the norm is of the result of aten.mul.Tensor, not of a sum",
+            "the norm reads the result of aten.mul.Tensor, not a sum",
         ),
         (
             "%rms_norm = ingot.rms_norm(%h, %w, eps=1e-05) : f32[T, 8]\n",
-            "the norm is of the input 'h', not of a sum",
+            "the norm reads the input 'h', not a sum",
         ),
     ],
     ids=["broadcast", "promotion", "constant", "heads", "weight", "alpha", "product", "input"],

@@ -79,7 +79,7 @@ SECOND = (
 )
 REFUSED = {
     "q is not rotated: it is the result of ingot.rms_norm": Layer(rotated="k"),
-    "the rotated q is used elsewhere too: 2 times in all": Layer(extra=SECOND, outputs=", again=%again"),
+    "the rotated q has other uses: 2 in all": Layer(extra=SECOND, outputs=", again=%again"),
 }
 
 
@@ -102,10 +102,10 @@ HALF_REFUSED = {
         ("%item, %item_1, %page_table", "%item, %later, %page_table"),
         ("kv.0=%item_1", "kv.0=%later"),
     ],
-    "the rotated q is not for that attention alone, which is over a result of ingot.qk_norm_rope_append": [
+    "that attention is not the only reader of the rotated q, and reads a result of ingot.qk_norm_rope_append": [
         ("logits=%logits", "logits=%logits, turned=%item"),
     ],
-    "the rotated q is not for that attention alone, which is over the result of aten.view.default": [
+    "that attention is not the only reader of the rotated q, and reads the result of aten.view.default": [
         ("%item, %item_1, %page_table", "%q_heads, %item_1, %page_table"),
         ("logits=%logits", "logits=%logits, turned=%item"),
     ],

@@ -85,9 +85,9 @@ REFUSED = {
         orders=("", ", interleaved=True")
     ),
     "the norms of q and k differ in eps: 0.01 and 0.02": Layer(eps=(0.01, 0.02)),
-    "k alone is normed after it is rotated": Layer(normed="k", norm_last=True),
-    "the rotated q is used elsewhere too: 2 times in all": Layer(extra=SECOND, outputs=", again=%again"),
-    "the rotated k is used elsewhere too: 2 times in all": Layer(outputs=", turned=%k_turned"),
+    "k alone is normed after its rotation": Layer(normed="k", norm_last=True),
+    "the rotated q has other uses: 2 in all": Layer(extra=SECOND, outputs=", again=%again"),
+    "the rotated k has other uses: 2 in all": Layer(outputs=", turned=%k_turned"),
     "no attention reads the cache after this write": Layer(
         extra="%later = ingot.kv_append(%written, %v_heads, %k_heads, %slots) : state<kv.0>",
         cache="%later",
@@ -125,7 +125,7 @@ def test_caches_of_other_forms_are_left_alone() -> None:
         fused, record = run_pass(one, program, context(Reference()), under=Stage.FUSED)
         assert (record.matches, print_program(fused)) == (0, print_program(program))
         (refusal,) = record.refusals
-        assert "keys and values are not of one width: the fused op" in refusal.reason
+        assert "keys and values differ in width: the fused op" in refusal.reason
 
 
 class Kernel(HasLibrary, Reference):

@@ -94,7 +94,7 @@ def test_attentions_of_one_layer_share_its_cache(apply: Apply) -> None:
 def test_a_shared_cache_holds_one_thing(apply: Apply, old: str, new: str) -> None:
     text = TWO_LAYERS.format(layer=0)
     assert old in text
-    with pytest.raises(PassError, match="two attentions of layer 0 are given other keys and values, or other masks"):
+    with pytest.raises(PassError, match="two attentions of layer 0 have different keys and values, or different masks"):
         apply(InsertPagedKV(), text.replace(old, new), max_seq_len=33, max_batch=4)
 
 
@@ -138,7 +138,9 @@ def test_slopes_go_where_attention_goes(apply: Apply) -> None:
 
 def test_a_tree_is_verified_without_slopes(apply: Apply) -> None:
     text = SLOPED.replace("NORMAL\n", "NORMAL\nending verify_tree(drafted=3)\n")
-    with pytest.raises(OptionError, match="slopes go by places in the cache, and tokens of a tree do not") as error:
+    with pytest.raises(
+        OptionError, match="slopes need positions in the cache, and the tokens of a tree are not"
+    ) as error:
         apply(InsertPagedKV(), text, max_seq_len=33)
     assert error.value.where == "insert-paged-kv, %attention"
 
@@ -158,7 +160,7 @@ def test_a_mask_says_which_group_keeps_the_cache(mask: str, apply: Apply) -> Non
 
 def test_a_mask_that_looks_ahead_is_not_deterministic(apply: Apply) -> None:
     text = TWO_LAYERS.format(layer=1).replace("layer=0)", 'layer=0, mask="bidirectional")')
-    with pytest.raises(OptionError, match="by the mask bidirectional a token sees what is fed after it") as error:
+    with pytest.raises(OptionError, match="with the mask bidirectional a token sees later ones") as error:
         apply(InsertPagedKV(), text, deterministic=True)
     assert error.value.where == "insert-paged-kv, %attention"
 

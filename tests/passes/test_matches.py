@@ -107,7 +107,7 @@ def test_the_passes_match_as_often(case: str) -> None:
     # A norm that no sum stands in front of: of the embedding, or of what a product gives.
     records = [step.record for step in steps if step.record and step.name == "fuse-add-rms-norm"]
     reasons = [refusal.reason for record in records for refusal in record.refusals]
-    assert all(re.fullmatch(r"the norm is of (the|a) result of [\w.]+, not of a sum", reason) for reason in reasons)
+    assert all(re.fullmatch(r"the norm reads (the|a) result of [\w.]+, not a sum", reason) for reason in reasons)
     # The stream, and what the last attention is made of; of several streams also what is read beside attention, and the
     # embeddings for all layers.
     most = 5 if "altup_num_inputs" in json.dumps(CASES[case]) else 2

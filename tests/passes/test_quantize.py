@@ -46,7 +46,7 @@ def quantized(text: str, **options: Any) -> tuple[Program, PassRecord]:
 def test_golden(golden: Callable[..., PassRecord]) -> None:
     record = golden(Quantize(format="int4_g32"))
     assert record.matches == 4 and record.numerics is Numerics.LOSSY
-    assert record.refusals == (Refusal("linear_4", "the weight is no param but the input 'other'"),)
+    assert record.refusals == (Refusal("linear_4", "the weight is not a param but the input 'other'"),)
     assert record.op_count_diff == {"ingot.linear": -4, "ingot.quant_linear": 4}
 
 

@@ -160,7 +160,7 @@ STAYS = {
     "strided": (
         "%z = aten.slice.Tensor(%x, 1, 0, 4) : f32[T, 4; 8, 1]\n%s = ingot.select_rows(%z, %logit_rows) : f32[L, 4]\n",
         "s=%s",
-        "%z is strided, and whoever reads its selected rows finds them row-major",
+        "%z is strided, but the readers of its selected rows get them row-major",
     ),
     "read whole": (
         f"{_MUL}%own = ingot.soft_cap(%z, cap=1.0) : f32[T, 8]\n{_LAST}",
@@ -178,7 +178,7 @@ STAYS = {
             "%z, %logit_rows", "%z, %at"
         ),
         "s=%s",
-        "the rows are the result of ingot.select_rows, maybe computed after what they would be selected from",
+        "the rows are the result of ingot.select_rows, which may be computed after the value to select from",
     ),
 }
 

@@ -222,7 +222,7 @@ def test_a_vocabulary_that_does_not_divide_is_whole_for_a_reason(on_mesh: OnMesh
     record = next(step.record for step in on_mesh("q and k norms") if step.name == "shard")
     assert record is not None
     assert [refusal.reason for refusal in record.refusals] == [
-        "'embed.weight' has 373 parts of 1, which do not divide among 2 ranks: every rank has it whole"
+        "'embed.weight' has 373 parts of 1, which do not divide among 2 ranks: every rank holds it whole"
     ]
 
 

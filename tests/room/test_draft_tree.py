@@ -128,7 +128,7 @@ def folders(request: Any, checkpoint: Callable[[str], Path], tmp_path_factory: A
     with toy_ops(whole_op), pytest.MonkeyPatch.context() as patch:
         changes: dict[str, Any] = {"round": ("main", "draft"), "checkpoints": ("draft",)}
         change_definition(patch, "LlamaForCausalLM", more_entries=entries, **changes)
-        with pytest.raises(OptionError, match="a tree of drafts: a token is one of several at its position"):
+        with pytest.raises(OptionError, match="a tree of drafts: several tokens share a position"):
             compile_model(checkpoint(NAME), tmp / "tree.ingot", deterministic=True, **options)
         compile_model(checkpoint(NAME), tmp / "tree.ingot", **options)
         yield tmp / "plain.ingot", tmp / "tree.ingot"

@@ -183,7 +183,7 @@ def test_attributes_that_do_not_fit(
 def test_pieces_of_what_looks_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool_by(monkeypatch, whole=0)
     monkeypatch.setattr("ingot.models.blocks.attention.ops", SimpleNamespace(**{**vars(ops), "attention": _ahead}))
-    with pytest.raises(PassError, match="by the mask bidirectional a token sees what is fed after it"):
+    with pytest.raises(PassError, match="with the mask bidirectional a token sees later ones"):
         compile_model(PICO, tmp_path / "a.ingot", **LIMITS)
     pool_by(monkeypatch)
     compile_model(PICO, tmp_path / "b.ingot", deterministic=True, **LIMITS)
