@@ -309,7 +309,7 @@ def test_the_command_shows_another_target(capsys: pytest.CaptureFixture[str]) ->
     show_target(target="sm_80")
     text = capsys.readouterr().out
     assert "NVIDIA A100" in text and "2.0 TB/s" in text and f"no: {NO_GPU}" in text
-    assert "a kernel starts when the one in front of it has ended" in text
+    assert "a kernel starts when the one before it has ended" in text
 
 
 @pytest.mark.parametrize("static", [True, False])

@@ -1,1 +1,1 @@
-"""KV caches: dtypes, forms, groups, scratch pages, and the memory that pages and slots are shared out of."""
+"""KV caches: dtypes, forms, groups, scratch pages, and the memory for pages and slots."""

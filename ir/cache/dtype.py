@@ -1,11 +1,11 @@
-"""The dtype of a KV cache: that of the keys, or eight-bit floats with a scale for keys and one for values.
+"""The dtype of a KV cache: that of the keys, or eight-bit floats with one scale for keys and one for values.
 
-A cache of f8e4m3 (OCP 8-bit floating point, arXiv 2209.05433) holds k / k_scale and v / v_scale, divided in float32,
+An f8e4m3 cache (OCP 8-bit floating point, arXiv 2209.05433) stores k / k_scale and v / v_scale, divided in float32,
 saturated at 448 and rounded to nearest, ties to even. NaN stays NaN. Attention multiplies back: `k_scale` joins the
-scale of the softmax, and `v_scale` multiplies the result before it is rounded.
+softmax scale, and `v_scale` multiplies the result before it is rounded.
 
-Scales are attributes of the ops. They are numbers known at compile time, and kernels fold the one of keys into a
-constant that they have. Layers with different scales therefore share no executables.
+Scales are attributes of the ops, because they are known at compile time, and kernels fold the scale of keys into a
+constant. So layers with different scales share no executables.
 """
 
 import math
@@ -19,7 +19,7 @@ from ingot.ir.types import DTYPE_NAMES, DTYPES
 if TYPE_CHECKING:
     import torch
 
-# What a compile may ask for; None: the dtype of the keys.
+# The values of the option kv_cache_dtype; None: the dtype of the keys.
 CACHE_DTYPES: Mapping[str, "torch.dtype | None"] = {"auto": None, "fp8": DTYPES["f8e4m3"]}
 
 
@@ -32,7 +32,7 @@ class Typed(Protocol):
 
 @dataclass(frozen=True)
 class CacheScales:
-    """What keys and values are divided by when they are written. Raises VerifyError for what is no positive number."""
+    """The divisors of keys and values in a cache write. Raises VerifyError unless both are positive numbers."""
 
     k: float = 1.0
     v: float = 1.0
@@ -44,44 +44,46 @@ class CacheScales:
 
     @staticmethod
     def of(call: Mapping[str, Any]) -> "CacheScales":
-        """Those that a bound call says."""
+        """Return the scales of a bound call."""
         return CacheScales(call["k_scale"], call["v_scale"])
 
     def options(self) -> dict[str, float]:
-        """As attributes of an op, those that are no default."""
+        """Return the scales that differ from the default, as attributes of an op."""
         return {name: value for name, value in (("k_scale", self.k), ("v_scale", self.v)) if value != 1.0}
 
 
 def is_narrow(dtype: "torch.dtype") -> bool:
-    """Whether a cache of this dtype holds fewer bits than keys have."""
+    """Return whether a cache of this dtype holds fewer bits than the keys."""
     return DTYPE_NAMES.get(dtype) == "f8e4m3"
 
 
 def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) -> None:
-    """Raises VerifyError for a cache that is neither of the dtype of the keys (or of q) nor of f8e4m3, and for scales
-    of any but the latter."""
+    """Raise VerifyError unless the cache has the dtype of the keys (or of q), or f8e4m3; and for scales with any dtype
+    but
+    f8e4m3."""
     if kv.dtype != keys.dtype and not is_narrow(kv.dtype):
         found = " for ".join(DTYPE_NAMES.get(one.dtype, str(one.dtype)) for one in (kv, keys))
         raise VerifyError(f"a cache of {found}", expected="the dtype of keys and queries, or f8e4m3")
     if (options := CacheScales(k_scale, v_scale).options()) and not is_narrow(kv.dtype):
-        raise VerifyError(f"{options} for a cache of {DTYPE_NAMES[kv.dtype]}", expected="scales with f8e4m3 alone")
+        raise VerifyError(f"{options} for a cache of {DTYPE_NAMES[kv.dtype]}", expected="scales only with f8e4m3")
 
 
 def as_movable(x: "torch.Tensor") -> "torch.Tensor":
-    """The same memory in a dtype that torch copies, fills and selects by index: with eight-bit floats it does not do
-    all of that."""
+    """Return a view of the same memory in a dtype that torch can copy, fill and select by index. It cannot do all of
+    that
+    with eight-bit floats."""
     import torch
 
     return x.view(torch.uint8) if is_narrow(x.dtype) else x
 
 
 def as_cached(x: "torch.Tensor", dtype: "torch.dtype", scale: float) -> "torch.Tensor":
-    """Keys or values as a cache of `dtype` holds them."""
+    """Return keys or values as a cache of `dtype` stores them."""
     import torch
 
     if scale != 1.0:
         x = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32) / scale
     if is_narrow(dtype):
         most = torch.finfo(dtype).max
-        x = x.clamp(-most, most)  # of what is larger, torch makes NaN or the largest number, by its version
+        x = x.clamp(-most, most)  # torch turns larger numbers into NaN or the largest number, depending on its version
     return x.to(dtype)

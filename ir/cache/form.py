@@ -1,4 +1,4 @@
-"""The form of a KV cache: how wide keys and values are, and where a page holds them.
+"""The form of a KV cache: the widths of keys and values, and their place in a page.
 
 A cache is [pages, parts, page, kv_heads, row]. There are three forms:
 
@@ -6,9 +6,9 @@ equal widths    [pages, 2, page, kv_heads, width]: keys at index 0 of the second
 two widths      [pages, 1, page, kv_heads, key_width + value_width]: a row is a key and then its value
 shared          [pages, 1, page, kv_heads, key_width]: a row is a key, and its first numbers are the value
 
-The shared form is the latent cache of multi-head latent attention (arXiv 2405.04434), where all heads of q read one row
-per token. The second axis tells equal widths from the others, and the width of q tells the other two apart. In every
-form heads lie along axis 3 and positions of a page along axis 2.
+The shared form is the latent cache of multi-head latent attention (arXiv 2405.04434), in which all heads of q read one
+row per token. The second axis tells equal widths from the other two forms; the width of q tells those apart. In every
+form axis 2 holds the positions of a page and axis 3 the heads.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ingot.ir.errors import VerifyError
 
-if TYPE_CHECKING:  # `--help` loads no torch
+if TYPE_CHECKING:  # so that `--help` does not import torch
     import torch
 
 
@@ -30,7 +30,7 @@ class Shaped(Protocol):
 
 @dataclass(frozen=True)
 class CacheForm:
-    """Numbers of a key and of a value, by head and position; `shared`: a value is the first numbers of its key."""
+    """The numbers of a key and of a value per head and position. `shared`: a value is the first numbers of its key."""
 
     key_width: int
     value_width: int
@@ -48,7 +48,8 @@ class CacheForm:
 
     @staticmethod
     def given(q: Shaped, k: Shaped, v: Shaped | None, value_width: int | None) -> "CacheForm":
-        """The form for attention of q [T, H, D] over k and v. Raises VerifyError where these do not fit together."""
+        """Return the form for attention of q [T, H, D] over k and v. Raises VerifyError if these do not fit
+        together."""
         if k.shape[2] != q.shape[2]:
             raise VerifyError(
                 f"q has heads of {q.shape[2]} numbers and k of {k.shape[2]}", expected="heads of one width"
@@ -62,16 +63,18 @@ class CacheForm:
 
     @staticmethod
     def of(k: Shaped, v: Shaped | None, value_width: int | None = None) -> "CacheForm":
-        """The form that holds rows of k [T, KV, D] and v, of which None stands for values that are part of the keys;
-        writing such keys needs no `value_width`."""
+        """Return the form that holds rows of k [T, KV, D] and v. If v is None, values are part of the keys; a write of
+        such
+        keys needs no `value_width`."""
         if v is None:
             return CacheForm(k.shape[2], k.shape[2] if value_width is None else value_width, shared=True)
         return CacheForm(k.shape[2], v.shape[2])
 
     @staticmethod
     def of_cache(shape: Sequence[Any], key_width: Any, value_width: int | None) -> "CacheForm":
-        """The form of a cache by its shape, the width of q and the `value_width` of the op that reads it. Raises
-        VerifyError for a cache of no form."""
+        """Return the form of a cache from its shape, the width of q and the `value_width` of the op that reads it.
+        Raises
+        VerifyError if the shape fits no form."""
         if value_width is not None:
             form = CacheForm(key_width, value_width, shared=True)
         elif len(shape) == 5 and shape[1] == 1 and shape[4] > key_width:
@@ -83,15 +86,15 @@ class CacheForm:
 
     @staticmethod
     def check_equal(kv: Shaped, k: Shaped, v: Shaped) -> None:
-        """Raises VerifyError for what the fused ops do not write: a cache of which keys and values are not of one
-        width."""
+        """Raise VerifyError for a cache that the fused ops cannot write: one with keys and values of different
+        widths."""
         form = CacheForm.of(k, v)
         if not form.equal:
-            raise VerifyError(f"{form}", expected="keys and values of one width, or kv_append")
+            raise VerifyError(f"{form}", expected="keys and values of equal width, or kv_append")
         form.check(kv.shape)
 
     def check(self, shape: Sequence[Any]) -> None:
-        """Raises VerifyError for the shape of a cache that has another form."""
+        """Raise VerifyError unless a cache of this shape has this form."""
         if len(shape) != 5 or (shape[1], shape[4]) != (self.parts, self.row):
             raise VerifyError(
                 f"a cache {list(shape)} for {self}", expected=str(list(self.shape("page", "kv_heads"))).replace("'", "")
@@ -104,7 +107,7 @@ class CacheForm:
 
     @property
     def equal(self) -> bool:
-        """Whether values lie beside keys and are as wide."""
+        """Return whether values are stored apart from keys and are as wide."""
         return not self.shared and self.key_width == self.value_width
 
     @property
@@ -113,25 +116,25 @@ class CacheForm:
 
     @property
     def row(self) -> int:
-        """Numbers of the last axis."""
+        """Return the size of the last axis."""
         return self.key_width + (0 if self.equal or self.shared else self.value_width)
 
     def shape(self, page: Any, kv_heads: Any) -> tuple[Any, ...]:
-        """Of a cache, whose number of pages is the dim `pages`."""
+        """Return the shape of a cache; its number of pages is the dim `pages`."""
         return ("pages", self.parts, page, kv_heads, self.row)
 
     def value_offset(self, page: int, kv_heads: int) -> int:
-        """How many numbers after its key a value lies."""
+        """Return the distance in numbers from a key to its value."""
         if self.equal:
             return page * kv_heads * self.key_width
         return 0 if self.shared else self.key_width
 
     def keys(self, kv: "torch.Tensor") -> "torch.Tensor":
-        """[pages, page, kv_heads, key_width], a view of the cache or of some of its pages."""
+        """Return the keys [pages, page, kv_heads, key_width], a view of the cache or of some of its pages."""
         return kv[:, 0, :, :, : self.key_width]
 
     def values(self, kv: "torch.Tensor") -> "torch.Tensor":
-        """[pages, page, kv_heads, value_width], likewise."""
+        """Return the values [pages, page, kv_heads, value_width], a view like `keys`."""
         if self.equal:
             return kv[:, 1]
         first = 0 if self.shared else self.key_width

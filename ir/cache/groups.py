@@ -1,11 +1,11 @@
-"""Groups of caches: what lives as long lies in pages of the same numbers.
+"""Cache groups: caches whose entries have the same lifetime share page numbers.
 
-A group is named by its lifetime. `full` keeps every token as long as its sequence runs. `window_N` and `chunked_N`
-serve attention by the masks of these names (`ingot.ir.masks`): a page that no later token reads is given back. Each
-group has a pool, a page table and slots of its own, so one sequence holds pages of each.
+A group is named by its lifetime. `full` keeps every token while its sequence runs. `window_N` and `chunked_N` serve
+attention with the masks of these names (`ingot.ir.masks`), and free a page that no later token reads. Each group has
+its own pool, page table and slots, so one sequence holds pages of each.
 
-Page 0 of a group that gives pages back is never handed out. It stands in page tables for what was given back, and its
-zeros are masked like every position that a query does not see.
+Page 0 of a group that frees pages is never allocated. It replaces freed pages in page tables. Its zeros are masked,
+like every position that a query does not see.
 """
 
 import math
@@ -21,13 +21,14 @@ _TABLE, _SLOTS = "page_table", "slots"
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """`lifetime`: a mask by which no query sees what the group has given back; `causal` where it keeps every token."""
+    """A cache group. `lifetime` is a mask with which no query sees a freed page; `causal` if the group keeps every
+    token."""
 
     lifetime: Mask = CAUSAL
 
     @staticmethod
     def named(name: str) -> "CacheGroup":
-        """The group of a state by the name that its type says; what names no mask that forgets keeps every token."""
+        """Return the group of this name; FULL unless the name is that of a mask that forgets."""
         try:
             return CacheGroup.of(Mask.named(name))
         except VerifyError:
@@ -35,12 +36,12 @@ class CacheGroup:
 
     @staticmethod
     def of(mask: Mask) -> "CacheGroup":
-        """The group of caches that attention by a mask reads."""
+        """Return the group of the caches that attention with this mask reads."""
         return CacheGroup(mask) if mask.forgets else FULL
 
     @property
     def forgets(self) -> bool:
-        """Whether it gives pages back before their sequence ends."""
+        """Return whether the group frees pages before their sequence ends."""
         return self.lifetime.forgets
 
     @property
@@ -49,44 +50,46 @@ class CacheGroup:
 
     @property
     def page_table(self) -> str:
-        """The step input with the pages of each sequence."""
+        """Return the name of the step input with the pages of each sequence."""
         return f"{_TABLE}_{self.name}" if self.forgets else _TABLE
 
     @property
     def slots(self) -> str:
-        """The step input that says where each token fed is written."""
+        """Return the name of the step input with the slot of each token."""
         return f"{_SLOTS}_{self.name}" if self.forgets else _SLOTS
 
     @property
     def reserved(self) -> int:
-        """Pages of its pool that are never handed out."""
+        """Return the number of pages of its pool that are never allocated."""
         return int(self.forgets)
 
     def held(self, pages: Iterable[int]) -> list[int]:
-        """Of the pages of a sequence those that it holds: not what stands for those that it gave back."""
+        """Return the pages of a sequence without the placeholders of freed ones."""
         return [page for page in pages if page >= self.reserved]
 
     def first_page(self, position: int, page_size: int) -> int:
-        """The first page that a query at `position` or a later one reads."""
+        """Return the index of the first page that a query at `position` or later reads."""
         return max(0, self.lifetime.first(position)) // page_size
 
     def pages_between_steps(self, num_tokens: int, page_size: int) -> int:
-        """Pages that a sequence of `num_tokens` tokens holds at most while no step feeds several of them."""
+        """Return the most pages that a sequence of `num_tokens` tokens holds while no step holds several of its
+        tokens."""
         pages = -(-num_tokens // page_size)
         if not self.forgets:
             return pages
-        # Where what is held begins within its page: anywhere, or where a chunk can begin.
+        # The greatest offset of the first held position in its page: any for a window, a chunk's start for chunks.
         size = self.lifetime.size
         latest = page_size - (1 if self.lifetime.kind == "window" else math.gcd(size, page_size))
         return min(pages, -(-(latest + size) // page_size))
 
     def pages_read_at_once(self, num_tokens: int, page_size: int) -> int:
-        """Most pages of a piece of a prompt of so many tokens that no later step reads, nor a sequence that goes on
-        from the last page boundary before the end of the piece. Several pieces have no more than one of all their
+        """Return the most pages in a prompt chunk of `num_tokens` tokens that no later step reads, nor a sequence that
+        resumes
+        from the last page boundary before the chunk's end. Several chunks have no more than one chunk of all their
         tokens."""
         if not self.forgets:
             return 0
-        kept = self.lifetime.size if self.lifetime.kind == "window" else 1  # a chunk may begin with the last token
+        kept = self.lifetime.size if self.lifetime.kind == "window" else 1  # a chunk may begin there
         return max(0, num_tokens - kept) // page_size
 
 
@@ -94,12 +97,12 @@ FULL = CacheGroup()
 
 
 def ordered(groups: Iterable[CacheGroup]) -> list[CacheGroup]:
-    """Each group once: the one that keeps every token first, then by the size of what they keep."""
+    """Return each group once: FULL first, then by the number of tokens that they keep."""
     return sorted(set(groups), key=lambda group: (group.forgets, group.lifetime.size, group.name))
 
 
 def group_of_input(name: str) -> CacheGroup | None:
-    """The group whose page table or slots the step input `name` holds; None for any other input."""
+    """Return the group of the page table or slots in the step input `name`; None for any other input."""
     for kind in (_TABLE, _SLOTS):
         if name == kind:
             return FULL
@@ -109,6 +112,6 @@ def group_of_input(name: str) -> CacheGroup | None:
 
 
 def table_groups(inputs: Iterable[str]) -> list[CacheGroup]:
-    """The groups whose page tables are among these step inputs, in order."""
+    """Return the groups with a page table among these step inputs, in order."""
     found = [group for name in inputs if (group := group_of_input(name)) is not None and name == group.page_table]
     return ordered(found)

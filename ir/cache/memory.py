@@ -1,4 +1,4 @@
-"""How the memory that a plan was given is shared out: what serving needs before the first page, and the pages."""
+"""The division of a plan's memory: the needs of serving before the first page, and the pages."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What serving a plan takes, in bytes.
+    """The memory to serve a plan, in bytes.
 
     weights      resident tensors, each once
-    activations  what a step allocates at its peak with its inputs, and the outputs of the last step of each entry
+    activations  peak allocation of a step with its inputs, and the outputs of the last step of each entry
     states       states by device row
     groups       groups of caches by name
-    slot         a slot, in all states that stand once per sequence
-    sequences    those that run at once, each of which has a slot
+    slot         a slot in all per-sequence states
+    sequences    the most sequences that run at once, each with a slot
     scratch      the scratch pages of groups with a window, by name
-    granularity  bytes in multiples of which the device maps memory into ranges of addresses
+    granularity  the device maps memory into address ranges in multiples of this many bytes
     """
 
     weights: int
@@ -38,13 +38,19 @@ class MemoryNeed:
 
     @staticmethod
     def of(plans: Plans, granularity: int | None = 1) -> "MemoryNeed":
-        """Steps of all entries run one after the other, so the most that one of them allocates counts. What a step gave
-        may be held while steps of other entries run, so the outputs of all entries count. Each plan counts the weights
-        of all entries, and the states of its own: those of one name are one. `granularity` None: on a device that gives
-        caches no memory in common, so no group has scratch pages."""
+        """Return the memory need of the plans of all entries.
+
+        Steps of entries run one after the other, so the largest allocation of a step counts. The outputs of a step may
+        be held
+        while other entries run, so the outputs of all entries count. Each plan counts the weights of all entries, and
+        its own
+        states; states of the same name are one. `granularity` None: the device cannot map memory into several caches,
+        so no
+        group has scratch pages.
+        """
         memories = [plan.memory for plan in plans.plans.values()]
         states, slot, groups = memories[0].states, memories[0].slot, memories[0].groups
-        if len(memories) > 1:  # a plan alone has counted its states, and needs no types, nor torch for them
+        if len(memories) > 1:  # a single plan has counted its states already, without importing torch for their types
             states, slot, groups = state_memory(planned_states(plans.plans.values()))
         return MemoryNeed(
             weights=max(memory.weights for memory in memories),
@@ -64,47 +70,49 @@ class MemoryNeed:
 
     @property
     def fixed(self) -> int:
-        """Bytes before the first page, and before the first slot that no running sequence needs."""
+        """Return the bytes needed before the first page and before the first slot beyond those of running sequences."""
         return self.weights + self.activations + self.states + self.sequences * self.slot + self.scratch_bytes
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of the scratch pages of all groups."""
+        """Return the bytes of the scratch pages of all groups."""
         return sum(one.bytes(self.granularity) for one in self.scratch.values())
 
     @property
     def page(self) -> int:
-        """Bytes of one page of each group."""
+        """Return the bytes of one page of each group."""
         return sum(group.page for group in self.groups.values())
 
     @property
     def sequence(self) -> int:
-        """Bytes of the pages that one sequence at full length needs, with those that are never handed out."""
+        """Return the bytes of the pages that one sequence of full length needs, with those that are never allocated."""
         return sum(self.least(name) * group.page for name, group in self.groups.items())
 
     def least(self, name: str) -> int:
-        """The pages of a group with which one sequence at full length can be served."""
+        """Return the least pages of a group that serve one sequence of full length."""
         return self.groups[name].pages_per_sequence + CacheGroup.named(name).reserved
 
     def most(self, name: str, sequences: int) -> int:
-        """The pages of a group beyond which more are of no use to so many sequences."""
+        """Return the most pages of a group that this many sequences can use."""
         own = sequences * self.groups[name].pages_per_sequence
-        # With scratch pages a long piece needs as many at once, while the step in flight may still read as many.
+        # With scratch pages, a long prompt chunk needs this many at once, and the step in flight may read as many.
         steps = 2 if self.has_scratch(name) else 1
         return own + steps * self.beside(name) + CacheGroup.named(name).reserved
 
     def beside(self, name: str) -> int:
-        """The pages of a group that a step writes at most beside those that sequences hold between steps. With scratch
-        pages these are the pages that a piece of a prompt leaves to later steps."""
+        """Return the most pages of a group that a step writes in addition to those that sequences hold between steps.
+        With
+        scratch pages, these are the pages that a prompt chunk leaves to later steps."""
         group = self.groups[name]
         return min(group.pages_per_step, group.pages_per_sequence) if self.has_scratch(name) else group.pages_per_step
 
     def has_scratch(self, name: str) -> bool:
-        """Whether a group has scratch pages."""
+        """Return whether a group has scratch pages."""
         return name in self.scratch and self.scratch[name].pages > 0
 
     def pages_within(self, memory: int) -> int:
-        """Pages of each group that fit into `memory` bytes beside all else; negative when that does not fit itself."""
+        """Return the pages of each group that fit into `memory` bytes next to all else; negative if that does not
+        fit."""
         return (memory - self.fixed) // self.page
 
 
@@ -117,7 +125,7 @@ class PlannedState(NamedTuple):
 
 
 def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, int, dict[str, GroupMemory]]:
-    """(bytes of the states by device row, bytes of a slot, the groups of those that grow with the pages). States are by
+    """Return (bytes of the states by device row, bytes of a slot, the groups of the states with pages), for states by
     name."""
     kept = slot = 0
     pages: dict[str, int] = {}
@@ -145,14 +153,14 @@ def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, int, dict[str
 
 
 def _page_size(cache: "TensorType") -> int:
-    """Tokens of a page of a cache, [pages, 2, page_size, …]; where it is of another shape any number does."""
+    """Return the tokens per page of a cache [pages, parts, page_size, …]; any number for another shape."""
     size = cache.shape[2] if len(cache.shape) > 2 else 1
     return size if isinstance(size, int) else 1
 
 
 def planned_states(plans: Iterable[Plan]) -> dict[str, PlannedState]:
-    """The states of these plans by name."""
-    from ingot.ir.parse import parse_type  # not at the top: `--help` loads no torch
+    """Return the states of these plans by name."""
+    from ingot.ir.parse import parse_type  # here, so that `--help` does not import torch
 
     return {
         name: PlannedState(state.group, parse_type(state.type), {dim: most for dim, (_, most) in plan.dims.items()})

@@ -1,8 +1,8 @@
-"""Scratch pages: where a piece of a prompt leaves keys and values that no later step reads.
+"""Scratch pages: pages for the keys and values of a prompt chunk that no later step reads.
 
-A group of caches with a window keeps what later tokens read. While a long piece is fed, each layer also writes the keys
-and values of tokens that lie before the window of the piece's end. The attention of that layer reads them in this step,
-and nothing reads them afterwards. Layers run one after the other, so all caches of a group can have one memory for
+A cache group with a window keeps only what later tokens read. In a step with a long prompt chunk, each layer also
+writes keys and values of tokens before the window at the chunk's end. That layer's attention reads them in the same
+step, and nothing reads them later. Layers run one after the other, so all caches of a group can share the memory of
 these pages: the pages after those of the pool are the same memory in every cache (`ingot.runtime.states`).
 """
 
@@ -17,10 +17,10 @@ from ingot.ir.cache.groups import CacheGroup
 class Scratch:
     """The scratch pages of a group of caches.
 
-    pages     how many the largest step needs; 0 where the group has none
+    pages     the number that the largest step needs; 0 if the group has none
     page      bytes of a page in one cache
-    caches    caches that have these pages in common
-    why_none  why the group has none
+    caches    the number of caches that share these pages
+    why_none  the reason if the group has none
     """
 
     pages: int = 0
@@ -29,8 +29,9 @@ class Scratch:
     why_none: str = ""
 
     def bytes(self, granularity: int) -> int:
-        """The bytes that the group takes at most beside the pages of its pool, where memory is mapped in multiples of
-        `granularity` bytes: one cache's scratch pages, and what is lost where they begin and where memory ends."""
+        """Return the most bytes that the group takes in addition to the pages of its pool, if memory is mapped in
+        multiples of
+        `granularity`: one cache's scratch pages, and the rounding at their start and at the end of memory."""
         if not self.pages:
             return 0
         lost = (self.caches + 1) * (granularity - 1) + (self.page if granularity > 1 else 0)
@@ -38,8 +39,9 @@ class Scratch:
 
 
 def scratch_of(plans: Plans, *, on_device: bool = True) -> dict[str, Scratch]:
-    """The scratch pages of each group of caches with a window, by the name of the group. Not `on_device`: it cannot
-    give several caches one memory."""
+    """Return the scratch pages of each cache group with a window, by the name of the group. `on_device` False: the
+    device
+    cannot map one memory into several caches."""
     found: dict[str, list[tuple[Plan, str, str]]] = {}
     for plan in plans.plans.values():
         for name, state in plan.states.items():
@@ -47,7 +49,7 @@ def scratch_of(plans: Plans, *, on_device: bool = True) -> dict[str, Scratch]:
             if group.forgets and "pages" in shape_text(state.type):
                 found.setdefault(group.name, []).append((plan, name, state.type))
     if not on_device:
-        none = Scratch(why_none="the device maps no memory into several ranges of addresses")
+        none = Scratch(why_none="the device cannot map memory into several address ranges")
         return dict.fromkeys(found, none)
     return {name: _scratch(CacheGroup.named(name), caches, plans) for name, caches in found.items()}
 
@@ -56,7 +58,7 @@ def _scratch(group: CacheGroup, caches: list[tuple[Plan, str, str]], plans: Plan
     names, types = {name for _, name, _ in caches}, {text for _, _, text in caches}
     sizes = shape_text(min(types))
     if len(types) > 1 or sizes[0] != "pages" or len(sizes) < 3 or not sizes[2].isdecimal():
-        return Scratch(why_none="its caches are not of one type that begins with pages")
+        return Scratch(why_none="its caches differ in type, or their first axis is not pages")
     if len(caches) > len(names):
         return Scratch(why_none="entries share its caches")
     page_size, tokens = int(sizes[2]), max(plan.dims.get("T", (1, 1))[1] for plan, _, _ in caches)
@@ -72,8 +74,8 @@ def _scratch(group: CacheGroup, caches: list[tuple[Plan, str, str]], plans: Plan
 
 
 def _resumed(bucket: BucketPlan, caches: set[str]) -> str | None:
-    """A cache that an instruction uses after another cache, or together with one; None where each is done with before
-    the next one is begun."""
+    """Return a cache that an instruction uses again after another cache, or together with one; None if the instructions
+    finish with each cache before they begin the next."""
     at: str | None = None
     done: set[str] = set()
     for instruction in bucket.instructions:
@@ -89,7 +91,7 @@ def _resumed(bucket: BucketPlan, caches: set[str]) -> str | None:
 
 
 def _storages(instruction: Instruction, bucket: BucketPlan) -> Iterator[str]:
-    """The states and values whose memory an instruction uses."""
+    """Yield the names of the states and values that own the memory that an instruction uses."""
     for argument in (*instruction.args, *instruction.kwargs.values()):
         if isinstance(argument, Ref):
             value = bucket.values.get(argument.ref)

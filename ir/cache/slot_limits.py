@@ -1,7 +1,8 @@
-"""How many slots a model has whose states stand once per sequence, beside those of the sequences that run."""
+"""Limits on the slots of per-sequence states in addition to those of running sequences."""
 
-# A sequence that runs keeps the end of its last full page. One that has ended has kept two: of its prompt, and of all
-# that it computed. More are of use only to conversations that pause for longer.
+# A running sequence keeps the state at the end of its last full page. An ended one has kept two: that of its prompt,
+# and
+# that of all its tokens. More are useful only for conversations that pause for longer.
 KEPT_PER_SEQUENCE = 2
-# The prefix cache needs pages and slots together, and the pages of a sequence take more the longer it is.
-KEPT_SHARE = 4  # at most one part in so many of the memory that is left for both
+# The prefix cache needs pages and slots together, and a longer sequence needs more memory for pages.
+KEPT_SHARE = 4  # slots take at most 1 / KEPT_SHARE of the memory left for both

@@ -1,6 +1,6 @@
-"""The caches of an artifact for people: their groups, what each keeps, its pages, and the form of its caches.
+"""The caches of an artifact, for display: their groups, what each keeps, its pages, and its cache forms.
 
-Read from plans alone: neither a program nor torch is needed.
+Reads only plans, without a program or torch.
 """
 
 import re
@@ -17,7 +17,7 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.masks import Mask
 
 _LAYER = re.compile(r"kv\.(\d+)")
-_READERS = ("ingot.paged_attention", "ingot.partial_attention")  # of caches of all forms: q, then the cache
+_READERS = ("ingot.paged_attention", "ingot.partial_attention")  # their arguments are q, then the cache, of any form
 _AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache.form
 
 
@@ -25,16 +25,16 @@ _AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache.form
 class GroupSummary:
     """A group of caches.
 
-    keeps          what a sequence finds in it, in words
+    keeps          the tokens that it keeps for a sequence, in words
     page_bytes     bytes of a page in all caches of the group
-    page_tokens    tokens of a page; 0 where caches do not tell
-    between_steps  pages that a sequence at full length holds at most while no step runs
-    in_step        pages that it holds at most during a step which feeds it as many tokens as a step has
-    scratch_pages  pages beside these that such a step uses, and which are one memory in all caches
-    scratch_bytes  what they take
-    why_none       why a group that gives pages back has no scratch pages
+    page_tokens    tokens of a page; 0 if the caches do not show it
+    between_steps  the most pages that a sequence of full length holds between steps
+    in_step        the most pages that it holds during a step with as many of its tokens as a step can have
+    scratch_pages  further pages that such a step uses, one memory for all caches
+    scratch_bytes  bytes of the scratch pages
+    why_none       why a group that frees pages has no scratch pages
     reserved       pages of the pool that no sequence holds
-    layers         whose keys and values it holds, in words
+    layers         the layers of its keys and values, in words
     forms          the caches, in words
     """
 
@@ -54,10 +54,11 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class CacheSummary:
-    """The groups, and the tokens that a step feeds at most.
+    """The groups, and the most tokens of a step.
 
-    `together` says by entry how many tokens of a sequence see each other, in words. Entries of which tokens see nothing
-    after them are not in it.
+    `together` holds by entry, in words, the number of tokens of a sequence that see each other. It lacks entries in
+    which no
+    token sees later ones.
     """
 
     groups: tuple[GroupSummary, ...]
@@ -109,18 +110,18 @@ def _keeps(lifetime: Mask) -> str:
     if lifetime.kind == "window":
         return f"the last {lifetime.size} tokens"
     if lifetime.kind == "chunked":
-        return f"the chunk of {lifetime.size} tokens that is fed"
+        return f"the current chunk of {lifetime.size} tokens"
     return "every token"
 
 
 def _together(granule: int) -> str:
     if granule == Mask("bidirectional").granule:
-        return "all tokens of a sequence see each other: a step feeds a sequence whole"
-    return f"{granule} tokens of a block see each other: a step feeds whole blocks, or up to the end of the sequence"
+        return "all tokens of a sequence see each other: a step holds whole sequences"
+    return f"{granule} tokens of a block see each other: a step holds whole blocks, or up to the end of the sequence"
 
 
 def _layers(names: list[str]) -> str:
-    """Numbers of layers, a row of them as 2–5; a cache of another name by its name."""
+    """Return the numbers of layers, ranges as 2–5, and the names of other caches."""
     found = [(name, _LAYER.fullmatch(name)) for name in names]
     runs: list[list[int]] = []
     for layer in sorted(int(match[1]) for _, match in found if match):
@@ -133,12 +134,12 @@ def _layers(names: list[str]) -> str:
 
 
 def _form(name: str, type_text: str, plans: Plans) -> str:
-    """What a cache holds of a token; the type alone where that does not follow from it and from who reads it."""
+    """Describe the contents of a cache per token; return its type alone if type and readers do not show them."""
     shape = shape_text(type_text)
     if len(shape) != _AXES or not all(size.isdecimal() for size in shape[1:]):
         return type_text
     sizes = [0, *map(int, shape[1:])]
-    # Keys and values of one width stand beside each other; else the width of q tells where a key ends.
+    # Keys and values of equal width are apart; otherwise the width of q is that of a key.
     width = (sizes[4], None) if sizes[1] == 2 else _key_width(name, plans)
     if width is None:
         return type_text
@@ -151,7 +152,7 @@ def _form(name: str, type_text: str, plans: Plans) -> str:
 
 
 def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
-    """The width of q where attention reads the cache, and the `value_width` of that call; None where none does."""
+    """Return the width of q and the `value_width` of an attention that reads the cache; None if none does."""
     for bucket, instruction in _readers(name, plans):
         q = instruction.args[0]
         value = bucket.values.get(q.ref) if isinstance(q, Ref) else None
@@ -162,7 +163,7 @@ def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
 
 
 def _readers(name: str, plans: Plans) -> Iterator[tuple[BucketPlan, Instruction]]:
-    """The calls of attention that take q and then the cache."""
+    """Yield the attention calls that read the cache `name`."""
     for plan in plans.plans.values():
         for bucket in plan.buckets:
             for one in bucket.instructions:

@@ -1,7 +1,7 @@
-"""Features and endings: what a step takes from the host, what it keeps by row, what becomes of a model's outputs."""
+"""Features and endings: a step's inputs from the host, its states by row, and the use of a model's outputs."""
 
 from ingot.ir.features.by_hand import FedSequence, fed_of, step_values, turn_of
-from ingot.ir.features.endings import POOL, feeds_whole  # registers them all
+from ingot.ir.features.endings import POOL, feeds_whole  # this import registers all of them
 from ingot.ir.features.feature import Attribute, Ending, EndingUse, Feature, OpCall, Output, RowState
 from ingot.ir.features.fed import Fed, Rated
 from ingot.ir.features.registry import (

@@ -1,4 +1,4 @@
-"""What features see of a sequence, and the arrays that they fill."""
+"""The protocol through which features see a sequence, and the type of the arrays that they fill."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -9,7 +9,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Asking(Protocol):
-    """A sequence, as far as features look at it. `params` are its sampling parameters."""
+    """The part of a sequence that features read. `params` are its sampling parameters."""
 
     @property
     def row(self) -> int: ...

@@ -1,10 +1,10 @@
-"""Blocks of positions that a model fills by denoising them, each sequence its own."""
+"""Block diffusion: each sequence has a block of positions that the model denoises."""
 
 import torch
 
 from ingot.ir.features.feature import Feature, OpCall, RowState
 
-# The block that a sequence is denoising: the tokens found so far, and -1 for masked positions. A step feeds all of it.
+# The current block of a sequence: the tokens found so far, and -1 for masked positions. A step runs all of it.
 BLOCKS = Feature(
     "blocks",
     rows=(RowState("blocks", torch.int32, ("block",)),),

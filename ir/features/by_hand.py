@@ -1,4 +1,4 @@
-"""Steps that are put together sequence by sequence, outside of serving, and their inputs as tensors."""
+"""Build steps sequence by sequence, outside of serving, and their inputs as tensors."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +16,17 @@ from ingot.ir.features.step_input import NUMPY_DTYPES
 
 @dataclass(frozen=True)
 class FedSequence:
-    """What one sequence does in a step.
+    """The part of one sequence in a step.
 
     row      its device row
-    tokens   the ids that it feeds; -1: the device's own
-    place    where the first of them stands
-    start    the same, as the device is told; -1: it knows
+    tokens   the ids of its tokens in the step; -1: the device's own
+    place    the position of the first of them
+    start    the same, as an input of the device; -1: the device knows it
     pages    the pages of the sequence, in the order of positions
-    rows     rows of logits: those of its last so many tokens
-    samples  a token is taken from the last of these
-    asked    what it asks for, by the name of the host's table
-    rated    (target, count): each of its rows rates this token beside so many likely ones; None: none does
+    rows     its rows of logits, those of its last tokens
+    samples  whether a token is sampled from the last of these rows
+    asked    the values that it requests, by the name of the host's table
+    rated    (target, count): each of its rows scores this token and lists `count` likely ones; None: no scores
     """
 
     row: int
@@ -41,13 +41,14 @@ class FedSequence:
 
 
 def turn_of(group: CacheGroup, pages: int) -> int:
-    """How far the page numbers of a group are turned in a pool of `pages`, against those of the group that keeps every
-    token: a sequence then has other pages in each, so that one cannot stand for the other."""
+    """Return the rotation of a group's page numbers in a pool of `pages`, relative to FULL. With it a sequence has
+    other
+    pages in each group, so that mixing up page tables changes results."""
     return 1 + group.lifetime.size % (pages - 1) if group.forgets and pages > 1 else 0
 
 
 def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | None = None) -> Fed:
-    """The step that feeds these sequences, its page table `width` wide or as wide as the sequences need."""
+    """Return the step of these sequences, with a page table `width` wide, or as wide as the sequences need."""
     rows = np.array([one.row for one in sequences], np.int32)
     lengths = np.array([len(one.tokens) for one in sequences], np.int32)
     counts = [one.rows for one in sequences]
@@ -76,10 +77,10 @@ def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | Non
         tables=_tables(sequences, most),
         pages=pages,
         page_size=page_size,
-        totals=lambda: np.zeros(0, np.int32),  # what is banned here is banned whatever a sequence's length
+        totals=lambda: np.zeros(0, np.int32),  # bans here hold for any length of the sequence
         rated=rated,
         places=np.array([one.place for one in sequences], np.int32),
-        # A sequence keeps its state in the slot of the number of its row; one that begins reads none.
+        # A sequence keeps its state in the slot with the number of its row. A new sequence reads none.
         state_read=np.array([one.row if one.place else -1 for one in sequences], np.int32),
         state_write=rows,
     )
@@ -101,7 +102,7 @@ def _tables(sequences: Sequence[FedSequence], rows: int) -> dict[str, Array]:
 
 
 def step_values(names: Iterable[str], fed: Fed) -> dict[str, torch.Tensor]:
-    """These step inputs of a step, each a tensor of its own. Raises VerifyError for one that no feature declares."""
+    """Return these inputs of a step, each as its own tensor. Raises VerifyError for one that no feature declares."""
     sizes = {"T": len(fed.tokens), "B": len(fed.rows), "L": len(fed.logit_rows), "P": fed.pages.shape[1]}
     sizes["G"] = 1 if fed.sharing is None else len(fed.sharing)
     values: dict[str, torch.Tensor] = {}

@@ -1,25 +1,25 @@
-"""Tokens that an entry of the model proposes for each sequence, and what it reads of the model's own work."""
+"""Drafts that an entry proposes for each sequence, and the rows of the main model's state that it reads."""
 
 import torch
 
 from ingot.ir.features.feature import Feature, OpCall, RowState
 
-# `drafts` is what a later step may feed in place of tokens that the host knows.
+# A later step may take `drafts` in place of tokens from the host.
 DRAFTS = Feature(
     "drafts",
     rows=(RowState("drafts", torch.int32, ("drafted",)),),
     before=(OpCall("take_drafts", ("tokens",)),),
 )
 
-# The hidden state from which the last token of a sequence was sampled: the output `hidden` [L, …] of an entry, kept in
-# the row `kept_hidden`.
+# The hidden state from which the last token of a sequence was sampled. It is a row of the output `hidden` [L, …] of an
+# entry, kept in the state `kept_hidden`.
 HIDDEN = Feature(
     "hidden",
     rows=(RowState("kept_hidden", like="hidden"),),
     after=(OpCall("write_rows", ("kept_hidden",), {"state": "kept_hidden", "values": "hidden", "index": "taken"}),),
 )
 
-# What an entry that proposes reads: inputs `last_tokens` i32[B] and `hidden` [B, …], each sequence's own.
+# The inputs of a proposing entry, a row per sequence: `last_tokens` i32[B] and `hidden` [B, …].
 PROPOSALS = Feature(
     "proposals",
     rows=(

@@ -1,4 +1,4 @@
-"""The endings that Ingot brings."""
+"""The endings of Ingot."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ _CHOSEN = (
     OpCall("top_logprobs", _SCORES),
 )
 
-# One token for each sequence whose last token was fed.
+# One token for each sequence that has its last token in the step.
 SAMPLE = register_ending(
     Ending(
         "sample",
@@ -39,8 +39,8 @@ def _fed(attributes: Mapping[str, Attribute]) -> int:
     return int(attributes["drafted"]) + 1
 
 
-# A token after each token fed, as long as the fed drafts equal the sampled tokens. The row moves back to the last kept
-# token.
+# A token after each token of the step, as long as the drafts equal the sampled tokens. The row moves back to the last
+# kept token.
 VERIFY = register_ending(
     Ending(
         "verify",
@@ -57,8 +57,8 @@ VERIFY = register_ending(
     )
 )
 
-# As `verify`, of drafts that are a tree: those on the longest path of sampled tokens are kept. Their keys and values
-# are moved to where they stand one after the other.
+# As `verify`, for a tree of drafts: keeps the drafts on the longest path of sampled tokens, and moves their keys and
+# values to consecutive slots.
 VERIFY_TREE = register_ending(
     Ending(
         "verify_tree",
@@ -86,7 +86,7 @@ VERIFY_TREE = register_ending(
     )
 )
 
-# Drafts of the tokens that follow the last one, for the next step to feed. Such an entry has rows, and no cache.
+# Drafts of the tokens after the last one, for the next step. Such an entry has states by row, but no cache.
 PROPOSE = register_ending(
     Ending(
         "propose",
@@ -96,8 +96,8 @@ PROPOSE = register_ending(
     )
 )
 
-# The same as a tree: `proposed_parents` i32[B, K] says of each draft which node it follows, 0 for the last token and
-# 1 + i for draft i, which comes before it.
+# The same for a tree: `proposed_parents` i32[B, K] holds the parent node of each draft, 0 for the last token and 1 + i
+# for draft i, which comes before it.
 PROPOSE_TREE = register_ending(
     Ending(
         "propose_tree",
@@ -110,10 +110,11 @@ PROPOSE_TREE = register_ending(
     )
 )
 
-# All tokens of a block at once, when each of its positions has one: until then a step finds some of them, and the block
-# is fed again. The step that is fed the whole block leaves its keys and values as they stay. `mask_token`, which each
-# definition says, is fed where no token is found. A step fills the positions whose likeliest token has more than
-# `sure_percent` hundredths, and so many that a block takes `steps` steps at most, and the one that commits it.
+# Commits all tokens of a block at once, when each of its positions has one. Until then each step finds some of them,
+# and
+# the next runs the block again. The step that runs the complete block writes its final keys and values. A masked
+# position has the id `mask_token`, which each definition sets. A step fills the positions whose most likely token has a
+# probability above `sure_percent` percent, and at least so many that `steps` steps fill a block; one more commits it.
 BLOCK = register_ending(
     Ending(
         "block",
@@ -141,9 +142,9 @@ def _pooled_in_pieces(attributes: Mapping[str, Attribute]) -> str:
     return f"pooling={attributes['pooling']} needs every token of a sequence in one step, whole=1; only last does not"
 
 
-# A vector for each sequence, from the hidden states of the tokens fed of it (`ingot.ir.ops.pool`). `whole`: a step
-# feeds every token of a sequence, so that nothing is cached; where it is 0, the last tokens' step gives the vector.
-# `unit`: a vector gets length 1 where the request does not say.
+# A vector for each sequence, from the hidden states of its tokens (`ingot.ir.ops.pool`). `whole`: a step holds every
+# token of a sequence, so nothing is cached; if 0, the step with the last tokens returns the vector. `unit`: a vector is
+# scaled to length 1 unless the request says otherwise.
 POOL = register_ending(
     Ending(
         "pool",
@@ -158,5 +159,5 @@ POOL = register_ending(
 
 
 def feeds_whole(use: EndingUse) -> bool:
-    """Whether a step of an entry with this ending feeds every token of a sequence."""
+    """Return whether a step of an entry with this ending holds every token of its sequences."""
     return use.name == POOL.name and bool(POOL.set_by(use)["whole"])

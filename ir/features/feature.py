@@ -1,4 +1,4 @@
-"""What a feature is: step inputs, rows of state, and the calls that it puts into a program; and what an ending is."""
+"""The classes of features (step inputs, rows of state, and calls added to a program) and of endings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,16 +8,17 @@ import torch
 from ingot.ir.features.step_input import RowTable, StepInput
 from ingot.ir.types import Size, TensorType
 
-# Sizes that a row of state may have beside numbers: known when the ending is put into a program.
+# Named sizes of a row of state; insert-ending knows their values.
 Sizes = Mapping[str, int]
-# What an attribute of an ending holds.
+# The value of an attribute of an ending.
 Attribute = int | str
 
 
 @dataclass(frozen=True)
 class RowState:
-    """A state with a row for each running sequence: `dtype` and `shape` are those of a row. A size may be named:
-    "vocab", or an attribute of the ending. `like`: dtype and shape are those of a row of this value of the program."""
+    """A state with a row per running sequence; `dtype` and `shape` are those of a row. A size may be a name: "vocab",
+    or an
+    attribute of the ending. With `like`, dtype and shape are those of a row of this value of the program."""
 
     name: str
     dtype: torch.dtype = torch.int32
@@ -27,10 +28,12 @@ class RowState:
 
 @dataclass(frozen=True)
 class OpCall:
-    """A call by name. The op's parameters are found among the values of the program by their own names: step inputs,
-    rows of state, outputs of the entry, results of earlier calls; `given` names another value for some. Attributes are
-    found among those of the ending. `results` name what the call gives, "" for what nothing takes; one with the name of
-    a state is the next version of it, and one with the name of an earlier value takes its place.
+    """A call by name. The op's parameters are values of the program with the same names: step inputs, rows of state,
+    outputs of the entry, results of earlier calls. `given` maps a parameter to another value's name. Attributes are
+    those of
+    the ending. `results` names the call's results, "" for an unused one. A result with the name of a state is the
+    state's
+    next version; one with the name of an earlier value replaces it.
     """
 
     op: str
@@ -40,11 +43,12 @@ class OpCall:
 
 @dataclass(frozen=True)
 class Feature:
-    """What a step can do beside the model's own work.
+    """An ability of a step in addition to the model's own computation.
 
-    `before` are calls before the model's own; `between` those between the model's and the ending's, where the value
-    `choices` is what tokens are taken from, the logits at first; `after` those after the ending's. `tables` is what the
-    host keeps by device row beside what inputs ask.
+    `before` are calls before the model's own, `between` those between the model's and the ending's, `after` those after
+    the ending's. In `between` the value `choices`, at first the logits, is what tokens are sampled from. `tables` are
+    the
+    host's tables by device row in addition to those of inputs.
     """
 
     name: str
@@ -59,7 +63,7 @@ class Feature:
 @dataclass(frozen=True)
 class Output:
     """The output `name` of an ending: the value `value`, of `type`. `read`: the host reads it after every step, as
-    integers. `open`: its last size is the model's own, whatever `type` says.
+    integers. `open`: its last size is the model's own, not that in `type`.
     """
 
     name: str
@@ -69,7 +73,7 @@ class Output:
     open: bool = False
 
     def fits(self, found: TensorType) -> bool:
-        """Whether a value of this type is the output."""
+        """Return whether a value of this type can be the output."""
         if self.open and len(found.shape) == len(self.type.shape):
             return found == replace(self.type, shape=(*self.type.shape[:-1], found.shape[-1]))
         return found == self.type
@@ -77,19 +81,20 @@ class Output:
 
 @dataclass(frozen=True)
 class Ending:
-    """What becomes of the outputs of an entry: the second segment of its plan.
+    """The use of an entry's outputs: the second segment of its plan.
 
-    needs        outputs that the entry must have, besides those that only pass through
+    needs        outputs that the entry must have; it may have others, which pass through
     features     by name, in the order of their calls before the model's own
     calls        in order, after the model's own
-    outputs      what the entry gives before its own outputs
-    attributes   numbers and names of the ending, with their defaults: a definition may set them
-    lengths      tokens of one sequence that a decode step feeds at most, from the attributes
-    caches       for each paged cache, after the others: `kv` is its state, and the next version of it
-    tree         attention sees, of the tokens that a step feeds, the ancestors of each, by the step input `ancestors`
-    all_or_none  a decode step feeds just so many, at places whose number they divide, and commits all of them or none:
-                 they are then fed again
-    misfit       why the attributes do not go together; "" where they do
+    outputs      the outputs of the entry before the model's own
+    attributes   numbers and names of the ending, with their defaults; a definition may set them
+    lengths      the most tokens of one sequence in a decode step, from the attributes
+    caches       calls for each paged cache, after the others: `kv` is its state, and the next version of it
+    tree         attention sees, among the step's tokens, the ancestors of each, given by the step input `ancestors`
+    all_or_none  a decode step holds exactly `lengths` tokens of a sequence, from a multiple of `lengths` on, and
+    commits
+                 all of them or none; if none, the next step runs them again
+    misfit       the reason if the attributes do not fit together; "" if they do
     """
 
     name: str
@@ -106,21 +111,21 @@ class Ending:
 
     @property
     def read(self) -> tuple[str, ...]:
-        """The outputs that the host reads after every step."""
+        """Return the names of the outputs that the host reads after every step."""
         return tuple(one.name for one in self.outputs if one.read)
 
     def fed(self, use: "EndingUse") -> int:
-        """Tokens of one sequence that a decode step feeds at most."""
+        """Return the most tokens of one sequence in a decode step."""
         return self.lengths(self.set_by(use))
 
     def set_by(self, use: "EndingUse") -> dict[str, Attribute]:
-        """The attributes as an entry sets them."""
+        """Return the attributes as an entry sets them."""
         return {**self.attributes, **dict(use.attributes)}
 
 
 @dataclass(frozen=True)
 class EndingUse:
-    """The ending of an entry: which, with which attributes, and with which features beside its own."""
+    """The ending of an entry: its name, attributes, and features in addition to its own."""
 
     name: str = "sample"
     attributes: tuple[tuple[str, Attribute], ...] = ()
@@ -131,5 +136,5 @@ class EndingUse:
         return f"{self.name}({', '.join(given)})" if given else self.name
 
 
-# What an entry ends in where its definition says nothing.
+# The default ending of an entry.
 SAMPLED = EndingUse()

@@ -1,4 +1,4 @@
-"""What a step feeds, in the terms that inputs are filled from."""
+"""The contents of a step, from which its inputs are filled."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from ingot.ir.features.asking import Array, Asking
 
 @dataclass(frozen=True)
 class Rated:
-    """Rows of logits from `first` on that rate the next tokens of a prompt, `targets`, with `count` likely ones."""
+    """Rows of logits, from `first` on, that score the prompt tokens `targets` and list `count` likely ones."""
 
     first: int
     targets: Sequence[int]
@@ -21,33 +21,35 @@ class Rated:
 
 
 def _unknown() -> Array:
-    raise InternalError("how many tokens the sequences of a step have is not known")
+    raise InternalError("the lengths of the sequences of a step are not known")
 
 
 @dataclass
 class Fed:
-    """B sequences, the tokens that each feeds, laid end to end, and the rows of logits that are asked for.
+    """B sequences, their tokens in the step, concatenated, and the rows of logits that the step computes.
 
     rows           i32[B], the device row of each sequence
-    lengths        i32[B], the tokens that it feeds
+    lengths        i32[B], the number of its tokens in the step
     starts         i32[B], the position of the first of them; -1: the device's own
-    tokens         i32[T]; -1: the last token of the row; -2 - i: draft i of the row. Of a block that is denoised, -1: a
+    tokens         i32[T]; -1: the last token of the row; -2 - i: draft i of the row. For a block that is denoised, -1:
+    a
                    masked position; -2 - i: position i of the row's block
-    logit_rows     i32[L], which of T
-    sample_index   i32[B], the last of its rows of logits, from which a token is taken; -1: none
-    asking         i32[L], the device row that says how a token is chosen there; -1: nothing is asked
-    tables         what sequences ask for by device row, by the name of the table
+    logit_rows     i32[L], indices into T
+    sample_index   i32[B], the last of its rows of logits, from which a token is sampled; -1: none
+    asking         i32[L], the device row with the sampling parameters; -1: nothing is requested
+    tables         the values that sequences request, by device row, by the name of the table
     pages          i32[rows, P], the pages of every device row
-    group_pages    the same for each group of caches; a group that is not there has `pages`
+    group_pages    the same for each group of caches; a group that is not in it has `pages`
     page_size      tokens of a page
-    totals         gives i32[n], for each of the first n rows of logits: tokens that its sequence then has at most
-    rated          the rows of logits that rate prompts
-    sampled        the sequences from whose first rows of logits tokens are taken, in their order
-    places         i32[B], where each sequence stands, also where `starts` leaves it to the device; None: not known
+    totals         returns i32[n], for each of the first n rows of logits: the most tokens that its sequence then has
+    rated          the rows of logits that score prompts
+    sampled        the sequences from whose first rows of logits tokens are sampled, in their order
+    places         i32[B], the start position of each sequence, even if `starts` leaves it to the device; None: not
+    known
     sharing        i32[B, 6], the table of shared prefixes (`ingot.ir.features.sharing`); None: nothing is shared
-    state_read     i32[B], the slot that holds the state of each sequence; -1: it has none yet. None: no model state
-                   stands once per sequence
-    state_write    i32[B], the slot that the step leaves it in
+    state_read     i32[B], the slot that holds the state of each sequence; -1: it has none yet. None: the model has no
+                   per-sequence state
+    state_write    i32[B], the slot to which the step writes it
     """
 
     rows: Array
@@ -70,38 +72,38 @@ class Fed:
     state_write: Array | None = None
 
     def pages_of(self, group: CacheGroup) -> Array:
-        """i32[rows, P]: the pages of every device row in a group of caches."""
+        """Return i32[rows, P]: the pages of every device row in a group of caches."""
         return self.group_pages.get(group, self.pages)
 
     def let_go(self) -> None:
-        """Refer to no sequence any longer; what is kept by device row stays."""
+        """Drop all references to sequences; keep the data by device row."""
         self.totals, self.rated, self.sampled = _unknown, (), ()
 
     @cached_property
     def ends(self) -> Array:
-        """i32[B]: where in T each sequence ends."""
+        """Return i32[B]: the index in T after each sequence's last token."""
         return np.cumsum(self.lengths, dtype=np.int32)
 
     @cached_property
     def seqs(self) -> Array:
-        """i32[T]: the sequence of each token."""
+        """Return i32[T]: the sequence of each token."""
         return np.repeat(np.arange(len(self.rows), dtype=np.int32), self.lengths)
 
     @cached_property
     def has_idle_rows(self) -> bool:
-        """Whether some row of logits is there for which no sequence asks anything."""
+        """Return whether there is a row of logits for which no sequence requests anything."""
         return bool((self.asking < 0).any())
 
     @property
     def known_places(self) -> Array:
-        """`places`, where they are known. Raises InternalError."""
+        """Return `places`. Raises InternalError if they are not known."""
         if self.places is None:
-            raise InternalError("the positions of a step are asked for, which only the device knows")
+            raise InternalError("only the device knows the positions of this step")
         return self.places
 
     @cached_property
     def positions(self) -> Array:
-        """i32[T]: the position of each token, where it is known."""
+        """Return i32[T]: the position of each token. Raises InternalError if positions are not known."""
         begins = self.known_places - (self.ends - self.lengths)
         found: Array = begins[self.seqs] + np.arange(len(self.tokens), dtype=np.int32)
         return found

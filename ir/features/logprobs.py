@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens that were taken, of the most likely ones, and of the tokens of a prompt."""
+"""Log-probabilities of sampled tokens, of the most likely ones, and of the tokens of a prompt."""
 
 import numpy as np
 import torch
@@ -34,9 +34,9 @@ def _counts(array: Array, fed: Fed) -> None:
 LOGPROBS = Feature(
     "logprobs",
     inputs=(
-        # The token whose log-probability is asked for; -1: the one that is taken.
+        # The token to score; -1: the sampled one.
         StepInput("targets", _INT, -1, _targets, draw=one_of(torch.int32, -1, 7)),
-        # The most likely tokens to list beside it; -1: no log-probabilities.
+        # The number of most likely tokens to list with it; -1: no log-probabilities.
         StepInput(
             "num_logprobs",
             _INT,

@@ -1,4 +1,4 @@
-"""Where the tokens of a sequence lie in the paged cache."""
+"""The step inputs of the paged cache: page tables, slots and lengths."""
 
 from functools import cache
 
@@ -18,7 +18,7 @@ def _kv_lens(array: Array, fed: Fed) -> None:
 
 
 def _inputs(group: CacheGroup) -> tuple[StepInput, ...]:
-    """The page table of a group, and where in its caches the tokens fed are written."""
+    """Return the inputs of a group: its page table, and the cache slots of the step's tokens."""
 
     def page_table(array: Array, fed: Fed) -> None:
         fed.pages_of(group)[:, : array.shape[1]].take(fed.rows, axis=0, out=array, mode="clip")
@@ -28,7 +28,7 @@ def _inputs(group: CacheGroup) -> tuple[StepInput, ...]:
         array[:] = pages * fed.page_size + fed.positions % fed.page_size
 
     return (
-        # A page is added while the same sequences decode. Unused entries are 0.
+        # Varies, because a decoding sequence gets new pages. Unused entries are 0.
         StepInput(group.page_table, TensorType(torch.int32, ("B", "P")), 0, page_table, varies=True),
         StepInput(group.slots, TensorType(torch.int64, ("T",)), -1, slots, known=False),
     )
@@ -42,5 +42,5 @@ PAGING = Feature(
 
 @cache
 def paging_of(group: CacheGroup) -> Feature:
-    """The feature `paging` of a group that gives pages back. There is one for each such group that a model has."""
+    """Return the paging feature of a group that frees pages; a model has one for each such group."""
     return Feature(f"paging_{group.name}", inputs=_inputs(group))

@@ -1,4 +1,4 @@
-"""Penalties for tokens that a sequence holds already, and tokens that it may not take yet."""
+"""Penalties for tokens that a sequence contains already, and bans of tokens that it may not choose yet."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _FLOAT, _INT = TensorType(torch.float32, ("L",)), TensorType(torch.int32, ("L",)
 
 
 def _penalty(name: str, param: str, nothing: float, other: float) -> StepInput:
-    """A penalty by the name of its sampling parameter; `nothing` is off, and tests draw `other` too."""
+    """Return the input of a penalty, by its sampling parameter; `nothing` turns it off, and tests also draw `other`."""
 
     def of(sequence: Asking) -> Any:
         return getattr(sequence.params, param) if sequence.params.penalizes else None
@@ -47,7 +47,7 @@ PENALTIES = Feature(
 
 
 def _banned_ids(sequence: Asking) -> list[int] | None:
-    """The tokens that end a sequence, which it may not take before it has its `min_tokens`."""
+    """Return the end tokens, which a sequence may not choose before it has `min_tokens`."""
     return sorted(sequence.end_tokens()) if sequence.params.min_tokens else None
 
 
@@ -57,7 +57,7 @@ def _unbanned_at(sequence: Asking) -> int | None:
 
 
 def _banned(array: Array, fed: Fed) -> None:
-    """Row by row what its sequence may not take, as long as it has too few tokens."""
+    """Fill in the banned ids of each row, while its sequence has too few tokens."""
     fed.tables["banned"].take(fed.asking, axis=0, out=array, mode="clip")
     array[fed.asking < 0] = -1
     if (array >= 0).any():
@@ -69,7 +69,7 @@ _BANNED = TensorType(torch.int32, ("L", MAX_BANNED))
 BANS = Feature(
     "bans",
     inputs=(
-        StepInput(  # tokens that may not be taken; -1: none
+        StepInput(  # tokens that may not be chosen; -1: none
             "banned",
             _BANNED,
             -1,
@@ -79,6 +79,6 @@ BANS = Feature(
             serves=(ServedParam("min_tokens", 0),),
         ),
     ),
-    # With so many tokens, prompt included, a sequence may take all.
+    # With this many tokens, prompt included, a sequence has no bans.
     tables=(RowTable("unbanned_at", torch.int32, 0, _unbanned_at),),
 )

@@ -1,4 +1,4 @@
-"""What a request asks of the vector that its tokens are pooled into."""
+"""The options of a request for the vector that its tokens are pooled into."""
 
 import torch
 
@@ -10,7 +10,7 @@ from ingot.ir.types import TensorType
 _INTS = TensorType(torch.int32, ("B",))
 
 
-# A request for tokens asks for none of this.
+# The parameters of a request for tokens have neither attribute.
 def _dimensions(sequence: Asking) -> int | None:
     return getattr(sequence.params, "dimensions", None)
 
@@ -22,7 +22,7 @@ def _normalize(sequence: Asking) -> int | None:
 POOLING = Feature(
     "pooling",
     inputs=(
-        asked("dimensions", _INTS, 0, _dimensions, one_of(torch.int32, 0, 1, 7)),  # elements that are kept; 0: all
-        asked("normalize", _INTS, 0, _normalize, one_of(torch.int32, 0, 1)),  # 1: the vector gets length 1
+        asked("dimensions", _INTS, 0, _dimensions, one_of(torch.int32, 0, 1, 7)),  # elements to keep; 0: all
+        asked("normalize", _INTS, 0, _normalize, one_of(torch.int32, 0, 1)),  # 1: scale the vector to length 1
     ),
 )

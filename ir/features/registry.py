@@ -1,4 +1,4 @@
-"""The features and endings that there are, and their step inputs by name."""
+"""The registry of features and endings, and of their step inputs by name."""
 
 from collections.abc import Iterable, Mapping
 
@@ -24,14 +24,14 @@ _INPUTS: dict[str, tuple[StepInput, Feature]] = {}
 
 
 def register_feature(feature: Feature) -> Feature:
-    """Make a feature known. Raises InternalError for a name, of it or of an input, that stands for another one."""
+    """Register a feature. Raises InternalError if its name or an input's is taken."""
     if feature.name in FEATURES:
         raise InternalError(f"the feature '{feature.name}' is defined twice")
     for one in feature.inputs:
         if one.name in _INPUTS:
             raise InternalError(f"the step input '{one.name}' is declared twice", where=f"feature {feature.name}")
         if one.dim not in ("T", "B", "L", "G"):
-            raise InternalError(f"the step input '{one.name}' is {one.type}", expected="T, B, L or G in front")
+            raise InternalError(f"the step input '{one.name}' is {one.type}", expected="T, B, L or G as the first axis")
         if one.late and one.type.dtype.itemsize != 4:
             raise InternalError(f"the late step input '{one.name}' is {one.type}", expected="elements of 4 bytes")
     FEATURES[feature.name] = feature
@@ -40,13 +40,13 @@ def register_feature(feature: Feature) -> Feature:
 
 
 def forget_feature(name: str) -> None:
-    """Take back `register_feature`, for features that only a test has."""
+    """Undo `register_feature`, for features of tests."""
     for one in FEATURES.pop(name).inputs:
         del _INPUTS[one.name]
 
 
 def register_ending(ending: Ending) -> Ending:
-    """Make an ending known. Raises InternalError for a name that stands for another one."""
+    """Register an ending. Raises InternalError if its name is taken, or for an unknown feature."""
     if ending.name in ENDINGS:
         raise InternalError(f"the ending '{ending.name}' is defined twice")
     if unknown := [name for name in ending.features if name not in FEATURES]:
@@ -56,37 +56,37 @@ def register_ending(ending: Ending) -> Ending:
 
 
 def forget_ending(name: str) -> None:
-    """Take back `register_ending`."""
+    """Undo `register_ending`."""
     del ENDINGS[name]
 
 
 def find_ending(name: str) -> Ending:
-    """The ending `name`. Raises VerifyError for an unknown one."""
+    """Return the ending `name`. Raises VerifyError if it is unknown."""
     if name not in ENDINGS:
         raise VerifyError(f"unknown ending '{name}'", expected=", ".join(ENDINGS))
     return ENDINGS[name]
 
 
 def find_feature(name: str) -> Feature:
-    """The feature `name`. Raises VerifyError for an unknown one."""
+    """Return the feature `name`. Raises VerifyError if it is unknown."""
     if name not in FEATURES:
         raise VerifyError(f"unknown feature '{name}'", expected=", ".join(FEATURES))
     return FEATURES[name]
 
 
 def step_inputs() -> Mapping[str, StepInput]:
-    """Every declared step input by name, but those of groups of caches that give pages back, which models name."""
+    """Return the declared step inputs by name, without those of cache groups that free pages, which models define."""
     return {name: one for name, (one, _) in _INPUTS.items()}
 
 
 def find_input(name: str) -> StepInput | None:
-    """The step input `name`, or None."""
+    """Return the step input `name`, or None."""
     found = _found(name)
     return found[0] if found else None
 
 
 def _found(name: str) -> tuple[StepInput, Feature] | None:
-    """A step input by name, and its feature."""
+    """Return a step input and its feature by name, or None."""
     if name in _INPUTS:
         return _INPUTS[name]
     if (group := group_of_input(name)) is None:
@@ -96,7 +96,7 @@ def _found(name: str) -> tuple[StepInput, Feature] | None:
 
 
 def _owned(name: str) -> tuple[StepInput, Feature]:
-    """The same for an input that is known to be declared."""
+    """Return a step input and its feature by name. Raises InternalError if no feature declares it."""
     found = _found(name)
     if found is None:
         raise InternalError(f"no feature declares the step input '{name}'", expected=", ".join(_INPUTS))
@@ -104,12 +104,12 @@ def _owned(name: str) -> tuple[StepInput, Feature]:
 
 
 def features_of(inputs: Iterable[str]) -> tuple[Feature, ...]:
-    """The features that own these step inputs, each once."""
+    """Return the features that declare these step inputs, each once."""
     return tuple({feature.name: feature for name in inputs for feature in (_owned(name)[1],)}.values())
 
 
 def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
-    """The sampling parameters that step inputs serve, but none of these."""
+    """Return the sampling parameters that some declared step input serves, but none of `inputs`."""
     taken = frozenset(inputs)
     served = {param.name for name in taken for param in _owned(name)[0].serves}
     others = (param for name, (one, _) in _INPUTS.items() if name not in taken for param in one.serves)
@@ -117,7 +117,7 @@ def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
 
 
 def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
-    """What the host keeps by device row for these step inputs."""
+    """Return the host's tables by device row for these step inputs."""
     names = tuple(inputs)
     own = [one.table for name in names if (one := _owned(name)[0]).table is not None]
     return (*own, *(table for feature in features_of(names) for table in feature.tables))

@@ -1,4 +1,4 @@
-"""How a token is chosen from a row of logits: greedily, or by chance."""
+"""Sampling: choosing a token from a row of logits, greedily or at random."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from ingot.ir.features.step_input import ServedParam, asked, one_of
 from ingot.ir.types import TensorType
 
 _FLOAT, _INT, _LONG = (TensorType(dtype, ("L",)) for dtype in (torch.float32, torch.int32, torch.int64))
-# Seeds have 63 bits; those that are drawn need more than 32 of them.
+# Seeds have 63 bits; drawn seeds should use more than 32 of them.
 _SEED_BITS = 40
 
 
 def _drawn(name: str) -> Any:
-    """A sampling parameter that says nothing about greedy rows."""
+    """Return a reader of a sampling parameter that does not apply to greedy requests."""
     return lambda sequence: None if sequence.params.greedy else getattr(sequence.params, name)
 
 

@@ -1,4 +1,4 @@
-"""Which tokens of which sequences a step feeds, and which of them get rows of logits."""
+"""The step inputs of tokens, sequences and rows of logits."""
 
 import torch
 
@@ -52,23 +52,23 @@ def _sample_index(array: Array, fed: Fed) -> None:
 SEQUENCES = Feature(
     "sequences",
     inputs=(
-        StepInput("tokens", _ints("T"), 0, _tokens),  # -1: the row's last token, which the host does not know yet
-        StepInput("token_seqs", _ints("T"), -1, _token_seqs),  # which sequence, 0..B-1
+        StepInput("tokens", _ints("T"), 0, _tokens),  # -1: the row's last token, not yet known to the host
+        StepInput("token_seqs", _ints("T"), -1, _token_seqs),  # index of its sequence, 0..B-1
         StepInput("positions", _ints("T"), 0, _positions, known=False),
-        StepInput("q_starts", _ints("B"), 0, _q_starts),  # where in T the sequence begins
-        StepInput("q_lens", _ints("B"), 0, _q_lens),  # tokens fed of it
+        StepInput("q_starts", _ints("B"), 0, _q_starts),  # index in T of its first token
+        StepInput("q_lens", _ints("B"), 0, _q_lens),  # the number of its tokens in the step
         StepInput("rows", _ints("B"), -1, _rows),  # its device row, 0..max_batch-1
-        StepInput("starts", _ints("B"), 0, _starts),  # position of its first token fed; -1: the device's position[row]
+        StepInput("starts", _ints("B"), 0, _starts),  # position of its first token; -1: the device's
     ),
     rows=(RowState("last_token", torch.int32), RowState("position", torch.int32)),
     before=(OpCall("feed", ("tokens", "positions", "slots", "kv_lens")),),
 )
 
-# For endings that take tokens from logits.
+# For endings that sample tokens from logits.
 LOGIT_ROWS = Feature(
     "logit_rows",
     inputs=(
-        StepInput("logit_rows", _ints("L"), 0, _logit_rows),  # which of T
-        StepInput("sample_index", _ints("B"), -1, _sample_index),  # its logit row, 0..L-1; -1: no token is taken
+        StepInput("logit_rows", _ints("L"), 0, _logit_rows),  # indices into T
+        StepInput("sample_index", _ints("B"), -1, _sample_index),  # its logit row, 0..L-1; -1: no token is sampled
     ),
 )

@@ -1,17 +1,17 @@
-"""Prefixes that sequences of a step have in common, so that attention can read them once for all of them.
+"""Prefixes that sequences of a step share, so that attention can read them once for all of them.
 
-The table `sharing` is i32[G, 6]. Its first two columns are by sequence, the other four by group of sequences:
+The table `sharing` is i32[G, 6]. Its first two columns are indexed by sequence, the other four by group of sequences:
 
 OWN      positions at the beginning of the sequence that its group reads; 0: it is in no group
-MEMBER   the members of all groups, one group after the other: the number of a sequence in the step
-FIRST    where the members of the group begin in the column MEMBER
-COUNT    how many there are; 0 in the rows after the last group
-LENGTH   positions that they share: what OWN is for each of them
+MEMBER   the members of all groups, one group after the other, as indices of sequences in the step
+FIRST    the index in the column MEMBER of the group's first member
+COUNT    the number of members; 0 in the rows after the last group
+LENGTH   the number of shared positions: OWN of each member
 LEADER   the first member: the group's pages are the first pages of this sequence
 
-There are at most MOST_GROUPS groups. A table of one row, all zeros, says that nothing is shared. Sequences of a table
-feed one token each. The table is redundant: the page tables of the members begin with the same pages, so attention may
-ignore it.
+There are at most MOST_GROUPS groups. A table of one row of zeros means that nothing is shared. Each sequence of a table
+has one token in the step. The table is redundant, because the page tables of the members begin with the same pages. So
+attention may ignore it.
 """
 
 import torch
@@ -24,7 +24,7 @@ from ingot.ir.types import TensorType
 
 OWN, MEMBER, FIRST, COUNT, LENGTH, LEADER = range(6)
 COLUMNS = 6
-# Groups of a table at most: kernels look at all of them at once, a thread of a warp at each.
+# The most groups of a table: kernels read all of them at once, one per thread of a warp.
 MOST_GROUPS = 32
 
 

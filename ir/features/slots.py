@@ -1,4 +1,4 @@
-"""Where a sequence finds the state that stands once per sequence, and where it leaves it."""
+"""The slots of per-sequence state: the one that a step reads, and the one that it writes."""
 
 import torch
 
@@ -17,11 +17,11 @@ def _write(array: Array, fed: Fed) -> None:
     array[:] = -1 if fed.state_write is None else fed.state_write
 
 
-# Two inputs, so that a step may leave alone what it read: the prefix cache keeps it.
+# Two inputs, so that a step need not overwrite the slot that it read, which the prefix cache may keep.
 SLOTS = Feature(
     "slots",
     inputs=(
-        StepInput("state_read", TensorType(torch.int32, ("B",)), -1, _read),  # -1: it has none yet
+        StepInput("state_read", TensorType(torch.int32, ("B",)), -1, _read),  # -1: the sequence has none yet
         StepInput("state_write", TensorType(torch.int32, ("B",)), -1, _write),
     ),
 )

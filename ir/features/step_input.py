@@ -1,4 +1,4 @@
-"""What one step takes from the host: each input is declared once, and all that handles inputs derives from it."""
+"""Step inputs: each input from the host is declared once, and all code that handles inputs derives from it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,29 +21,30 @@ NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class RowTable:
-    """A number, or several, that the host keeps for each device row while a sequence has it.
+    """A number, or several, that the host keeps for each device row while a sequence owns it.
 
-    `of` gives the values when a sequence gets its row; None stands for `nothing`, which is what an empty row has.
+    `of` returns the values when a sequence gets its row. None means `nothing`, the value of an empty row.
     """
 
     name: str
     dtype: torch.dtype
     nothing: float
     of: Callable[[Asking], float | Sequence[int] | None]
-    width: int | None = None  # values of a row; None: one
+    width: int | None = None  # values per row; None: one
 
 
 @dataclass(frozen=True)
 class ServedParam:
-    """A sampling parameter that a step input serves. A request asks for it where its value differs from `nothing`;
-    `matters` says of its sampling parameters whether the value has any effect."""
+    """A sampling parameter that a step input serves. A request uses it if its value differs from `nothing` and
+    `matters`,
+    called with the request's sampling parameters, says that the value has an effect."""
 
     name: str
     nothing: float | None
     matters: Callable[[Any], bool] = lambda params: True
 
     def asked_by(self, params: Any) -> bool:
-        """Whether a request of these sampling parameters asks for it."""
+        """Return whether a request with these sampling parameters uses it."""
         return bool(getattr(params, self.name) != self.nothing and self.matters(params))
 
 
@@ -51,16 +52,22 @@ class ServedParam:
 class StepInput:
     """One input of a step.
 
-    `type` has T, B, L or G in front: a value for each token, sequence or row of logits, or row of the table of shared
-    prefixes. `padding` is what a place holds
-    that no sequence has, and what a sequence has that asks for nothing. `fill(array, fed)` writes the values of a step
-    into an array of its shape. `varies`: they differ from step to step even while the same sequences decode; an input
-    that varies and has a `table` is filled only where some running sequence asks for it. `table` keeps by device row
-    what sequences ask for. `known`: the host has it; else rows of state tell it, and only a program without them takes
-    it from the host. `late`: the ending alone reads it, and it is filled once the tokens of the step before are known,
-    while the forward segment runs. `serves` are the sampling parameters that have no effect where an entry does not
-    take the input: a request that asks for one is refused there. `draw` gives values that requests may ask for, to
-    tests and to debugging: of so many rows, from a generator.
+    - `type`: its first axis is T, B, L or G, a value per token, sequence, row of logits, or row of the table of shared
+      prefixes.
+    - `padding`: the value of an entry without a sequence, and of a sequence that does not use the input.
+    - `fill(array, fed)`: writes the values of a step into an array of the input's shape.
+    - `varies`: the values change from step to step even while the same sequences decode. An input that varies and has a
+      `table` is filled only if some running sequence uses it.
+    - `table`: holds the values that sequences request, by device row.
+    - `known`: the host has the values. If False, they come from rows of state, and only a program without these takes
+    them
+      from the host.
+    - `late`: only the ending reads it. It is filled once the tokens of the previous step are known, while the forward
+      segment runs.
+    - `serves`: sampling parameters that have no effect if an entry does not take the input; the runtime rejects a
+    request
+      that uses one.
+    - `draw`: returns values that requests may use, for tests and debugging, from a number of rows and a generator.
     """
 
     name: str
@@ -76,7 +83,7 @@ class StepInput:
 
     @property
     def dim(self) -> str:
-        """What has a value each: "T", "B", "L" or "G"."""
+        """Return the name of the first axis: "T", "B", "L" or "G"."""
         return str(self.type.shape[0])
 
 
@@ -88,7 +95,7 @@ def asked(
     draw: Callable[[int, torch.Generator], torch.Tensor] | None = None,
     serves: tuple[ServedParam, ...] = (),
 ) -> StepInput:
-    """An input that a sequence asks for when it begins to run, and that stays as it is until it ends."""
+    """Return an input with values that a sequence sets when it begins to run, and that do not change until it ends."""
     width = value_type.shape[1] if len(value_type.shape) > 1 else None
     assert width is None or isinstance(width, int)
     table = RowTable(name, value_type.dtype, nothing, of, width)
@@ -104,7 +111,7 @@ def asked(
 
 
 def one_of(dtype: torch.dtype, *values: float) -> Callable[[int, torch.Generator], torch.Tensor]:
-    """A `draw` that takes any of these for each row."""
+    """Return a `draw` that picks one of `values` for each row."""
 
     def draw(rows: int, generator: torch.Generator) -> torch.Tensor:
         chosen = torch.randint(len(values), (rows,), generator=generator)

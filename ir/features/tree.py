@@ -1,4 +1,4 @@
-"""Trees of drafts: where a node stands, and what it sees of its step."""
+"""Trees of drafts: the positions and ancestors of nodes."""
 
 import torch
 
@@ -10,10 +10,10 @@ from ingot.ir.types import TensorType
 
 
 def _ancestors(array: Array, fed: Fed) -> None:
-    array[:] = 0  # the host feeds no trees: their nodes are drafts, which the device knows
+    array[:] = 0  # 0, because the nodes of a tree are drafts, which only the device knows
 
 
-# What a token sees of those that its sequence feeds, in bits (`ingot.ir.ops.tree`), by the parents of the drafts.
+# The bit mask of the step's tokens that each token sees (`ingot.ir.ops.tree`), from the parents of the drafts.
 TREE = Feature(
     "tree",
     inputs=(StepInput("ancestors", TensorType(torch.int64, ("T",)), 0, _ancestors, known=False),),
@@ -21,8 +21,8 @@ TREE = Feature(
     before=(OpCall("tree_ancestors", ("ancestors",)),),
 )
 
-# Positions of nodes, after `sequences` has given those of tokens one after the other.
+# Positions of nodes, computed from the consecutive positions of the feature `sequences`.
 TREE_POSITIONS = Feature("tree_positions", before=(OpCall("tree_positions", ("positions",)),))
 
-# What an entry that proposes trees leaves beside drafts: the parent of each.
+# The parent of each draft, written by an entry that proposes trees.
 TREE_PROPOSALS = Feature("tree_proposals", rows=(RowState("parents", like="proposed_parents"),))

@@ -1,6 +1,6 @@
-"""How weights are stored: formats by name, and the packings that lay their elements out.
+"""Storage formats of weights, by name, and the packings that order their elements in memory.
 
-Every module in this folder registers what it defines when it is imported, and all of them are: a new format is a new
+Importing a module of this folder registers its formats, and this package imports all of them. A new format is a new
 file here, or a module of another package (`ingot.ir.plugins`).
 """
 

@@ -1,7 +1,6 @@
-"""A weight's format: a frozen value that says what its elements are, what scales them, and how they lie in memory.
+"""A weight's format: a frozen value that defines its elements, their scales, and their order in memory.
 
-A format's name stands in recipes and in calls of `quant_linear`, so it never changes its meaning: another meaning is
-another name.
+Recipes and calls of `quant_linear` name formats, so a name never changes its meaning. A new meaning needs a new name.
 """
 
 import math
@@ -14,17 +13,17 @@ from ingot.ir.errors import InternalError, OptionError, VerifyError
 from ingot.ir.formats.packing import PACKINGS, Packing
 from ingot.ir.types import Split, TensorType
 
-# Element types of quantized weights: smallest and largest value. -128 is left out, so that a range is symmetric.
+# Element types of quantized weights: smallest and largest value. Without -128, so that the range is symmetric.
 ELEMENTS: Mapping[str, tuple[int, int]] = {"i8": (-127, 127), "u8": (0, 255), "u4": (0, 15)}
-# The element type of weights that keep the numbers and the dtype that they have.
+# The element type of weights that keep their numbers and dtype.
 KEPT = "kept"
 
 
 @dataclass(frozen=True)
 class Scales:
-    """One level of scales: each belongs to a block of `rows` x `columns` elements; 0 stands for all there are.
+    """One level of scales: one scale per block of `rows` x `columns` elements; 0 means the whole axis.
 
-    `zeros`: each has a zero point, by which the range of a block need not be symmetric.
+    `zeros`: each scale has a zero point, so that the range of a block need not be symmetric.
     """
 
     rows: int = 1
@@ -33,19 +32,20 @@ class Scales:
     dtype: torch.dtype = torch.float32
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """How many blocks a matrix has along each axis."""
+        """Return the number of blocks of a matrix along each axis."""
         return shape[0] // (self.rows or shape[0]), shape[1] // (self.columns or shape[1])
 
 
 @dataclass(frozen=True)
 class Format:
-    """How a weight [N, K] is stored. It stands for `x = (element - zero) * scale`; without levels for its elements.
+    """The storage format of a weight [N, K]. A number is `(element - zero) * scale`; without levels, the element
+    itself.
 
-    `element` is a key of ELEMENTS, or KEPT. `levels` are those of the scales; `quant_linear` takes one level at most.
-    `activations` "float": they stay as they are, only weights are quantized. `packing` is a name in `PACKINGS`.
+    `element` is a key of ELEMENTS, or KEPT. `levels` are levels of scales; `quant_linear` supports at most one.
+    `activations` "float" means that only weights are quantized. `packing` is a name in `PACKINGS`.
 
-    The parts of a weight are tensors by name: "weight", the packed elements, then "scales" and "zeros" where it has
-    them. They go through passes as one thing.
+    The parts of a weight are tensors by name: "weight" (the packed elements), then "scales" and "zeros" if it has them.
+    Passes handle them as one weight.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Format:
 
     @property
     def lossless(self) -> bool:
-        """Whether a weight that is stored so keeps its numbers."""
+        """Return whether a stored weight keeps its numbers."""
         return self.element == KEPT
 
     @property
@@ -65,35 +65,35 @@ class Format:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What a stored weight consists of."""
+        """Return the names of a stored weight's parts."""
         return ("weight", *(part for level in self.levels for part in ("scales", "zeros")[: 1 + level.zeros]))
 
     def storage(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype of the packed elements of a weight of `dtype`."""
+        """Return the dtype of the packed elements of a weight of `dtype`."""
         if self.lossless:
             return dtype
         return torch.int8 if self.element == "i8" else torch.uint8
 
     @property
     def row_by_row(self) -> bool:
-        """Rows are stored for themselves, so that matrices of whole tiles may be put one above the other."""
+        """Return whether no scale spans several rows, so that matrices of whole tiles can be stacked."""
         return all(level.rows for level in self.levels)
 
     def block(self, part: str) -> tuple[int, int]:
-        """Rows and columns of the weight that one entry of a part stands for; 0 for all there are."""
+        """Return the rows and columns of the weight that one entry of a part covers; 0 for a whole axis."""
         if part == "weight":
             return self.layout.tile
         (level,) = self.levels
         return level.rows, level.columns
 
     def granule(self, dim: int) -> int:
-        """Elements along `dim` that no cut may go through: those of whole tiles and blocks."""
+        """Return the elements along `dim` that may not be divided: those of whole tiles and blocks."""
         return math.lcm(*(self.block(part)[dim] or 1 for part in self.parts))
 
     def obstacle(self, shape: tuple[int, ...]) -> str | None:
-        """Why a weight of this shape cannot be stored so; None when it can."""
+        """Return why a weight of this shape cannot have this format; None if it can."""
         if len(shape) != 2 or 0 in shape:
-            return f"a tensor {list(shape)} is no matrix"
+            return f"a tensor {list(shape)} is not a matrix"
         tile = "x".join(map(str, self.layout.tile))
         if shape[0] % self.granule(0):
             return f"{shape[0]} rows are no multiple of {self.granule(0)}: tiles are {tile}"
@@ -112,15 +112,16 @@ class Format:
         return None
 
     def shape_of(self, packed: tuple[int, ...]) -> tuple[int, int]:
-        """The shape of the weight whose packed elements have this shape."""
+        """Return the shape of the weight for this shape of its packed elements."""
         rows, columns = self.layout.tile
         return packed[0] * rows, packed[1] * columns
 
     def split(self, split: Split | None, part: str) -> Split | None:
-        """How a mesh splits a part, given how it would split the weight: scales go with what they scale.
+        """Return the split of a part from the split of the weight: scales are split with their elements.
 
-        Each rank has whole tiles and blocks. What may be repeated are the runs that the weight's split names, no longer
-        ones. Raises VerifyError where the parts of a merged weight end within a tile or a block.
+        Each rank gets whole tiles and blocks. Only the runs of the weight's split may be repeated, not longer ones.
+        Raises
+        VerifyError if the parts of a merged weight end within a tile or a block.
         """
         if split is None or not (size := self.block(part)[split.dim]):
             return None
@@ -131,7 +132,7 @@ class Format:
         return replace(split, segments=segments, unit=unit // size, repeat=split.repeat and unit == split.unit)
 
     def types(self, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, TensorType]:
-        """The types of the parts of a weight of `shape` and `dtype`, which the format fits."""
+        """Return the types of the parts of a weight of `shape` and `dtype`, which must fit the format."""
         (rows, columns), inner = self.layout.tile, self.layout.inner
         packed = (shape[0] // rows, shape[1] // columns, *inner)
         found = {"weight": TensorType(self.storage(dtype), packed)}
@@ -146,7 +147,7 @@ FORMATS: dict[str, Format] = {}
 
 
 def register_format(made: Format) -> Format:
-    """Let passes, recipes and calls name a format. Raises InternalError for one that is not sound."""
+    """Register a format. Raises InternalError if its name is taken or its fields are invalid."""
     problem = None
     if made.name in FORMATS:
         problem = "is defined twice"
@@ -165,17 +166,19 @@ def register_format(made: Format) -> Format:
 
 
 def find_format(name: str) -> Format:
-    """The format `name`. Raises OptionError for an unknown one."""
+    """Return the format `name`. Raises OptionError if it is unknown."""
     if name not in FORMATS:
         raise OptionError(f"unknown weight format '{name}'", expected=", ".join(FORMATS))
     return FORMATS[name]
 
 
 def quantize(tensor: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
-    """The parts of a weight [N, K], by name; types as `Format.types` says. Raises ValueError for what has none.
+    """Return the parts of a weight [N, K] by name, with types as in `Format.types`. Raises ValueError for a shape or
+    values
+    that the format cannot store.
 
-    A value is off by at most half a step, its scale; at the ends of a range with a zero point too, since rounding that
-    moves the range by up to half a step. A lossless format moves the numbers and changes none.
+    A value is off by at most half a step, its scale. With a zero point this holds at the ends of the range too, where
+    rounding the zero point moves the range by up to half a step. A lossless format moves numbers and changes none.
     """
     if problem := format.obstacle(tuple(tensor.shape)):
         raise ValueError(problem)
@@ -185,12 +188,12 @@ def quantize(tensor: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
     blocks = _blocks(tensor.to(torch.promote_types(tensor.dtype, torch.float32)), level)
     low, high = ELEMENTS[format.element]
     if level.zeros:
-        # Zero is among the values of every block, as padding and pruned weights want it.
+        # Every block can represent zero exactly, for padding and pruned weights.
         least, most = blocks.amin(-1, keepdim=True).clamp(max=0), blocks.amax(-1, keepdim=True).clamp(min=0)
         spread = (most - least) / (high - low)
     else:
         least, spread = None, blocks.abs().amax(-1, keepdim=True) / high
-    # A block of zeros has no scale of its own; the smallest normal number avoids dividing by zero.
+    # A block of zeros has no scale; the smallest normal number avoids a division by zero.
     scales = spread.clamp(min=torch.finfo(level.dtype).tiny).to(level.dtype)
     if not bool(scales.isfinite().all()):
         raise ValueError("the weight holds NaN, infinities, or values too large for a scale")
@@ -209,7 +212,7 @@ def dequantize(
     format: Format,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """The weight [N, K] that the parts stand for, computed in `dtype`; in its own where nothing is computed."""
+    """Return the weight [N, K] of the parts, computed in `dtype`; in its own dtype if there are no scales."""
     elements = format.layout.unpack(weight)
     if scales is None:
         return elements
@@ -221,13 +224,13 @@ def dequantize(
 
 
 def _blocks(matrix: torch.Tensor, level: Scales) -> torch.Tensor:
-    """[N, K] as [blocks of rows, blocks of columns, elements of a block]."""
+    """Return [N, K] as [blocks of rows, blocks of columns, elements of a block]."""
     down, along = level.grid((matrix.shape[0], matrix.shape[1]))
     tiles = matrix.reshape(down, matrix.shape[0] // down, along, matrix.shape[1] // along)
     return tiles.transpose(1, 2).flatten(2)
 
 
 def _matrix(blocks: torch.Tensor, shape: tuple[int, int], level: Scales) -> torch.Tensor:
-    """What `_blocks` took apart."""
+    """Return the matrix of its `_blocks`."""
     down, along = level.grid(shape)
     return blocks.reshape(down, along, shape[0] // down, shape[1] // along).transpose(1, 2).reshape(shape)

@@ -1,4 +1,4 @@
-"""Formats of eight-bit and four-bit integers, of weights only."""
+"""Weight-only formats of eight-bit and four-bit integers."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Packings: in which order the elements of a weight lie in memory. A permutation, whatever the elements are."""
+"""Packings: the order of a weight's elements in memory, a permutation for any element type."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +10,12 @@ from ingot.ir.errors import InternalError
 
 @dataclass(frozen=True)
 class Packing:
-    """How the elements of a matrix [N, K] are laid out: tile by tile, `tile` being the rows and columns of one.
+    """The memory layout of a matrix [N, K], tile by tile; `tile` holds the rows and columns of one.
 
-    `pack` makes a tensor [N / rows, K / columns, *inner] of a matrix of whole tiles, and `unpack` the matrix of that,
-    the same bits in the same dtype. Both may be given any dtype that has the elements, meta tensors among them. Parts
-    of the first two axes are parts of the matrix, so that whole tiles can be divided among ranks.
+    `pack` makes a tensor [N / rows, K / columns, *inner] of a matrix of whole tiles, and `unpack` reverses it, with the
+    same bits in the same dtype. Both accept any dtype that holds the elements, and meta tensors. Parts along the first
+    two
+    axes are parts of the matrix, so that whole tiles can be divided among ranks.
     """
 
     name: str
@@ -28,12 +29,12 @@ PACKINGS: dict[str, Packing] = {}
 
 
 def register_packing(packing: Packing) -> Packing:
-    """Let formats name a packing. Raises InternalError for a name that is taken."""
+    """Register a packing. Raises InternalError if the name is taken."""
     if packing.name in PACKINGS:
         raise InternalError(f"the packing '{packing.name}' is defined twice")
     PACKINGS[packing.name] = packing
     return packing
 
 
-# Row by row, as a matrix lies.
+# Row-major, unchanged.
 register_packing(Packing("plain", (1, 1), (), lambda matrix: matrix, lambda stored: stored))

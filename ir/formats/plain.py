@@ -1,4 +1,4 @@
-"""The format of a weight that is stored as the checkpoint has it: row by row, each number as it is."""
+"""The plain format: row-major, with the numbers of the checkpoint."""
 
 from ingot.ir.formats.format import Format, register_format
 

@@ -1,1 +1,1 @@
-"""The machine that is compiled for and loaded on: targets, GPUs by name, what their kernels take."""
+"""The machine to compile for and to load on: targets, GPUs by name, and the times of their kernels."""

@@ -1,4 +1,4 @@
-"""Packages that only some targets need, and that come with an extra of Ingot."""
+"""Packages that only some targets need; extras of Ingot install them."""
 
 from importlib.util import find_spec
 
@@ -8,12 +8,12 @@ from ingot.ir.errors import TargetError
 def is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of the package around it
+    except ModuleNotFoundError:  # the parent package is missing
         return False
 
 
 def require(module: str, package: str, purpose: str) -> None:
-    """Raise TargetError when `module`, which `package` of the extra "cuda" brings, is not installed."""
+    """Raise TargetError if `module`, which `package` of the extra "cuda" installs, is missing."""
     if not is_installed(module):
         raise TargetError(
             f"{purpose} needs the package '{package}', which is not installed",

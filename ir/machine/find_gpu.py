@@ -1,4 +1,4 @@
-"""The GPU of this machine, as the driver describes it. No context is made on it, and nothing of torch is started."""
+"""Find the GPU of this machine through the driver, without creating a context or initializing torch's CUDA."""
 
 import contextlib
 import ctypes
@@ -18,9 +18,10 @@ _ENABLED, _MOST_LINKS = 1, 18
 
 @cache
 def find_gpu() -> Gpu:
-    """The first visible device, torch's default one. Raises TargetError with the reason when none can be used.
+    """Return the first visible device, torch's default. Raises TargetError with the reason if none can be used.
 
-    A process looks once, for loading asks more often: starting the management library is not free.
+    Caches the result for the process, because loading calls it several times and starting the management library is
+    slow.
     """
     try:
         driver: Any = ctypes.CDLL("libcuda.so.1")
@@ -43,14 +44,14 @@ def find_gpu() -> Gpu:
         sm=10 * attribute(_MAJOR) + attribute(_MINOR),
         memory=memory.value,
         cores=attribute(_MULTIPROCESSORS),
-        # Two transfers in each cycle of the memory's clock, which is in kHz; the bus is in bits.
+        # Two transfers per cycle of the memory clock (kHz) over a bus of so many bits.
         bandwidth=2 * attribute(_CLOCK) * 1000 * attribute(_BUS_WIDTH) // 8 or None,
         links=_number(driver, "cuDeviceGetCount") > 1 and _has_links(driver, device),
         driver=f"{newest // 1000}.{newest % 1000 // 10}",
     )
 
 
-def _none(reason: str, hint: str = "compile on it for another one by name, as in --target sm_90") -> TargetError:
+def _none(reason: str, hint: str = "compile for a named target, as in --target sm_90") -> TargetError:
     return TargetError(f"this machine has no GPU that can be used: {reason}", hint=hint)
 
 
@@ -63,14 +64,14 @@ def _call(driver: Any, function: str, *arguments: Any) -> None:
 
 
 def _number(driver: Any, function: str, *arguments: Any) -> int:
-    """What a function of the driver writes to its first argument."""
+    """Return the int that a driver function writes to its first argument."""
     found = ctypes.c_int()
     _call(driver, function, ctypes.byref(found), *arguments)
     return found.value
 
 
 def _has_links(driver: Any, device: int) -> bool:
-    """Whether a link of NVLink is up, by the management library; not where that is missing."""
+    """Return whether the management library reports an active NVLink; False if the library is missing."""
     bus = ctypes.create_string_buffer(32)
     _call(driver, "cuDeviceGetPCIBusId", bus, len(bus), device)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What kernels take on a GPU beside what its memory and its arithmetic take: the constants of predicted times."""
+"""The constants of predicted kernel times: launch latencies, and achieved shares of the GPU's bandwidth and flops."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,11 +8,15 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A launch takes `latency` seconds, `wave` for each wave of its programs, and then the longest of three: its bytes
-    at the share `bandwidth` of what the memory moves, the bytes of the busiest multiprocessor at `stream` bytes a
-    second (0: at any rate), and its flops at the share `rate` of what it computes. Shares are of published numbers. Of
-    several launches of a call the slowest carries its work; with a bandwidth of 0 a launch carries none. A product that
-    the tuning log has a time of takes that and `beyond`: a step's rows are not the tuner's."""
+    """The predicted time of a launch: `latency` seconds, plus `wave` seconds per wave of its programs, plus the longest
+    of
+    three terms. They are its bytes at the share `bandwidth` of the memory's bandwidth; the bytes of the busiest
+    multiprocessor at `stream` bytes a second (0: no limit); and its flops at the share `rate` of the GPU's flops.
+    Shares
+    refer to published numbers. If a call has several launches, the slowest carries its work; a launch with bandwidth 0
+    carries none. A matmul with a time in the tuning log takes that time plus `beyond`, because a step has other rows
+    than
+    the tuner's."""
 
     latency: float
     bandwidth: float = 0.0
@@ -24,8 +28,9 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Seconds until the host has launched: a call of compiled kernels, each kernel of it, a call of torch, a view; and
-    what a step takes on the host before the first and after the last one."""
+    """Seconds that the host needs to launch: a call of compiled kernels, each kernel of it, a torch call, a view; and
+    the
+    host time of a step before the first and after the last launch."""
 
     call: float
     kernel: float
@@ -36,9 +41,11 @@ class HostTime:
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """Measured on `gpu`: kernels by their names, or by backend and op where the code is a library's; `other` is
-    for those without a measurement. `between` is what passes from the last kernel of a captured step to the first one
-    of the next. A latency is that of a launch in a row of dependent ones."""
+    """Times measured on `gpu`: kernels by name, or by backend and op for a library's code; `other` is for kernels
+    without a
+    measurement. `between` is the time from the last kernel of a captured step to the first one of the next. A latency
+    is
+    that of a launch in a chain of dependent launches."""
 
     gpu: Gpu
     kernels: Mapping[str, KernelTime]
@@ -51,12 +58,15 @@ class GpuTimes:
 
 
 _US = 1e-6
-# One H200 with CUDA 13.0, Triton 3.6.0 and FlashInfer 0.6.13: medians of rows of equal calls in a CUDA graph, over
-# weights that no cache holds, in 28 steps of Llama-3.2-1B and Llama-3.1-8B with 1 to 2048 tokens, as `ingot explain
-# --measure` takes them and benchmarks/fit_times.py fits them; what is between steps by a profiler's trace. Attention
-# of few tokens is by benchmarks/kernels/tune_attention.py, that of prompts by FlashInfer's kernels by
-# benchmarks/kernels/prefill.py (16 steps with heads of 64 and 128, within a tenth) and by ours from an earlier run of
-# the same steps; the host is a Xeon with Python 3.12.
+# One H200 with CUDA 13.0, Triton 3.6.0 and FlashInfer 0.6.13. The times are medians of chains of equal calls in a CUDA
+# graph, over weights that fit no cache, in 28 steps of Llama-3.2-1B and Llama-3.1-8B with 1 to 2048 tokens. `ingot
+# explain
+# --measure` takes them, and benchmarks/fit_times.py fits them; the time between steps is from a profiler's trace.
+# Decode
+# attention is from benchmarks/kernels/tune_attention.py. Prefill attention is from benchmarks/kernels/prefill.py for
+# FlashInfer's kernels (16 steps with heads of 64 and 128, within a tenth), and from an earlier run of the same steps
+# for
+# Ingot's. The host is a Xeon with Python 3.12.
 H200_TIMES = GpuTimes(
     gpu=TYPICAL["sm_90"],
     kernels={
@@ -64,16 +74,16 @@ H200_TIMES = GpuTimes(
         "linear_tile": KernelTime(3.2 * _US, 0.9, beyond=0.77 * _US),
         "cublas linear": KernelTime(1.7 * _US, 0.81, 0.77, wave=2 * _US, stream=1.7e11),
         "decode_attention": KernelTime(4.3 * _US, 0.85, wave=3.6 * _US, stream=4.6e10),
-        # By one layer of 64 sequences that share 2048 and 8192 tokens, heads of 64.
+        # From one layer of 64 sequences that share 2048 and 8192 tokens, heads of 64.
         "shared_attention": KernelTime(6.0 * _US, 0.5, 0.22),
         "prefill_attention": KernelTime(9.1 * _US, 0.8, 0.3),
         "flashinfer paged_attention": KernelTime(8 * _US, 0.52, 0.8, wave=6 * _US),
         "flashinfer paged_attention, heads of 64": KernelTime(9 * _US, 0.52, 0.55, wave=5 * _US),
         "qk_norm_rope_append": KernelTime(1.4 * _US, 0.82, wave=0.14 * _US),
-        # Those of deterministic mode are estimates, by the two kernels most like them.
+        # Deterministic mode: estimates from the two most similar kernels.
         "linear_blocks": KernelTime(4.2 * _US, 0.85, 0.45),
         "invariant_attention": KernelTime(8.0 * _US, 0.60, 0.20),
-        # These two as the one that joins them.
+        # The same as the kernel that fuses these two.
         "rope": KernelTime(1.4 * _US, 0.85, wave=0.2 * _US),
         "kv_append": KernelTime(1.4 * _US, 0.85, wave=0.2 * _US),
         "norm": KernelTime(1.3 * _US, 1.1, wave=0.24 * _US),
@@ -81,14 +91,14 @@ H200_TIMES = GpuTimes(
         "arithmetic": KernelTime(0.67 * _US, 1.2, wave=0.28 * _US),
         "convert": KernelTime(0.25 * _US, 0.94, wave=0.38 * _US),
         "gather": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),
-        # Estimates, by the kernels most like them.
+        # Estimates from the most similar kernels.
         "step_attention": KernelTime(9.1 * _US, 0.8, 0.3),
         **dict.fromkeys(("mix_streams", "join"), KernelTime(0.67 * _US, 1.2, wave=0.28 * _US)),
         **dict.fromkeys(("match_size", "keep_above"), KernelTime(1.3 * _US, 1.1, wave=0.24 * _US)),
         "pool_rows": KernelTime(0.7 * _US, 0.85, wave=0.36 * _US),
         "unit_rows": KernelTime(1.3 * _US, 1.1, wave=0.24 * _US),
         "feed": KernelTime(1.6 * _US, 0.62),
-        "page_slots": KernelTime(1.6 * _US, 0.62),  # an estimate, by the kernel most like it
+        "page_slots": KernelTime(1.6 * _US, 0.62),  # an estimate from the most similar kernel
         "count_tokens": KernelTime(2.1 * _US, 0.55),
         "choose_largest": KernelTime(1.6 * _US, 0.52, wave=0.48 * _US),
         "find_threshold": KernelTime(0.54 * _US),

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by compute capability: what code for them may use, and a typical device of each."""
+"""NVIDIA GPUs by compute capability: the features for their code, and a typical device of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device: product name, compute capability as an int (90 for Hopper), bytes of memory, multiprocessors, and bytes
-    that its memory moves in a second (None where it is not known).
+    """A device: product name, compute capability as an int (90 for Hopper), bytes of memory, multiprocessors, and
+    memory
+    bandwidth in bytes a second (None if unknown).
 
-    `links`: it reaches another GPU of this machine over NVLink. `driver` is the newest CUDA that the driver knows, ""
-    for a device that is only named.
+    `links`: it reaches another GPU of this machine over NVLink. `driver` is the newest CUDA version that the driver
+    supports, "" for a device that was only named.
     """
 
     product: str
@@ -23,13 +24,13 @@ class Gpu:
 
     @property
     def target(self) -> str:
-        """The name of the target that it is."""
+        """Return the name of its target."""
         return f"sm_{self.sm}"
 
 
 @dataclass(frozen=True)
 class GpuFeature:
-    """Something that kernels may use from the compute capability `first` up to `last`; and what is done `without`."""
+    """A feature that kernels may use from compute capability `first` to `last`; `without` describes the fallback."""
 
     first: int
     without: str
@@ -43,30 +44,31 @@ class GpuFeature:
         return f"sm_{self.first}" if self.last == self.first else f"sm_{self.first} or newer"
 
 
-# CUDA C++ Programming Guide, appendix "Compute Capabilities"; PTX ISA, "Target ISA notes" of wgmma (sm_90a alone: newer
-# ones have other instructions in its place), of mma with e4m3 (sm_89) and with e2m1 (sm_100 and sm_120).
+# CUDA C++ Programming Guide, appendix "Compute Capabilities"; PTX ISA, "Target ISA notes" of wgmma (only sm_90a; newer
+# ones have other instructions instead), of mma with e4m3 (sm_89) and with e2m1 (sm_100 and sm_120).
 FEATURES: Mapping[str, GpuFeature] = {
     "cooperative_launch": GpuFeature(60, "no kernel waits for all of its blocks"),
     "bf16": GpuFeature(80, "models run in float16 or float32: --dtype"),
     "fp8": GpuFeature(89, "values stay in wider types"),
     "tma": GpuFeature(90, "tiles are copied by the threads"),
-    "wgmma": GpuFeature(90, "products run on mma instructions", last=90),
-    "dependent_launch": GpuFeature(90, "a kernel starts when the one in front of it has ended"),
+    "wgmma": GpuFeature(90, "matmuls run on mma instructions", last=90),
+    "dependent_launch": GpuFeature(90, "a kernel starts when the one before it has ended"),
     "fp4": GpuFeature(100, "values stay in wider types"),
 }
-# What is found on a machine and decides no code, so that it is in no identity.
+# A feature of the machine that does not affect code, so no identity includes it.
 NVLINK = "nvlink"
 WITHOUT_NVLINK = "GPUs would exchange data over PCIe"
 
 
 def features_of(sm: int) -> tuple[str, ...]:
-    """The features that a compute capability brings."""
+    """Return the features of a compute capability."""
     return tuple(name for name, feature in FEATURES.items() if sm in feature)
 
 
-# Published facts of one widespread device each: NVIDIA's data sheets of the products (memory in decimal gigabytes, its
-# bandwidth, and CUDA cores, of which a multiprocessor has 64 in an A100 and 128 in the others); for H200 and B200,
-# whose sheets leave the cores out, the multiprocessors that the devices report.
+# Published facts of one widespread device per capability, from NVIDIA's data sheets: memory in decimal gigabytes, its
+# bandwidth, and CUDA cores, 64 per multiprocessor in an A100 and 128 in the others. For H200 and B200, whose sheets
+# omit
+# the cores, the multiprocessors that the devices report.
 TYPICAL: Mapping[str, Gpu] = {
     gpu.target: gpu
     for gpu in (
@@ -79,8 +81,9 @@ TYPICAL: Mapping[str, Gpu] = {
     )
 }
 
-# Flops a second that products come to at most, by dtype, of the typical devices: the same sheets, without sparsity; on
-# tensor cores where they sum up in float32, and beside them where products of float32 are not rounded to TF32.
+# Peak flops a second of matmuls by dtype, of the typical devices: the same sheets, without sparsity. On tensor cores
+# with
+# float32 accumulation; for float32 operands without TF32 rounding, outside tensor cores.
 _RATES: Mapping[int, Mapping[str, float]] = {
     80: {"bf16": 312e12, "f16": 312e12, "f32": 19.5e12},
     86: {"bf16": 125e12, "f16": 125e12, "f32": 31.2e12},
@@ -91,8 +94,8 @@ _RATES: Mapping[int, Mapping[str, float]] = {
 }
 
 
-# Warps and blocks that find room on a multiprocessor, and bytes of their shared memory, of which each block takes
-# `_RESERVED` beside its own (CUDA C++ Programming Guide, technical specifications by compute capability).
+# Warps, blocks and bytes of shared memory per multiprocessor. Each block takes `_RESERVED` bytes in addition to its own
+# (CUDA C++ Programming Guide, technical specifications by compute capability).
 _ROOM: Mapping[int, tuple[int, int, int]] = {
     80: (64, 32, 164 << 10),
     86: (48, 16, 100 << 10),
@@ -105,20 +108,22 @@ _RESERVED = 1 << 10
 
 
 def resident_blocks(gpu: Gpu, warps: int, shared: int) -> int:
-    """How many blocks of so many warps, each with `shared` bytes of shared memory, find room on a multiprocessor at
-    once, as far as registers allow it."""
+    """Return the number of blocks, each of `warps` warps and `shared` bytes of shared memory, that a multiprocessor
+    holds at
+    once, if registers allow it."""
     most_warps, blocks, memory = _ROOM[_known(gpu.sm, _ROOM)]
     return max(1, min(blocks, most_warps // warps, memory // (shared + _RESERVED)))
 
 
 def _known(sm: int, table: Mapping[int, object]) -> int:
-    """The capability itself, or the last one before it that a table has."""
+    """Return the capability itself, or the last one before it in the table."""
     return max((one for one in table if one <= sm), default=min(table))
 
 
 def product_rate(gpu: Gpu, dtype: str) -> float:
-    """Flops a second of products of a dtype, by its IR name: those of the typical device of the capability, or of the
-    last one before it that is known, by the number of multiprocessors. Other dtypes are computed in float32."""
+    """Return the matmul flops a second for a dtype, by its IR name: the rate of the capability's typical device, or of
+    the
+    last known one before it, scaled by the number of multiprocessors. Other dtypes compute in float32."""
     known = _known(gpu.sm, _RATES)
     rates = _RATES[known]
     return rates.get(dtype, rates["f32"]) * gpu.cores / TYPICAL[f"sm_{known}"].cores

@@ -1,4 +1,4 @@
-"""Where an artifact is loaded: what every loader of a backend receives about its device and of the others."""
+"""The context of loading an artifact: what each backend's loader receives about its device and the mesh."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,28 +10,31 @@ from ingot.ir.mesh import Mesh, Rank
 
 
 class Allocator(Protocol):
-    """Allocates tensors that stay on the device as long as the artifact is loaded: weights, states, and what loaded
-    code keeps between calls.
+    """Allocates tensors that stay on the device while the artifact is loaded: weights, states, and memory that loaded
+    code
+    keeps between calls.
 
-    All raise MemoryError where there is no memory, with the reason as its text.
+    All methods raise MemoryError, with the reason as its text, if there is no memory.
     """
 
     @property
     def granularity(self) -> int | None:
-        """Bytes in multiples of which memory is mapped into ranges of addresses; None: the device cannot do that."""
+        """Return the unit, in bytes, in which memory is mapped into address ranges; None if the device cannot map
+        memory."""
         ...
 
     def with_shared_tail(self, count: int, own: int, tail: int) -> list[torch.Tensor]:
-        """`count` tensors of `own + tail` bytes (u8), zeros, whose last `tail` bytes are the same memory. Both are
+        """Return `count` tensors of `own + tail` bytes (u8), zeros, that share the memory of their last `tail` bytes.
+        Both are
         multiples of the granularity, and above 0."""
         ...
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A row-major tensor of zeros."""
+        """Return a row-major tensor of zeros."""
         ...
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A row-major tensor that holds anything."""
+        """Return an uninitialized row-major tensor."""
         ...
 
 
@@ -39,12 +42,12 @@ class Allocator(Protocol):
 class LoadContext:
     """The place of one process among those that serve an artifact.
 
-    device         where code, weights and states go
-    rank           this process's place on `mesh`; weights are its parts
+    device         the device of code, weights and states
+    rank           this process's place on `mesh`; the process loads its parts of the weights
     mesh           the mesh that the artifact was compiled for, without axes of one device
-    stream         where all steps of all entries run, in the order of their launches; None on a CPU
-    communicators  by axis of the mesh, what joins the ranks along it; empty where the mesh has no axis
-    allocator      allocates what stays on the device
+    stream         the stream of all steps of all entries, in the order of their launches; None on a CPU
+    communicators  by mesh axis, the object that joins the ranks along it; empty without a mesh
+    allocator      allocates the memory that stays on the device
     """
 
     device: torch.device

@@ -1,4 +1,4 @@
-"""The machine that is compiled for: found on this one, or named."""
+"""The machine to compile for: this one, or a named target."""
 
 import os
 import platform
@@ -15,11 +15,14 @@ from ingot.ir.machine.gpus import NVLINK, TYPICAL, Gpu, features_of
 
 
 class Target(BaseModel):
-    """What compiled code depends on (`identity`), and what only informs plans: memory, cores, bandwidth, product.
+    """The facts that compiled code depends on (`identity`), and those that only inform plans: memory, cores, bandwidth,
+    product.
 
-    `name` is "cpu", or a GPU's compute capability as in "sm_90", and `sm` that capability as an int (90 for Hopper),
-    None on a CPU. `memory` is in bytes, `cores` counts a GPU's multiprocessors. `gpu` is the product's name and
-    `bandwidth` the bytes that its memory moves in a second, None on a CPU and where it is not known.
+    `name` is "cpu", or a GPU's compute capability as in "sm_90". `sm` is that capability as an int (90 for Hopper),
+    None on
+    a CPU. `memory` is in bytes, `cores` counts a GPU's multiprocessors. `gpu` is the product's name. `bandwidth` is
+    that of
+    the memory in bytes a second, None on a CPU and if unknown.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -36,9 +39,9 @@ class Target(BaseModel):
 
     @staticmethod
     def detect(device: str = "auto") -> "Target":
-        """This machine: its GPU when it has one and `device` is "auto" or "cuda", else its CPU.
+        """Return this machine: its GPU if it has one and `device` is "auto" or "cuda", else its CPU.
 
-        Raises TargetError when "cuda" is asked for and there is no GPU that can be used.
+        Raises TargetError if `device` is "cuda" and there is no usable GPU.
         """
         match device:
             case "auto":
@@ -54,10 +57,12 @@ class Target(BaseModel):
 
     @staticmethod
     def named(name: str) -> "Target":
-        """What "auto", "cpu" and "cuda" find here, or GPUs by their compute capability, as in "sm_90".
+        """Return the target "auto", "cpu" or "cuda" of this machine, or GPUs by their compute capability, as in
+        "sm_90".
 
-        Of the latter this machine's GPU is taken where it is one; else a typical device stands for all of them, so that
-        it can be compiled for where there is no GPU. Raises TargetError for a name that is unknown.
+        For a capability, this machine's GPU is returned if it has it, else a typical device, so that a machine without
+        a GPU
+        can compile for it. Raises TargetError for an unknown name.
         """
         if not re.fullmatch(r"sm_\d{2,3}", name):
             return Target.detect(name)
@@ -69,10 +74,11 @@ class Target(BaseModel):
         return _of_gpu(TYPICAL[name])
 
     def identity(self, linked: Collection[str] = ()) -> dict[str, Any]:
-        """What a machine must have to run what is compiled for this one.
+        """Return the properties that a machine needs to run code compiled for this target.
 
-        On a GPU only the versions of what the code is `linked` with are in it, by the keys of `versions`: machine code
-        of a compute capability runs under every driver that knows the CUDA it was made with.
+        On a GPU, it includes only the versions of libraries that the code is `linked` with, by the keys of `versions`.
+        Machine
+        code of a compute capability runs with every driver that supports the CUDA version it was built with.
         """
         fields = self.model_dump(mode="json", include={"name", "device", "arch", "sm", "features", "versions"})
         if self.device == "cuda":
@@ -81,16 +87,18 @@ class Target(BaseModel):
         return fields
 
     def code_identity(self) -> dict[str, Any]:
-        """What decides the code that is emitted: the identity, and on a GPU the multiprocessors, by which kernels are
-        divided into blocks. Code that was made for more or fewer of them runs all the same."""
+        """Return the properties that determine the emitted code: the identity, and on a GPU the multiprocessors, by
+        which kernels
+        are divided into blocks. Code for another number of them runs as well."""
         return {**self.identity(), "cores": self.cores} if self.device == "cuda" else self.identity()
 
     def difference(self, other: "Target") -> str | None:
-        """The first field of the identity that differs, with both values; None when code for one fits the other."""
+        """Return the first field of the identities that differs, with both values; None if code for one fits the
+        other."""
         return first_difference(self.identity(), other.identity())
 
     def missing_here(self) -> str:
-        """Why this machine cannot run what is compiled for the target; "" when it can."""
+        """Return why this machine cannot run code compiled for the target; "" if it can."""
         try:
             here = Target.detect(self.device)
         except TargetError as error:
@@ -100,7 +108,7 @@ class Target(BaseModel):
 
 
 def first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """The first field that differs between two identities, with both values; None when they are equal."""
+    """Return the first field that differs between two identities, with both values; None if they are equal."""
     for key in [*theirs, *sorted(mine.keys() - theirs.keys())]:
         if key in mine and key in theirs and mine[key] == theirs[key]:
             continue
@@ -116,7 +124,7 @@ def _unknown(name: str) -> TargetError:
 
 def _detect_cpu() -> Target:
     capability = str(torch.backends.cpu.get_cpu_capability()).lower()
-    # Inductor reads further instruction sets off the machine that it compiles on, so they are part of the target.
+    # Inductor detects further instruction sets on the compiling machine, so they are part of the target.
     features = [capability] + [flag for flag in _CPU_FLAGS if flag in _cpu_flags()]
     return Target(
         name="cpu",
@@ -130,7 +138,7 @@ def _detect_cpu() -> Target:
     )
 
 
-# What Inductor's CPU code generator asks for beyond the vector width (torch/_inductor/cpu_vec_isa.py).
+# The flags that Inductor's CPU code generator tests besides the vector width (torch/_inductor/cpu_vec_isa.py).
 _CPU_FLAGS = ("avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_tile", "amx_bf16", "amx_fp16")
 
 

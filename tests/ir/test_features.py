@@ -129,7 +129,7 @@ def test_what_is_unknown_or_there_twice(colour: Feature) -> None:
     for feature, said in (
         (colour, "'colour' is defined twice"),
         (Feature("paint", (shade,)), "'shade' is declared twice"),
-        (Feature("paint", (scalar,)), "T, B, L or G in front"),
+        (Feature("paint", (scalar,)), "T, B, L or G as the first axis"),
         (Feature("paint", (wide,)), "elements of 4 bytes"),
     ):
         with pytest.raises(InternalError, match=said):

@@ -98,14 +98,14 @@ def test_a_step_that_is_no_longer_than_the_window_has_none() -> None:
 
 def test_a_device_that_maps_no_memory_has_none() -> None:
     one = scratch_of(Plans(plans={"main": plan()}), on_device=False)[GROUP]
-    assert one == Scratch(why_none="the device maps no memory into several ranges of addresses")
+    assert one == Scratch(why_none="the device cannot map memory into several address ranges")
 
 
 def test_caches_of_other_types_have_none() -> None:
     odd = plan()
     states = {**odd.states, "kv.0": odd.states["kv.0"].model_copy(update={"type": "bf16[pages, 2, 16, 2, 256]"})}
     for one in (plan(states=states), plan(type="bf16[2, pages, 16, 4, 256]"), plan(type="bf16[pages, 4]")):
-        assert found(one).why_none == "its caches are not of one type that begins with pages"
+        assert found(one).why_none == "its caches differ in type, or their first axis is not pages"
 
 
 @pytest.mark.parametrize(

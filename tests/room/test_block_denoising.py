@@ -150,7 +150,7 @@ def test_tokens_are_those_of_whole_sequences(folder: Path, wanted: list[tuple[li
 def test_blocks_are_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = command_text(capsys, "inspect", folder / "a.ingot")
     assert "\nfull         every token " in text
-    together = "8 tokens of a block see each other: a step feeds whole blocks, or up to the end of the sequence"
+    together = "8 tokens of a block see each other: a step holds whole blocks, or up to the end of the sequence"
     assert f"\nmain: {together}\n" in text
 
 

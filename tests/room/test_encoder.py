@@ -120,8 +120,12 @@ def test_an_encoder_embeds(
     folder, pooling, most = made
     for command in (("inspect", folder), ("explain", folder), ("inspect", folder, "--plan")):
         text = command_text(capsys, *command)
-        assert "\ncache groups  none: the model has no paged KV cache\n" in text
-        assert "\nmain: all tokens of a sequence see each other: a step feeds a sequence whole\n" in text
+        assert "
+cache groups  none: the model has no paged KV cache
+" in text
+        assert "
+main: all tokens of a sequence see each other: a step holds whole sequences
+" in text
     assert "\nKV cache     none\n" in text
     llm = LLM(folder, cuda_graphs="all")
     assert llm.loaded.plan.memory.groups == {} and "temperature" not in llm.loaded.plan.inputs
