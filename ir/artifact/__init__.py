@@ -1,1 +1,1 @@
-"""What an artifact's files hold, as types: manifest, plan, trace, records, golden run, tuning log, digests."""
+"""The types of an artifact's files: manifest, plan, trace, records, golden run, tuning log, digests."""

@@ -1,4 +1,4 @@
-"""Times of the backends of a call: which of them computes it, and what each takes in which steps."""
+"""The measured times of a call's backends, and the backend chosen by them."""
 
 from typing import Annotated, Literal
 
@@ -8,12 +8,13 @@ from ingot.ir.artifact.plan import Executable
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 Microseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# Of times that lie so near to the least, none is less: the order of the claims decides.
+# Times within this fraction of the least count as equal; the order of the claims then decides.
 _ALIKE = 0.02
 
 
 class Candidate(BaseModel):
-    """A backend of a call: what it built and the folder of that; None for one that has its functions already."""
+    """A backend of a call, with the executable that it built and its folder; None for a backend of existing
+    functions."""
 
     model_config = _FROZEN
     backend: str
@@ -22,7 +23,7 @@ class Candidate(BaseModel):
 
 
 class BackendTime(BaseModel):
-    """What one call takes in a step of `tokens` tokens of `sequences` sequences."""
+    """The time of one call in a step with `tokens` tokens of `sequences` sequences."""
 
     model_config = _FROZEN
     tokens: Annotated[int, Field(gt=0)]
@@ -31,10 +32,11 @@ class BackendTime(BaseModel):
 
 
 class BackendTimes(BaseModel):
-    """The backend of the calls that print as `call`, in the steps of the bucket class that prints as `bucket`.
+    """The backend of the calls with the text `call`, in the steps of the bucket class with the text `bucket`.
 
-    `times` has those of all backends that were timed, the cheapest claim first, each in the same steps. `source` says
-    whether the times decided, in this compile or in the one that filled the cache, or a log that was given.
+    `times` holds the times of all timed backends, the cheapest claim first, each in the same steps. `source` is
+    "measured" if
+    times decided, in this compile or in the one that filled the cache, and "given" if a log did.
     """
 
     model_config = _FROZEN
@@ -46,7 +48,7 @@ class BackendTimes(BaseModel):
 
     @property
     def key(self) -> str:
-        """Equal for times of the same call."""
+        """Return a key that is equal for times of the same call."""
         return call_key(self.call, self.bucket)
 
     @model_validator(mode="after")
@@ -60,8 +62,9 @@ class BackendTimes(BaseModel):
 
 
 class Decision(BaseModel):
-    """How the backend of a call was chosen among several: by times ("timed" in this compile or the one that filled the
-    cache, "given" by a log), or by the costs of their claims ("ranked"), and then for which reason."""
+    """The way in which a call's backend was chosen among several: by times ("timed" in this compile or the one that
+    filled
+    the cache, "given" by a log), or by the costs of their claims ("ranked") for `reason`."""
 
     model_config = _FROZEN
     decided: Literal["timed", "given", "ranked"]
@@ -70,13 +73,13 @@ class Decision(BaseModel):
 
     @staticmethod
     def of(found: "BackendTimes | str") -> "Decision":
-        """From the times, or the reason why there are none."""
+        """Return the decision from the times, or from the reason why there are none."""
         if isinstance(found, str):
             return Decision(decided="ranked", reason=found)
         return Decision(decided="timed" if found.source == "measured" else "given", times=found.times)
 
     def of_backend(self, backend: str) -> str:
-        """What a backend takes; "" where it was not timed."""
+        """Return the times of a backend as text; "" if it was not timed."""
         return ", ".join(f"{one.microseconds:.1f} µs of {one.tokens} tokens" for one in self.times.get(backend, ()))
 
     def __str__(self) -> str:
@@ -88,8 +91,8 @@ def call_key(call: tuple[str, ...], bucket: str) -> str:
 
 
 def fastest(times: dict[str, tuple[BackendTime, ...]]) -> str:
-    """The backend that takes the least time for all steps together: long steps are where the time goes. Of those that
-    are alike, the first."""
+    """Return the backend with the least total time over all steps, so that long steps count most. Among equals, the
+    first."""
     total = {backend: sum(one.microseconds for one in some) for backend, some in times.items()}
     bound = min(total.values()) * (1 + _ALIKE)
     return next(backend for backend in times if total[backend] <= bound)

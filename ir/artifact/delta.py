@@ -1,10 +1,10 @@
-"""A text as its difference from another: lines of the other one to take, and lines of its own.
+"""Deltas: a text as its difference from a base text, with line ranges of the base and lines of its own.
 
 A delta is text too, and exact:
 
     delta 1
     base trace/04-insert-ending.delta
-    sha256 5c1d…                            of the text that comes out, in UTF-8
+    sha256 5c1d…                            of the resulting text, in UTF-8
     =1-40                                   lines 1 to 40 of the base
     +%linear = ingot.linear(…               a line of its own
 """
@@ -18,8 +18,9 @@ _DELTA = "delta 1"  # the first line, with the version of the format
 
 
 def encode_delta(text: str, base: str, base_file: str) -> str:
-    """How `text` differs from `base`, the text that `base_file` stands for. Takes time in proportion to both: lines of
-    the base may be taken in any order, so nothing has to be aligned."""
+    """Return the delta of `text` from `base`, the text of `base_file`. Its time is proportional to both sizes: lines of
+    the
+    base may be taken in any order, so no alignment is needed."""
     lines, old = text.split("\n"), base.split("\n")
     first: dict[str, int] = {}
     for index, line in enumerate(old):
@@ -27,7 +28,7 @@ def encode_delta(text: str, base: str, base_file: str) -> str:
     written = [_DELTA, f"base {base_file}", f"sha256 {_sha256(text)}"]
     place = following = 0
     while place < len(lines):
-        # A line that stands several times (a closing brace) is most likely the one after those taken last.
+        # A line that occurs several times (a closing brace) is most likely the one after those taken last.
         ahead = following < len(old) and old[following] == lines[place]
         begin = following if ahead else first.get(lines[place])
         if begin is None:
@@ -42,12 +43,12 @@ def encode_delta(text: str, base: str, base_file: str) -> str:
 
 
 def decode_delta(delta: str, read: Callable[[str], str], file: str) -> str:
-    """The text that a delta stands for; `read` gives the text of its base. Raises ArtifactError when it is damaged."""
+    """Return the text of a delta; `read` returns the text of its base. Raises ArtifactError if the delta is damaged."""
     lines = delta.split("\n")
     if lines[0] != _DELTA or len(lines) < 4 or lines[-1] != "":
         raise _damaged(file, f"begins with {lines[0][:80]!r}" if lines[0] != _DELTA else "is cut short")
     if not lines[1].startswith("base ") or not lines[2].startswith("sha256 "):
-        raise _damaged(file, "names no base and digest in lines 2 and 3")
+        raise _damaged(file, "has no base and digest in lines 2 and 3")
     old = read(lines[1].removeprefix("base ")).split("\n")
     text: list[str] = []
     for number, line in enumerate(lines[3:-1], 4):
@@ -61,7 +62,7 @@ def decode_delta(delta: str, read: Callable[[str], str], file: str) -> str:
         text += old[int(begin) - 1 : int(end)]
     found = "\n".join(text)
     if _sha256(found) != lines[2].removeprefix("sha256 "):
-        raise _damaged(file, "gives another text than was recorded")
+        raise _damaged(file, "yields another text than the recorded one")
     return found
 
 
@@ -69,7 +70,7 @@ def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _damaged(file: str, what: str, expected: str = "a delta as compiling wrote it") -> ArtifactError:
+def _damaged(file: str, what: str, expected: str = "an unchanged delta") -> ArtifactError:
     return ArtifactError(
         f"{file} {what}", where=file, expected=expected, hint="compile the model again, or copy the artifact again"
     )

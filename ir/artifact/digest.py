@@ -1,4 +1,4 @@
-"""SHA-256 of JSON values, and of files in chunks: many threads can hash one large file, and damage can be located."""
+"""SHA-256 of JSON values, and of files in chunks, so that threads share a large file and damage can be located."""
 
 import hashlib
 import os
@@ -9,16 +9,16 @@ from pathlib import Path
 from ingot.ir.json_text import dump_json
 
 CHUNK_BYTES = 64 << 20  # part of the artifact's schema: a change needs a new SCHEMA_VERSION
-_BLOCK_BYTES = 1 << 20  # what one thread holds in memory; hashlib releases the GIL for blocks of this size
+_BLOCK_BYTES = 1 << 20  # the memory of one thread; hashlib releases the GIL for blocks of this size
 
 
 def chunk_count(size: int) -> int:
-    """Returns how many chunks a file of `size` bytes has; an empty file has none."""
+    """Return the number of chunks of a file of `size` bytes; 0 for an empty file."""
     return -(-size // CHUNK_BYTES)
 
 
 def digest_chunk(path: Path, index: int) -> str:
-    """Returns the SHA-256, in hex, of bytes [index, index + 1) × CHUNK_BYTES of a file. Raises OSError."""
+    """Return the SHA-256, in hex, of bytes [index, index + 1) × CHUNK_BYTES of a file. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         file.seek(index * CHUNK_BYTES)
@@ -30,14 +30,14 @@ def digest_chunk(path: Path, index: int) -> str:
 
 
 def digest_chunks(path: Path, threads: int | None = None) -> tuple[str, ...]:
-    """Returns the SHA-256, in hex, of each chunk of a file. Raises OSError."""
+    """Return the SHA-256, in hex, of each chunk of a file. Raises OSError."""
     return digest_files([path], threads)[0]
 
 
 def digest_files(paths: Sequence[Path], threads: int | None = None) -> list[tuple[str, ...]]:
-    """Returns `digest_chunks` of each file, in the order of `paths`, the chunks of all files hashed in parallel.
+    """Return `digest_chunks` of each file, in the order of `paths`. Hashes the chunks of all files in parallel.
 
-    `threads` is by default the number of cores this process may use, at most eight (more outrun the disk). Raises
+    `threads` defaults to the number of cores of this process, at most eight (more are faster than the disk). Raises
     OSError.
     """
     counts = [chunk_count(path.stat().st_size) for path in paths]
@@ -47,12 +47,12 @@ def digest_files(paths: Sequence[Path], threads: int | None = None) -> list[tupl
 
 
 def digest_json(value: object) -> str:
-    """Returns the SHA-256, in hex, of a value's canonical JSON: equal values have equal digests on every machine."""
+    """Return the SHA-256, in hex, of a value's canonical JSON: equal values have equal digests on every machine."""
     return hashlib.sha256(dump_json(value).encode()).hexdigest()
 
 
 def digest_many(chunks: Sequence[tuple[Path, int]], threads: int | None = None) -> list[str]:
-    """Returns `digest_chunk` of each (file, chunk index), in the order given. Raises OSError."""
+    """Return `digest_chunk` of each (file, chunk index), in the order given. Raises OSError."""
     workers = min(threads or min(len(os.sched_getaffinity(0)), 8), max(len(chunks), 1))
     if workers == 1:
         return [digest_chunk(path, index) for path, index in chunks]

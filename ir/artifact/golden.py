@@ -1,7 +1,7 @@
-"""The golden run: what an artifact computed on the machine that compiled it, to be repeated wherever it is served.
+"""The golden run: results of an artifact on the compiling machine, to be repeated where it is served.
 
-It is the schema of golden/run.json. The bits are those of one machine's arithmetic, so the file stands outside every
-identity; `files` ties it to what ran.
+This is the schema of golden/run.json. Its bits depend on one machine's arithmetic, so no identity includes the file.
+`files` ties it to the files that ran.
 """
 
 from typing import Annotated, Literal, Self
@@ -12,7 +12,7 @@ from ingot.ir.artifact.manifest import Digest, FileEntry
 
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 Index = Annotated[int, Field(ge=0, lt=1 << 31)]
-# JSON has no word for a number that is not finite.
+# JSON cannot represent numbers that are not finite.
 Logit = Annotated[float, Field(allow_inf_nan=False)] | Literal["nan", "inf", "-inf"]
 
 
@@ -21,14 +21,14 @@ class _Record(BaseModel):
 
 
 class Machine(_Record):
-    """What the bits depend on beside the artifact and its target: the processor, and the threads of torch's ops."""
+    """The facts that affect bits besides the artifact and its target: the processor, and the threads of torch's ops."""
 
     processor: str
     threads: Annotated[int, Field(ge=1, le=4096)]
 
 
 class Row(_Record):
-    """One row of logits: the SHA-256 of its bytes, the largest logits with their token ids, the token sampled."""
+    """One row of logits: the SHA-256 of its bytes, the largest logits with their token ids, and the sampled token."""
 
     digest: Digest
     top: Annotated[tuple[tuple[Index, Logit], ...], Field(min_length=1)]
@@ -36,25 +36,26 @@ class Row(_Record):
 
 
 class StepResult(_Record):
-    """What a step gave: the bucket class that served it, and a row for each token fed, in the order of feeding."""
+    """The results of a step: the bucket class that ran it, and a row for each of its tokens, in order."""
 
     bucket: str
     rows: tuple[Row, ...]
 
 
 class EntryRun(_Record):
-    """The run of one entry: the backend of each instruction by bucket class, and what each step gave."""
+    """The run of one entry: the backend of each instruction by bucket class, and the results of each step."""
 
     backends: dict[str, tuple[str, ...]]
     steps: tuple[StepResult, ...]
 
 
 class GoldenRun(_Record):
-    """Requests, how they were fed, and what came out.
+    """Requests, their schedule, and the results.
 
-    `files` are those that a run reads (the plan, weights, executables), as they were. `requests` are token ids; step i
-    feeds, for each pair in `schedule[i]`, that many more tokens of the request with that number. Requests are
-    teacher-forced: what is sampled is recorded and not fed. Pages come from a pool permuted by `seed`.
+    `files` holds the files that a run reads (the plan, weights, executables), as they were. `requests` are token ids.
+    For
+    each pair in `schedule[i]`, step i runs that many more tokens of the request with that index. Requests are
+    teacher-forced: sampled tokens are recorded but not used. Pages come from a pool permuted by `seed`.
     """
 
     machine: Machine
@@ -70,11 +71,11 @@ class GoldenRun(_Record):
         for number, fed in enumerate(self.schedule):
             indices = [index for index, _ in fed]
             if not fed or len(set(indices)) != len(indices) or max(indices) >= len(done):
-                raise ValueError(f"step {number} feeds the requests {indices} of {len(done)}")
+                raise ValueError(f"step {number} has the requests {indices} of {len(done)}")
             for index, count in fed:
                 done[index] += count
         if done != [len(request) for request in self.requests]:
-            raise ValueError(f"the steps feed {done} tokens of requests of {[len(one) for one in self.requests]}")
+            raise ValueError(f"the steps have {done} tokens of requests of {[len(one) for one in self.requests]}")
         fed_tokens = [sum(count for _, count in fed) for fed in self.schedule]
         for name, entry in self.entries.items():
             if (rows := [len(step.rows) for step in entry.steps]) != fed_tokens:
@@ -82,7 +83,7 @@ class GoldenRun(_Record):
         return self
 
     def places(self, step: int) -> list[tuple[int, int]]:
-        """Request and position of each row of a step."""
+        """Return the request and position of each row of a step."""
         done = [0] * len(self.requests)
         for fed in self.schedule[:step]:
             for index, count in fed:

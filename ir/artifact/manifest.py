@@ -1,19 +1,19 @@
-"""The artifact's schema: what `manifest.json` holds, and the rules for the names of the files beside it.
+"""The artifact's schema: the contents of `manifest.json`, and the rules for the names of the other files.
 
-Compiling (`ingot.compile.publish`) writes by it and loading (`ingot.runtime.artifact`) refuses by it. An artifact is
-a folder:
+The compiler (`ingot.compile.publish`) writes this schema, and the loader (`ingot.runtime.artifact`) rejects any other.
+An artifact is a folder:
 
     manifest.json     the Manifest below, in canonical JSON; its SHA-256 is the artifact's `build_id`
     manifest.sha256   checksums of manifest.json and of the next two, in the format of `sha256sum -c`
-    golden/run.json   what the artifact computed when it was compiled (`ingot.ir.artifact.golden`): bits of that machine
-    timings.json      how long the compile took, and of which folder or commit on the hub
+    golden/run.json   results at compile time (`ingot.ir.artifact.golden`), in the bits of that machine
+    timings.json      the duration of the compile, and its source folder or commit on the hub
     request.json      "options" of the compile, with which the same request can be read again; "identity", the document
                       whose canonical text has the `request_key` as its SHA-256
     executables.json  by `exe_key`: the document whose canonical text has that key as its SHA-256
-    tuning.json       where kernels have tile sizes: which (`ingot.ir.artifact.tuning`); another compile can take them
+    tuning.json       the tile sizes of kernels, if any (`ingot.ir.artifact.tuning`); another compile can use them
     everything else   listed in `Manifest.files`
 
-The golden run and the timings are not in the manifest, because they stand outside every identity.
+The golden run and the timings are not in the manifest, because no identity includes them.
 """
 
 import hashlib
@@ -37,18 +37,18 @@ TUNING = "tuning.json"
 NUMERICS = "trace/numerics.json"
 WEIGHTS_FOLDER = "weights/"
 EXE_FOLDER = "exe/"
-# Outside every identity, with a checksum where they are there.
+# Files outside every identity. Those that exist have a checksum.
 OUTSIDE_IDENTITY = (GOLDEN, TIMINGS)
 UNLISTED = frozenset({MANIFEST, CHECKSUMS, *OUTSIDE_IDENTITY})
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Size = Annotated[int, Field(ge=0, lt=1 << 63)]
 Scalar = str | int | float | bool | None
-Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list is taken as well
+Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list is accepted as well
 
 
 def path_problem(path: str) -> str:
-    """Returns why `path` is no name of a file inside an artifact, or "" when it is one.
+    """Return why `path` is not a valid file name inside an artifact, or "" if it is one.
 
     A name is relative, with forward slashes, in printable ASCII, and cannot leave the folder.
     """
@@ -87,11 +87,11 @@ class FileEntry(_Record):
 
 
 class Manifest(_Record):
-    """What an artifact says about itself.
+    """The contents of manifest.json.
 
-    `exe_keys` and `request_key` are the identities of its executables and of the request that it answers; `target` and
-    `versions` are what a machine must have to load it; `model` holds the few numbers a user asks for (architecture,
-    dtype, vocab_size, max_seq_len, max_batch, max_tokens). `files` is sorted by path.
+    `exe_keys` and `request_key` identify its executables and the request that it answers. `target` and `versions` are
+    what a machine needs to load it. `model` holds the few numbers that users need (architecture, dtype, vocab_size,
+    max_seq_len, max_batch, max_tokens). `files` is sorted by path.
     """
 
     schema_version: int
@@ -111,7 +111,7 @@ class Manifest(_Record):
         return self
 
     def dump(self) -> str:
-        """Returns the text of manifest.json."""
+        """Return the text of manifest.json."""
         return dump_json(self.model_dump(mode="json"))
 
 
@@ -123,10 +123,11 @@ class WeightPart(_Record):
 
 
 class WeightEntry(_Record):
-    """One weight in weights.json: its recipe's text, and where it lies, or which other weight it is the same as.
+    """One weight in weights.json: its recipe's text, and its location or the weight that it is the same as.
 
-    `offset` is in bytes from the start of `file`; `shard` says how each axis of the mesh splits it. A weight that a
-    mesh splits lies in `parts`, one for each rank in order, and `shape` is that of a part.
+    `offset` is in bytes from the start of `file`. `shard` says how each axis of the mesh splits it. A weight that a
+    mesh
+    splits is stored in `parts`, one per rank in order, and `shape` is that of a part.
     """
 
     recipe: str
@@ -146,9 +147,9 @@ class WeightEntry(_Record):
 
 
 def checksum_text(manifest: bytes, outside: Mapping[str, bytes]) -> tuple[str, str]:
-    """Returns the text of manifest.sha256, which `sha256sum -c` reads, and the `build_id`.
+    """Return the text of manifest.sha256, which `sha256sum -c` reads, and the `build_id`.
 
-    `manifest` are the bytes of manifest.json, `outside` those of the files of OUTSIDE_IDENTITY that are there.
+    `manifest` holds the bytes of manifest.json, `outside` those of the existing files of OUTSIDE_IDENTITY.
     """
     build_id = hashlib.sha256(manifest).hexdigest()
     lines = [f"{build_id}  {MANIFEST}\n"]

@@ -1,4 +1,4 @@
-"""The manifest by its name and its device alone: what can be asked before anything slow is imported."""
+"""The manifest's file name, and a reader of its device that needs no slow imports."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ MANIFEST = "manifest.json"
 
 
 def device_of(folder: Path) -> str | None:
-    """The device that an artifact says it was compiled for, unchecked; None where it says nothing that can be read."""
+    """Return the device in an artifact's manifest, unchecked; None if it cannot be read."""
     with contextlib.suppress(OSError, ValueError, RecursionError):
         manifest = json.loads((folder / MANIFEST).read_bytes())
         target = manifest.get("target") if isinstance(manifest, dict) else None

@@ -1,6 +1,6 @@
-"""What the runtime executes: instructions per bucket class, the values between them, the executables they call.
+"""The plan that the runtime executes: instructions per bucket class, the values between them, and executables.
 
-These types are also the schema of plan.json. Tensor types stand in their text form.
+These types are also the schema of plan.json. Tensor types are in their text form.
 """
 
 import re
@@ -14,22 +14,23 @@ from ingot.ir.mesh import Mesh, world_size
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-# Steps of up to this many tokens read weights and compute little: kernels that read them once, and whose calls are
-# cheap, beat compiled regions there. Measured with the bundled model on two cores with AVX-512, compiled with 1 and
-# with 64 here: a decode step of 16 takes 2.4 ms on kernels and 2.9 ms on regions, one of 32 takes 4.7 and 3.5 ms.
+# Steps of up to this many tokens are bound by reading weights. Kernels that read weights once, with cheap calls, beat
+# compiled regions there. Measured with the bundled model on two cores with AVX-512, compiled with limits of 1 and of
+# 64:
+# a decode step of 16 takes 2.4 ms on kernels and 2.9 ms on regions, one of 32 takes 4.7 and 3.5 ms.
 FEW_TOKENS = 16
-# The same on a GPU, where arithmetic is cheaper: up to here products are kernels that read a weight once and fuse what
-# stands around them, and a token of attention is a program's business. Above, the library's products are ahead, and
-# attention takes tokens in blocks.
+# The same on a GPU, where arithmetic is cheaper. Up to this many tokens, matmuls run on kernels that read a weight once
+# and fuse the ops around them, and a kernel program computes attention for one token. Above, the library's matmuls are
+# faster, and attention computes blocks of tokens.
 GPU_FEW_TOKENS = 64
 
 
-# The feature of bucket classes whose lowerings give a row the same bits in each of them, whatever is in its step.
+# The feature of bucket classes in which a row has the same bits in every class and with any other rows in its step.
 BATCH_INVARIANT = "batch-invariant"
 
 
 def owed_features(*, deterministic: bool) -> tuple[str, ...]:
-    """What the lowerings of all bucket classes owe, as their `features`."""
+    """Return the `features` that the lowerings of all bucket classes must have."""
     return (BATCH_INVARIANT,) if deterministic else ()
 
 
@@ -37,7 +38,8 @@ class BucketClass(BaseModel):
     """The steps that one lowering serves.
 
     `tokens` bounds T, both ends inclusive. `q_max` bounds the tokens of one sequence in a step: 1 for pure decode, k
-    for speculation, None for any. `features` names what else the steps use, or what their lowering owes.
+    for
+    speculation, None for any. `features` names other things that the steps use or that the lowering must provide.
     """
 
     model_config = _FROZEN
@@ -59,22 +61,24 @@ class BucketClass(BaseModel):
 
 
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63)]
-# A type as a plan writes it: f32[pages, 2, 16, 2, 14], and strides after a semicolon.
+# The text of a type in a plan: f32[pages, 2, 16, 2, 14], with strides after a semicolon.
 _TYPE = re.compile(r"(\w+)\[([^\];]*)")
 
 
 def shape_text(type_text: str) -> list[str]:
-    """The sizes of a type, numbers and dims, without parsing it: that needs torch."""
+    """Return the sizes of a type, numbers and dims, without the parser, which imports torch."""
     found = _TYPE.match(type_text)
     return [size.strip() for size in found[2].split(",")] if found else []
 
 
 class Executable(BaseModel):
-    """Compiled code for a region: what a backend's `emit` leaves and its `load` takes. For a GPU, captured graphs hold
-    its calls: what they launch follows from shapes alone, and nothing is read on the host.
+    """Compiled code of a region: a backend's `emit` writes it and its `load` reads it. On a GPU, CUDA graphs capture
+    its
+    calls: its launches depend only on shapes, and the host reads nothing.
 
-    `files` are relative to the executable's own folder. `workspace` is what one call allocates
-    at its peak in bytes, its results among it, in the largest step.
+    `files` are relative to the executable's own folder. `workspace` is the peak allocation of one call in bytes,
+    results
+    included, in the largest step.
     """
 
     model_config = _FROZEN
@@ -105,11 +109,13 @@ Argument = Annotated[Ref | DType | Scalar | tuple[Scalar, ...], Field(union_mode
 
 
 class Instruction(BaseModel):
-    """One call. `target` is an op ("ingot.embedding") or an executable ("exe.<id>"). An op with an `executable` is
-    computed by that, which was compiled for the types of this call; it takes the call's tensors in order.
+    """One call. `target` is an op ("ingot.embedding") or an executable ("exe.<id>"). If an op has an `executable`, that
+    was
+    compiled for the types of this call and computes it; it takes the call's tensors in order.
 
-    `results` names what it yields, a getitem folded in ("" for a result that nothing uses). `updates` names the states
-    that it updates in place instead of yielding. `frees` names the values that nothing reads afterwards.
+    `results` names the call's results, getitems folded in ("" for an unused one). `updates` names the states that it
+    updates
+    in place instead of returning. `frees` names the values that nothing reads afterwards.
     """
 
     model_config = _FROZEN
@@ -124,15 +130,16 @@ class Instruction(BaseModel):
 
     @property
     def calls(self) -> str | None:
-        """The id of the executable that computes it; None where a backend's own function does."""
+        """Return the id of the executable that computes the call; None if a backend's own function does."""
         return self.target.removeprefix("exe.") if self.target.startswith("exe.") else self.executable
 
 
 class Value(BaseModel):
     """A value between instructions.
 
-    `buffer` is "pool": allocated at its instruction, as a tensor of type `storage`, and given back after the last use
-    of it and of its views; or "view": part of the memory of `of`, another value, input, param or state.
+    `buffer` is "pool" or "view". A pool value is allocated at its instruction, as a tensor of type `storage`, and freed
+    after
+    the last use of it and of its views. A view is part of the memory of `of`, another value, input, param or state.
     """
 
     model_config = _FROZEN
@@ -153,10 +160,11 @@ class State(BaseModel):
 
 
 class BucketMemory(BaseModel):
-    """What the steps of one bucket class allocate at most, in bytes.
+    """The most memory that steps of one bucket class allocate, in bytes.
 
-    `sizes` are the dims of the largest step. `activations` are all values alive and what a call takes beside them,
-    at the instruction with the number `peak`.
+    `sizes` are the dims of the largest step. `activations` holds all live values and the allocation of the running
+    call, at
+    the instruction with index `peak`.
     """
 
     model_config = _FROZEN
@@ -166,11 +174,11 @@ class BucketMemory(BaseModel):
 
 
 class GroupMemory(BaseModel):
-    """What a group of caches takes.
+    """The memory of a group of caches.
 
     page                bytes of a page in all caches of the group
-    pages_per_sequence  pages that a sequence at full length holds between steps at most
-    pages_per_step      pages that a step writes beside these at most, before those are given back that it has read
+    pages_per_sequence  the most pages that a sequence of full length holds between steps
+    pages_per_step      the most further pages that a step writes, before the pages that it has read are freed
     """
 
     model_config = _FROZEN
@@ -180,14 +188,14 @@ class GroupMemory(BaseModel):
 
 
 class ResidentMemory(BaseModel):
-    """What stays from step to step, in bytes.
+    """The memory that stays from step to step, in bytes.
 
     weights  all resident tensors, each once
     states   states by device row
-    slot     a slot, in all states that stand once per sequence
+    slot     a slot in all per-sequence states
     groups   groups of caches by name (`ingot.ir.cache.groups`)
     inputs   the inputs of the largest step
-    outputs  the outputs of the largest step: those of the step before are held while one runs
+    outputs  the outputs of the largest step: those of the previous step are held during a step
     """
 
     model_config = _FROZEN
@@ -200,13 +208,14 @@ class ResidentMemory(BaseModel):
 
     @property
     def page(self) -> int:
-        """Bytes of one page of each group."""
+        """Return the bytes of one page of each group."""
         return sum(group.page for group in self.groups.values())
 
 
 class BucketPlan(BaseModel):
-    """The instructions of one bucket class, in order: those in front of the number `ending` are the forward segment,
-    and from there on they are the ending's."""
+    """The instructions of one bucket class, in order. Those before index `ending` are the forward segment, the rest are
+    the
+    ending's."""
 
     model_config = _FROZEN
     bucket: BucketClass
@@ -223,12 +232,15 @@ class BucketPlan(BaseModel):
 
 
 class Plan(BaseModel):
-    """The plan of one entry: what the executor needs, and nothing that it would have to decide.
+    """The plan of one entry. The executor has nothing left to decide.
 
-    `ending` is that of the entry, as text (`ingot.ir.features.EndingUse`). `granule`: so many positions of a sequence
-    see each other, and what a step feeds of it ends with a multiple, or with the sequence. `outputs` are the types of
-    what each bucket class gives; logits of one may be of a narrower dtype (`ir.outputs`). `executables` are regions by
-    id, `libraries` the kernels of op backends by backend.
+    `ending` is the entry's ending as text (`ingot.ir.features.EndingUse`). `granule`: a step's tokens of a sequence
+    must end at
+    a multiple of it, or at the sequence's end, because that many positions see each other. `outputs` are the output
+    types
+    of each bucket class; the logits of a class may have a narrower dtype (`ir.outputs`). `executables` holds regions by
+    id,
+    `libraries` the kernel libraries by backend.
     """
 
     model_config = _FROZEN
@@ -250,11 +262,12 @@ class Plan(BaseModel):
 
 
 class Plans(BaseModel):
-    """What one rank runs: the plan of every entry of a model, by the entry's name.
+    """The plans of one rank: one for every entry of a model, by the entry's name.
 
-    Entries share: params and states of one name are one tensor, executables and libraries of one id are loaded once.
-    `round` names the entries that run in each step, in order, `main` first: each takes those of the step's inputs that
-    it has, and leaves what others need of it in states.
+    Entries share params and states of the same name, and executables and libraries of the same id. `round` lists the
+    entries that run in each step, in order, `main` first. Each takes its inputs from those of the step, and passes
+    values to
+    others in states.
     """
 
     model_config = _FROZEN
@@ -263,34 +276,34 @@ class Plans(BaseModel):
 
     @property
     def states(self) -> dict[str, State]:
-        """The states of all entries."""
+        """Return the states of all entries."""
         return {name: state for plan in self.plans.values() for name, state in plan.states.items()}
 
     @property
     def executables(self) -> dict[str, Executable]:
-        """The executables of all entries, by id."""
+        """Return the executables of all entries, by id."""
         return {key: one for plan in self.plans.values() for key, one in plan.executables.items()}
 
     @property
     def libraries(self) -> dict[str, Executable]:
-        """The libraries of all entries, by backend."""
+        """Return the libraries of all entries, by backend."""
         return {name: one for plan in self.plans.values() for name, one in plan.libraries.items()}
 
     def all_executables(self) -> tuple[Executable, ...]:
-        """Everything that was built: executables of regions, and libraries."""
+        """Return everything that was built: executables and libraries."""
         return (*self.executables.values(), *self.libraries.values())
 
 
 PLAN_FILE = "plan.json"
-# The position of all ranks of a mesh, where they run the same plans.
+# The position of all ranks of a mesh that run the same plans.
 ALL = "all"
 
 
 class PlanFile(BaseModel):
-    """plan.json: what each rank of a mesh runs.
+    """plan.json: the plans of each rank of a mesh.
 
-    Ranks that run the same plans share a position: on one device, and with tensor parallelism alone, all share "all".
-    `positions` are the plans by position. `ranks` is the position of each rank, in the order of `ir.mesh.ranks`.
+    Ranks with the same plans share a position: on one device, and with tensor parallelism alone, all share "all".
+    `positions` holds the plans by position. `ranks` is the position of each rank, in the order of `ir.mesh.ranks`.
     """
 
     model_config = _FROZEN
@@ -299,11 +312,11 @@ class PlanFile(BaseModel):
 
     @staticmethod
     def alike(plans: Plans, mesh: Mesh) -> "PlanFile":
-        """The same plans for every rank of a mesh."""
+        """Return a file with the same plans for every rank of a mesh."""
         return PlanFile(positions={ALL: plans}, ranks=(ALL,) * world_size(mesh))
 
     def of(self, rank: int) -> Plans:
-        """The plans of a rank by its index. Raises ArtifactError where the file has none for it."""
+        """Return the plans of a rank by its index. Raises ArtifactError if the file has none for it."""
         position = self.ranks[rank] if rank < len(self.ranks) else None
         if position is None or position not in self.positions:
             found = f"its position '{position[:80]}' has none" if position is not None else "it has no position"

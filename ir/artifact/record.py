@@ -1,4 +1,4 @@
-"""What a pass leaves behind: enough to show, diff and repeat it."""
+"""The records of passes, from which a pass can be shown, diffed and repeated."""
 
 import enum
 from collections.abc import Callable
@@ -7,8 +7,10 @@ from typing import Any
 
 
 class Numerics(enum.Enum):
-    """A pass's promise. EXACT: bitwise the same under the interpreter. ROUNDING: against a float64 interpretation the
-    error is at most 1.25 times that of the program before, plus the tolerance table. LOSSY: needs a quality score."""
+    """The numerics contract of a pass. EXACT: bitwise the same under the interpreter. ROUNDING: the error against a
+    float64
+    interpretation is at most 1.25 times that of the program before, plus the tolerance table. LOSSY: needs a quality
+    score."""
 
     EXACT = "exact"
     ROUNDING = "rounding"
@@ -17,7 +19,7 @@ class Numerics(enum.Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A place where a pass nearly matched, or a backend's No, with the reason."""
+    """A node where a pass almost matched, or a backend's No, with the reason."""
 
     node: str
     reason: str
@@ -25,8 +27,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One rewrite of a pass, the `index`th from 0: the value at which it happened, and what it made that is still there
-    when the pass has ended. Values are named as in the text form, without the percent sign."""
+    """One rewrite of a pass, with `index` from 0: the value at which it happened, and the values that it made and that
+    exist
+    at the end of the pass. Values are named as in the text form, without the percent sign."""
 
     index: int
     anchor: str
@@ -35,9 +38,9 @@ class Rewrite:
 
 
 class Snapshot:
-    """A program's text, printed when it is first asked for: most compiles ask once for all, some never.
+    """A program's text, printed at the first request: most compiles print all, some none.
 
-    The printer is an argument, because programs hold records: this module imports neither programs nor their text.
+    The printer is an argument, because programs hold records: this module may not import programs or their text form.
     """
 
     def __init__(self, program: object, print_program: Callable[[Any], str]) -> None:
@@ -46,7 +49,7 @@ class Snapshot:
         self._text = ""
 
     def of(self, program: object) -> bool:
-        """Whether it is of this very program, and not printed yet."""
+        """Return whether it is a snapshot of this very object, and not printed yet."""
         return self._program is program
 
     @property
@@ -60,8 +63,9 @@ class Snapshot:
 class PassRecord:
     """One run of one pass, on a program of the model's entry `entry`.
 
-    `seconds` and `peak_bytes`, the most resident memory that is known of the process during the run (None where the
-    system does not tell), stay outside every identity.
+    No identity includes `seconds` and `peak_bytes`, the most resident memory known of the process during the run (None
+    if the
+    system does not report it).
     """
 
     name: str
@@ -81,12 +85,12 @@ class PassRecord:
 
     @property
     def ir_before(self) -> str:
-        """The program before the pass, as text."""
+        """Return the program before the pass, as text."""
         return self.before.text
 
     @property
     def ir_after(self) -> str:
-        """The program as the pass left it, as text."""
+        """Return the program after the pass, as text."""
         return self.after.text
 
     @property
@@ -94,8 +98,9 @@ class PassRecord:
         return len(self.rewrites)
 
     def summary(self) -> dict[str, Any]:
-        """What the trace keeps beside the program text, as JSON: everything but texts, time and memory. A rewrite is
-        its anchor, that one's origin and what was made; its index is its place."""
+        """Return the part of the record in passes.json: everything but texts, time and memory. A rewrite is [anchor,
+        origin,
+        made]; its index is its position."""
         return {
             "name": self.name,
             "entry": self.entry,

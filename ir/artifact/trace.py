@@ -1,9 +1,9 @@
-"""The trace of a compile: what every pass did, and the program before and after it. This file owns its format.
+"""The trace of a compile: the record of every pass, and the program before and after it. This file defines its format.
 
-trace/passes.json     a list of `PassRun`s in the order in which they ran; with no program texts at the level "summary"
-trace/00-traced.ir    an entry's program as the frontend handed it over, as text; 00-traced@ENTRY.ir of the others
-trace/NN-PASS.ir      the program as the pass left it, or, where that is smaller,
-trace/NN-PASS.delta   how it differs from the program before it (`ingot.ir.artifact.delta`)
+trace/passes.json     a list of `PassRun`s in the order in which they ran; at the level "summary" without program texts
+trace/00-traced.ir    an entry's program from the frontend, as text; 00-traced@ENTRY.ir for entries other than main
+trace/NN-PASS.ir      the program after the pass, or, if that is smaller,
+trace/NN-PASS.delta   its difference from the program before it (`ingot.ir.artifact.delta`)
 timings.json          "passes": seconds and peak memory of each run, in the same order; outside every identity
 """
 
@@ -35,12 +35,13 @@ _AGAIN = "compile the model again, or copy the artifact again"
 
 
 def trace_name(entry: str, bucket: str | None) -> str:
-    """How views call a program: by its bucket class, "" before there are any, and its entry where that is not main."""
+    """Return the display name of a program: its entry unless main, and its bucket class if any."""
     return "@".join(part for part in ("" if entry == "main" else entry, bucket or "") if part)
 
 
 def run_name(pass_name: str, entry: str, bucket: str | None) -> str:
-    """How views call a pass's run: `cse`, `choose-backends@decode`, `cse@draft`, `make-plan@draft@decode`."""
+    """Return the display name of a pass's run: `cse`, `choose-backends@decode`, `cse@draft`,
+    `make-plan@draft@decode`."""
     return "@".join(filter(None, (pass_name, trace_name(entry, bucket))))
 
 
@@ -62,7 +63,8 @@ class _RefusalRow(_Schema):
 
 class PassRun(_Schema):
     """One run of one pass in passes.json: `PassRecord.summary`, and the files of the program before and after the pass,
-    absent at the level "summary"."""
+    None
+    at the level "summary"."""
 
     name: str
     entry: str
@@ -87,8 +89,9 @@ _RUNS = TypeAdapter(tuple[PassRun, ...])
 
 
 def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[PassRecord]) -> dict[str, str | list[Any]]:
-    """The files of a trace: texts, and passes.json as a value. `traced` holds the text of each entry as it was traced,
-    `records` those of all entries, each entry's in order. Nothing at the level "none"."""
+    """Return the files of a trace: texts, and passes.json as a value; empty at the level "none". `traced` holds the
+    text of
+    each entry as traced, `records` those of all entries, each entry's in order."""
     if level == "none":
         return {}
     rows = [record.summary() for record in records]
@@ -97,7 +100,7 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
         return files
     for entry, text in traced.items():
         files[traced_file(entry)] = text
-    # The file and text of the newest program of each entry, and of each of its bucket classes.
+    # The file and text of the latest program of each entry, and of each of its bucket classes.
     newest: dict[tuple[str, str | None], tuple[str, str]] = {
         (entry, None): (traced_file(entry), text) for entry, text in traced.items()
     }
@@ -105,7 +108,7 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
         place = (record.entry, record.bucket)
         base = newest.get(place) or newest[record.entry, None]
         stem = f"trace/{number:02d}-{run_name(record.name, record.entry, record.bucket)}"
-        # Between two passes a program may be declared to be of a bucket class.
+        # Between two passes a program may get its bucket class.
         before = base if record.ir_before == base[1] else _added(files, f"{stem}.before", record.ir_before, base)
         after = _added(files, stem, record.ir_after, before)
         row.update(before=before[0], after=after[0])
@@ -114,7 +117,7 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
 
 
 def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[str, str]) -> tuple[str, str]:
-    """Put a program into `files`, in the smaller of its two forms; its file and text."""
+    """Add a program to `files`, in the smaller of its two forms. Return its file and text."""
     delta = encode_delta(text, base[1], base[0])
     file, written = (f"{stem}.delta", delta) if len(delta) < len(text) else (f"{stem}.ir", text)
     files[file] = written
@@ -126,8 +129,9 @@ def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[
 
 @dataclass(frozen=True)
 class TraceEntry:
-    """One run of one pass. `seconds` and `peak_bytes`, the process's resident memory at its most, are None where the
-    artifact lost its timings or the system does not tell."""
+    """One run of one pass. `seconds` and `peak_bytes`, the peak of the process's resident memory, are None if the
+    artifact
+    lost its timings or the system does not report them."""
 
     number: int
     run: PassRun = field(repr=False)
@@ -144,7 +148,7 @@ class TraceEntry:
 
     @property
     def title(self) -> str:
-        """The name with the bucket class, and the entry where that is not main: `choose-backends@decode`."""
+        """Return the name with the entry unless main, and the bucket class: `choose-backends@decode`."""
         return self.run.title
 
     @property
@@ -157,7 +161,7 @@ class TraceEntry:
 
     @property
     def stage(self) -> str:
-        """The name of the stage that the pass led to."""
+        """Return the name of the stage that the pass leads to."""
         return self.run.stage
 
     @property
@@ -180,7 +184,7 @@ class TraceEntry:
 
     @property
     def op_count_diff(self) -> dict[str, int]:
-        """How many calls of each op there are more, or fewer, than before."""
+        """Return the change in the number of calls per op."""
         return self.run.op_count_diff
 
     @property
@@ -189,26 +193,26 @@ class TraceEntry:
 
     @cached_property
     def before_text(self) -> str:
-        """The program before the pass, as text. Raises ArtifactError where the trace has no programs."""
+        """Return the program before the pass, as text. Raises ArtifactError if the trace has no programs."""
         return self._text(_recorded(self.run.before, self.title))
 
     @cached_property
     def after_text(self) -> str:
-        """The program as the pass left it, as text. Raises ArtifactError where the trace has no programs."""
+        """Return the program after the pass, as text. Raises ArtifactError if the trace has no programs."""
         return self._text(_recorded(self.run.after, self.title))
 
     @cached_property
     def before(self) -> "Program":
-        """The program before the pass. Raises ArtifactError where the trace has no programs."""
+        """Return the program before the pass. Raises ArtifactError if the trace has no programs."""
         return _parsed(self.before_text)
 
     @cached_property
     def after(self) -> "Program":
-        """The program as the pass left it. Raises ArtifactError where the trace has no programs."""
+        """Return the program after the pass. Raises ArtifactError if the trace has no programs."""
         return _parsed(self.after_text)
 
     def diff(self) -> "ProgramDiff":
-        """What the pass changed in meaning. Raises ArtifactError where the trace has no programs."""
+        """Return what the pass changed in meaning. Raises ArtifactError if the trace has no programs."""
         return self.before.diff(self.after)
 
 
@@ -219,7 +223,7 @@ def _recorded(file: str | None, title: str) -> str:
 
 
 def _parsed(text: str) -> "Program":
-    from ingot.ir.parse import parse_program  # imports torch, which only programs need
+    from ingot.ir.parse import parse_program  # here, because it imports torch
 
     return parse_program(text)
 
@@ -227,7 +231,7 @@ def _parsed(text: str) -> "Program":
 class Trace(Sequence[TraceEntry]):
     """The runs of all passes in order: `trace[3]`, `trace["merge-linears"]`, `trace["choose-backends@decode"]`.
 
-    A name that ran on the way to several stages is the last of these runs, and `trace["cse@NORMAL"]` that of the stage.
+    If a pass ran in several stages, its name means the last run; `trace["cse@NORMAL"]` is the run of that stage.
     """
 
     def __init__(self, entries: Iterable[TraceEntry], text: Callable[[str], str]) -> None:
@@ -244,7 +248,7 @@ class Trace(Sequence[TraceEntry]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[TraceEntry]: ...
     def __getitem__(self, key: int | slice | str) -> TraceEntry | Sequence[TraceEntry]:
-        """Raises OptionError for a name that no run has, or runs of several bucket classes or entries; IndexError."""
+        """Return runs by index, slice or name. Raises OptionError for an unknown or ambiguous name, and IndexError."""
         if not isinstance(key, str):
             return self._entries[key]
         found = self.runs(key)
@@ -254,8 +258,9 @@ class Trace(Sequence[TraceEntry]):
         return found[-1]
 
     def runs(self, name: str) -> tuple[TraceEntry, ...]:
-        """Every run that `name` means: a pass, with `@` and its bucket class, entry or stage where they are to be told
-        apart. Raises OptionError when there is none."""
+        """Return every run that `name` means: a pass, optionally with `@` and its bucket class, entry or stage. Raises
+        OptionError
+        if there is none."""
         wanted, *parts = name.split("@")
         found = tuple(
             entry
@@ -273,15 +278,16 @@ class Trace(Sequence[TraceEntry]):
         return found
 
     def traced_text(self, entry: str = "main") -> str:
-        """An entry's program as the frontend handed it over. Raises ArtifactError where the trace has no programs."""
+        """Return an entry's program from the frontend, as text. Raises ArtifactError if the trace has no programs."""
         if all(one.run.after is None for one in self):
             raise ArtifactError("the artifact's trace holds no programs", where=f"program {entry}", hint=HOW_TO_GET)
         return self._text(traced_file(entry))
 
 
 def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Trace:
-    """The trace of an artifact, given the values of passes.json and timings.json (None when that was lost) and what
-    reads a file of the artifact as text. Raises ArtifactError, for damaged programs when they are asked for."""
+    """Return the trace of an artifact, from the values of passes.json and timings.json (None if lost); `read` returns a
+    file
+    of the artifact as text. Raises ArtifactError; for damaged programs only when they are read."""
     try:
         runs = _RUNS.validate_python(rows)
     except ValidationError as error:
@@ -299,11 +305,11 @@ def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Tra
 
 
 def _costs(timings: object, runs: Sequence[PassRun]) -> list[tuple[float | None, int | None]]:
-    """Seconds and peak memory of each run."""
+    """Return the seconds and peak memory of each run."""
     if timings is None:
         return [(None, None)] * len(runs)
     try:
-        passes: Any = timings["passes"]  # type: ignore[index]  # what it is not, the line below tells
+        passes: Any = timings["passes"]  # type: ignore[index]  # the except clause below reports another type
         if [one["name"] for one in passes] != [run.name for run in runs]:
             raise ValueError("the passes are not those of the trace")
         return [(float(one["seconds"]), one["peak_bytes"]) for one in passes]
@@ -312,7 +318,7 @@ def _costs(timings: object, runs: Sequence[PassRun]) -> list[tuple[float | None,
 
 
 class _Texts:
-    """The programs of a trace as text, by file. The one read last is kept: it is the base of what is read next."""
+    """The programs of a trace as text, by file. Caches the last one, which is the base of the next."""
 
     def __init__(self, read: Callable[[str], str]) -> None:
         self._read, self._known = read, ("", "")

@@ -1,4 +1,4 @@
-"""The tuning log: the tile sizes that kernels were given, the backends that calls were given, and their times."""
+"""The tuning log: the tile sizes of kernels and the backends of calls, with their times."""
 
 import json
 from collections.abc import Mapping
@@ -11,17 +11,19 @@ from ingot.ir.json_text import dump_json
 
 _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 Source = Literal["table", "heuristic", "given", "measured"]
-# What a problem is told by: sizes, switches, and names of dtypes.
+# The fields of a problem: sizes, switches, and names of dtypes.
 Problem = Mapping[str, bool | int | str]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")]
 
 
 class Choice(BaseModel):
-    """The tile sizes that `kernel` was given for a problem.
+    """The tile sizes of `kernel` for a problem.
 
-    `source` says where they come from: the backend's own table of measurements, or its rule for what the table lacks
-    (heuristic); a log that was given; or measurements of this compile or of the cache. `microseconds` is what one call
-    took where it was timed, in a row of equal calls. `reason` says more where something was left out.
+    `source` says where they come from: the backend's own table of measurements ("table"), its rule for problems outside
+    the
+    table ("heuristic"), a log that was given ("given"), or measurements of this compile or of the cache ("measured").
+    `microseconds` is the time of one call in a chain of equal calls, if it was timed. `reason` says what was left out
+    and why.
     """
 
     model_config = _FROZEN
@@ -34,11 +36,11 @@ class Choice(BaseModel):
 
     @property
     def key(self) -> str:
-        """Equal for choices about the same thing."""
+        """Return a key that is equal for choices of the same kernel and problem."""
         return choice_key(self.kernel, self.problem)
 
     def decides(self) -> dict[str, object]:
-        """What of it decides code."""
+        """Return the fields that determine code."""
         return self.model_dump(mode="json", include={"kernel", "problem", "tiles"})
 
     def __str__(self) -> str:
@@ -53,8 +55,8 @@ _CHOICES = TypeAdapter(tuple[Choice, ...])
 
 class TuningLog(BaseModel):
     """Choices for one kind of machine: `target` is "cpu" or a compute capability as in "sm_90", `cores` the cores or
-    multiprocessors of the one that they were made for. `calls` has the backends of the calls that were timed. No two
-    are about the same thing."""
+    multiprocessors of the machine that they were made for. `calls` holds the backends of timed calls. Keys are
+    unique."""
 
     model_config = _FROZEN
     version: Literal[2] = 2
@@ -75,16 +77,16 @@ class TuningLog(BaseModel):
         return self
 
     def given(self) -> tuple[Choice, ...]:
-        """The choices, as those of a log that was given to a compile."""
+        """Return the choices with the source "given", for a compile that uses this log."""
         return tuple(choice.model_copy(update={"source": "given", "reason": ""}) for choice in self.choices)
 
     def given_calls(self) -> tuple[BackendTimes, ...]:
-        """The backends of calls, as those of a log that was given to a compile."""
+        """Return the backends of calls with the source "given", for a compile that uses this log."""
         return tuple(one.model_copy(update={"source": "given"}) for one in self.calls)
 
 
 def read_choices(values: object) -> tuple[Choice, ...]:
-    """Choices as JSON values again."""
+    """Parse choices from JSON values."""
     return _CHOICES.validate_json(json.dumps(values))
 
 
@@ -93,7 +95,7 @@ def choice_key(kernel: str, problem: Problem) -> str:
 
 
 def _fields(fields: Mapping[str, object]) -> str:
-    """Numbers and names as `name=value`, switches by name where they are on."""
+    """Return numbers and names as `name=value`, and the names of switches that are on."""
     return ", ".join(
         name if value is True else f"{name}={value}" for name, value in fields.items() if value is not False
     )

@@ -1,10 +1,10 @@
-"""What differs between two programs in meaning: by what values are, never by names, order or spelling.
+"""Compare two programs by meaning: by the values that they compute, not by names, order or spelling.
 
-Inputs, outputs and states are what their names say. A param is its recipe, type and placement; a call is its op,
-constants and arguments, who computes it, and the region that it stands in. What merely follows from a difference
-further up, such as the types after a changed cast, is not listed. Equal values are one value, but calls are counted. A
-weight that lies by columns and is read through a view differs in its layout alone. What was emitted for a region, and
-the plan, are no part of what a program means.
+Inputs, outputs and states are identified by name. A param is identified by its recipe, type and placement; a call by
+its
+op, constants, arguments, backend and region. A difference that only follows from an earlier one, such as the types
+after a changed cast, is not listed. Equal values are one value, but calls are counted. A column-major weight that is
+read through a view differs only in its layout. The executables of regions and the plan are not part of the meaning.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -24,7 +24,7 @@ __all__ = ["ABSENT", "Difference", "ProgramDiff", "diff_programs"]
 
 
 def diff_programs(before: Program, after: Program) -> ProgramDiff:
-    """What changes from one program to another. Raises VerifyError for a program whose regions cannot be opened."""
+    """Return what changes from one program to another. Raises VerifyError for a region that cannot be expanded."""
     one, other, ids = flatten(before), flatten(after), Ids()
     identify(one, ids)
     identify(other, ids)
@@ -44,7 +44,7 @@ def diff_programs(before: Program, after: Program) -> ProgramDiff:
 
 
 def _joined(found: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Differences in the body of a region that several layers call are one difference of these layers."""
+    """Merge equal differences in the body of a region that several layers call into one with these layers."""
     kept: dict[Hashable, Difference] = {}
     for number, one in enumerate(found):
         key = replace(one, layers=(), origin="") if one.region else number
@@ -63,7 +63,7 @@ def _header(before: Program, after: Program) -> Iterator[Difference]:
 
 
 def _facts(program: Program) -> dict[str, str]:
-    """What a program says of itself as a whole. Its name is that of its entry, and says nothing of what it computes."""
+    """Return the properties of a program as a whole, without its name, which does not affect what it computes."""
     found = {"stage": program.stage.name}
     if program.bucket is not None:
         features = tuple(sorted(program.bucket.features))

@@ -1,6 +1,6 @@
-"""Which item of one program is which of another: by what it computes, by how it is used, and then by its neighbours.
+"""Pair the items of two programs: by their computation, by their use, and then by their neighbours.
 
-Whatever is paired here, a diff compares each pair in full: a bad pair makes a diff longer, and never empty.
+A diff compares each pair in full. So a bad pair makes a diff longer, but never empty.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -13,7 +13,7 @@ Key = Callable[[Item], Hashable | None]
 
 @dataclass
 class Pairs:
-    """The items of two programs, one to one, by those of the first and by those of the second."""
+    """Pairs of items of two programs: `after` maps the first program's items to the second's, `before` the reverse."""
 
     after: dict[Item, Item] = field(default_factory=dict)
     before: dict[Item, Item] = field(default_factory=dict)
@@ -32,7 +32,7 @@ def align(one: Flat, other: Flat) -> Pairs:
         found = _pair_by(key, one, other, pairs, equally_many=True)
         _spread(pairs, found, alone=True)
     _spread(pairs, list(pairs.after.items()), alone=False)
-    # What is of another op between the same neighbours, and what changed together with all its neighbours.
+    # Pair items of another op between the same neighbours, and items that changed together with all neighbours.
     for key in (_by_neighbours(pairs), _by_place):
         found = _pair_by(key, one, other, pairs, equally_many=True)
         _spread(pairs, found, alone=False)
@@ -40,12 +40,12 @@ def align(one: Flat, other: Flat) -> Pairs:
 
 
 def _interface(item: Item) -> Hashable | None:
-    """Inputs and states are what their names say."""
+    """Return the key of an input or state, its name; None for other items."""
     return (item.op, item.name) if item.op in ("input", "state") else None
 
 
 def _looks(item: Item) -> Hashable:
-    """What tells items of one value apart."""
+    """Return the properties that distinguish items of one value."""
     group = item.group.signature if item.group else -1
     return item.op, item.type, item.placement, item.backend, group
 
@@ -63,15 +63,15 @@ def _unless_interface(key: Key) -> Key:
 
 
 def _by_place(item: Item) -> Hashable | None:
-    """The layer that a call stands in, and the tensors of the checkpoint that a param is made from."""
+    """Return the layer of a call, or the checkpoint tensors of a param."""
     if item.recipe is not None:
         return item.op, item.recipe.sources() or str(item.recipe), item.recipe.output
     return (item.op, item.layer) if item.is_call else None
 
 
-# From what tells most to what tells least. A single change leaves the value of all that is above it and the usage of
-# itself and of all that is below it. Layers are compared as well where layers compute alike, but their names come from
-# model files, so they come second.
+# From the most specific key to the least. A single change leaves the values of all items before it unchanged, and the
+# usage of itself and of all items after it. Equal layers are also told apart by number. Names come from model files, so
+# this is only the first of several keys.
 _SURE: tuple[Key, ...] = (
     _interface,
     *map(
@@ -90,7 +90,7 @@ _SURE: tuple[Key, ...] = (
 
 
 def _by_neighbours(pairs: Pairs) -> Key:
-    """What an item reads and who reads it, when all of that is paired, whatever its op."""
+    """Return a key of an item's arguments and readers, if all of them are paired, for any op."""
 
     def key(item: Item) -> Hashable | None:
         if not item.args or not (item.users or item.outputs):
@@ -105,13 +105,14 @@ def _by_neighbours(pairs: Pairs) -> Key:
 
 
 def _known(pairs: Pairs, item: Item) -> Item | None:
-    """The item of the second program that `item`, of either, is paired with or is."""
+    """Return the second program's item for `item` of either program: its pair, or itself if paired."""
     return pairs.after.get(item) or (item if item in pairs.before else None)
 
 
 def _pair_by(key: Key, one: Flat, other: Flat, pairs: Pairs, *, equally_many: bool = False) -> list[tuple[Item, Item]]:
-    """Pair the items that are left and have equal keys, in order; on demand only where both programs have equally many.
-    Items whose key is None are left alone."""
+    """Pair the unpaired items with equal keys, in order; with `equally_many`, only if both programs have as many of a
+    key. Skips
+    items with the key None."""
     left = _grouped((item for item in one.items if item not in pairs.after), key)
     right = _grouped((item for item in other.items if item not in pairs.before), key)
     found = []
@@ -133,9 +134,11 @@ def _grouped(items: Iterable[Item], key: Key) -> dict[Hashable, list[Item]]:
 
 
 def _spread(pairs: Pairs, queue: list[tuple[Item, Item]], *, alone: bool) -> None:
-    """From each pair go to what both read in one place, and to who reads both in one place beside what else is paired.
+    """From each pair, go on to the values that both read as the same argument, and to readers of both with otherwise
+    equal
+    pairs of arguments.
 
-    `alone`: only to the one reader of its kind.
+    `alone`: go only to a reader that is the single one of its kind.
     """
     while queue:
         one, other = queue.pop()
@@ -161,7 +164,7 @@ def _free(one: Item, other: Item, pairs: Pairs) -> bool:
 
 
 def _readers(item: Item, taken: dict[Item, Item], pairs: Pairs) -> dict[Hashable, list[Item]]:
-    """Who reads an item and has no pair yet, by op, place, and what is paired among its arguments."""
+    """Return the unpaired readers of an item, by op, argument, and the pairs of their arguments."""
     readers: dict[Hashable, list[Item]] = {}
     for user, slot, index in item.users:
         if user not in taken:

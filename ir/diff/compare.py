@@ -1,7 +1,7 @@
-"""Two programs whose items are paired, compared pair by pair.
+"""Compare two programs whose items are paired, pair by pair.
 
-Each pair is compared in all that it says of itself and in what it reads, so programs without a difference here, and
-without an item that is left over, are the same but for names and order.
+Each pair is compared in all its declared properties and arguments. So programs without a difference here, and without
+unpaired items, are the same except for names and order.
 """
 
 import json
@@ -22,7 +22,7 @@ Differ = Callable[[ItemResult | None, ItemResult | None], bool]
 
 
 class Comparison:
-    """The pairs of two programs, and what the values of the first are in the second."""
+    """The pairs of two programs, and the map from values of the first to those of the second."""
 
     def __init__(self, one: Flat, other: Flat, pairs: Pairs) -> None:
         self.one, self.other, self.pairs = one, other, pairs
@@ -31,13 +31,13 @@ class Comparison:
             self._images.setdefault(item.full, set()).add(twin.full)
 
     def changes(self) -> Iterator[Difference]:
-        """What differs between paired items."""
+        """Yield the differences between paired items."""
         for item in self.one.items:
             if (twin := self.pairs.after.get(item)) is not None:
                 yield from self._pair(item, twin)
 
     def outputs(self) -> Iterator[Difference]:
-        """Outputs that are another value than before."""
+        """Yield the outputs that return another value than before."""
         for name, before in self.one.outputs.items():
             after = self.other.outputs.get(name)
             if after is not None and self._moved(before, after):
@@ -46,7 +46,7 @@ class Comparison:
                 yield Difference("output", name, name, "value", *told, layers_of(after[0]))
 
     def removed(self) -> list[Difference]:
-        """Items and outputs of the first program that the second lacks."""
+        """Return the items and outputs of the first program that the second lacks."""
         left = _left(self.one, self.pairs.after, self._turned())
         found = [Difference(item.op, item.name, "", old=_line(item), **_place(item)) for item in left]
         lost = [(name, value) for name, value in self.one.outputs.items() if name not in self.other.outputs]
@@ -56,7 +56,7 @@ class Comparison:
         ]
 
     def added(self) -> list[Difference]:
-        """Items and outputs of the second program that the first lacks."""
+        """Return the items and outputs of the second program that the first lacks."""
         left = _left(self.other, self.pairs.before, self._turned())
         found = [Difference(item.op, "", item.name, new=_line(item), **_place(item)) for item in left]
         gained = [(name, value) for name, value in self.other.outputs.items() if name not in self.one.outputs]
@@ -77,12 +77,12 @@ class Comparison:
             rewired = self._rewired(item, twin, told)
             yield from (*told, *rewired)
         for field, old, new, follows in _declared(item, twin):
-            plain = field == "type" and rewired  # not to be seen from the line alone
+            plain = field == "type" and rewired  # the printed line does not show it
             if old != new and (plain or not (follows and follows(item) and follows(twin))):
                 yield _change(item, twin, field, old, new)
 
     def _rewired(self, item: Item, twin: Item, told: list[Difference]) -> list[Difference]:
-        """Beside what is told of a call that changed itself: what was put in front of it."""
+        """Return the arguments that were replaced, for a call that changed itself and is reported anyway."""
         slots = {one.field for one in told}
         others = self._arguments(item, twin, self._is_other) if told else ()
         return [one for one in others if one.field not in slots and one.old != one.new]
@@ -102,7 +102,7 @@ class Comparison:
                 yield _change(item, twin, slot, *_told_apart(texts, before, after))
 
     def _is_other(self, before: ItemResult | None, after: ItemResult | None) -> bool:
-        """Another value is read than before, whether or not that shows in what was added and removed."""
+        """Return whether another value is read than before, even if added or removed items show it."""
         if before is None or after is None:
             return before is not after
         (source, index), (twin, place) = before, after
@@ -111,7 +111,7 @@ class Comparison:
         return index != place or (image is not twin and twin.full not in known)
 
     def _moved(self, before: ItemResult | None, after: ItemResult | None) -> bool:
-        """Another value is read than before, and that does not show in what was added and removed."""
+        """Return whether another value is read than before, unless added or removed items show it."""
         if before is None or after is None:
             return before is not after
         (source, index), (twin, place) = before, after
@@ -125,7 +125,7 @@ class Comparison:
         return original is not None and not _reaches(source, original, self.pairs.after)
 
     def _turned(self) -> set[Item]:
-        """Params that are there only to be seen turned, where that is told as the layout of a weight."""
+        """Return the params that are read only through a transpose, which the diff reports as a layout."""
         found = set()
         for item, twin in self.pairs.after.items():
             if item.is_call != twin.is_call:
@@ -137,7 +137,7 @@ class Comparison:
 
 
 def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
-    """Going up from `item` through what has no pair one comes to `target`: something was put in between."""
+    """Return whether `item` depends on `target` through unpaired items, which were inserted between them."""
     queue, seen = [item], {item}
     while queue:
         for source, _ in queue.pop().args.values():
@@ -150,14 +150,15 @@ def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
 
 
 def _told_apart(texts: tuple[str, str], before: ItemResult | None, after: ItemResult | None) -> tuple[str, str]:
-    """The names of two values; where they are one name, a result of a region, with what it is in there."""
+    """Return the names of two values. If they are equal (results of a region), add the names inside the region."""
     if texts[0] != texts[1] or before is None or after is None:
         return texts
     return f"{texts[0]} (%{before[0].name})", f"{texts[1]} (%{after[0].name})"
 
 
 def _declared(item: Item, twin: Item) -> Iterator[tuple[str, str, str, Follows]]:
-    """What two paired items say of themselves: field, old, new, and whether that follows from their arguments."""
+    """Yield the declared properties of two paired items: field, old, new, and a test whether their arguments imply
+    it."""
     if item.recipe is not None and twin.recipe is not None and str(item.recipe) != str(twin.recipe):
         yield (*recipe_change(item.recipe, twin.recipe), None)
     if item.op == twin.op == "state":
@@ -186,7 +187,7 @@ def _placement_follows(item: Item) -> bool:
 
 
 def _alias_texts(item: Item) -> dict[int, set[str]]:
-    """What the nodes that stand for each item say of it."""
+    """Return the declared types and placements of the getitem and region nodes of each result."""
     found: dict[int, set[str]] = {}
     for index, node, _ in item.aliases:
         words = [str(node.meta["type"]), placement_text(node.meta.get("placement", ()))]
@@ -201,7 +202,7 @@ def _aliases_follow(item: Item) -> bool:
 
 
 def recipe_change(old: Recipe, new: Recipe) -> tuple[str, str, str]:
-    """Where two recipes differ, as deep as one place holds it all: field, old and new text."""
+    """Return the innermost step that holds all differences of two recipes: field, old and new text."""
     if old.step == new.step and old.output == new.output and len(old.inputs) == len(new.inputs):
         apart = [pair for pair in zip(old.inputs, new.inputs, strict=True) if str(pair[0]) != str(pair[1])]
         before, after = ({name: json.dumps(value) for name, value in one.attrs} for one in (old, new))
@@ -218,7 +219,7 @@ def _change(item: Item, twin: Item, field: str, old: str, new: str) -> Differenc
 
 
 def _layout_change(item: Item, twin: Item) -> Difference:
-    """A weight lies otherwise in memory than before, and is turned where it is read."""
+    """Return the difference of a weight whose memory layout changed, and that is transposed when read."""
     old, new = (f"{one.type} turned" if one.is_call else f"{one.type} as stored" for one in (item, twin))
     before, after = (one.args["x"][0].name if one.is_call else one.name for one in (item, twin))
     return Difference("param", before, after, "layout", old, new, **_place(item if twin.is_call else twin))
@@ -229,7 +230,7 @@ def _place(item: Item) -> dict[str, Any]:
 
 
 def layers_of(item: Item) -> tuple[int, ...]:
-    """The layer of an item; a placeholder's is that of its readers, if it is one."""
+    """Return the layer of an item; for a placeholder the layer of its readers, if they are in one."""
     found = {item.layer} if item.is_call else {user.layer for user, _, _ in item.users}
     layer = found.pop() if len(found) == 1 else None
     return () if layer is None else (layer,)
@@ -240,7 +241,7 @@ def _origin(item: Item) -> str:
 
 
 def _line(item: Item) -> str:
-    """The line of the program's text, without its origin."""
+    """Return the item's line of the program's text, without its origin."""
     if not item.is_call:
         return print_placeholder(item.node, item.program)
     return print_call(item.node).removesuffix(f"  # {_origin(item)}")

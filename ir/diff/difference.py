@@ -1,4 +1,4 @@
-"""What a diff says: one thing that differs, and all of them together."""
+"""The types of a diff: one difference, and all differences of two programs."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,13 +8,15 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that differs.
+    """One difference.
 
     `what` is an op by its printed name, or "input", "param", "state", "output", "region" or "program". `before` and
-    `after` are its names in the two programs, "" where it is not there. For a change `field` names what changed from
-    `old` to `new`; what was removed or added stands whole in `old` or `new`. `layers` are those that it lies in, none
-    for what stands outside of them, and several for the body of a region that several share. `region` is the name of
-    that region.
+    `after`
+    are its names in the two programs, "" if it is absent there. For a change, `field` names what changed from `old` to
+    `new`;
+    for a removed or added item, `old` or `new` holds its whole line. `layers` holds its layers: none outside layers,
+    several
+    for the body of a shared region. `region` is the name of that region.
     """
 
     what: str
@@ -29,15 +31,15 @@ class Difference:
 
     @property
     def layer(self) -> int | None:
-        """The layer, or the first of several."""
+        """Return the layer, or the first of several; None outside layers."""
         return self.layers[0] if self.layers else None
 
 
 @dataclass(frozen=True)
 class ProgramDiff:
-    """All that differs between two programs; falsy when nothing does. `str` prints it, a line for each thing.
+    """All differences between two programs; falsy if there are none. `str` prints it, one line per item.
 
-    `header` is what differs of the programs as a whole: stage, bucket class, mesh and dims.
+    `header` holds the differences of the programs as a whole: stage, bucket class, mesh and dims.
     """
 
     changed: tuple[Difference, ...] = ()
@@ -54,7 +56,7 @@ class ProgramDiff:
         return "\n".join(diff_lines(self))
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON value: whether the programs are equal, and the differences by kind."""
+        """Return a JSON value: whether the programs are equal, and the differences by kind."""
         parts = {"header": self.header, "changed": self.changed, "added": self.added, "removed": self.removed}
         return {
             "equal": not self,

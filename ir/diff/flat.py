@@ -1,7 +1,8 @@
-"""A program as a diff sees it: what computes each value and who reads it. Names, order and spelling are left out.
+"""A program in the form that a diff compares: the computation and readers of each value, without names, order,
+spelling.
 
-Regions are opened: what a region computes stands among the rest, and the region is the group that it belongs to. An
-item of a tuple is the call that makes the tuple, and a place in it.
+Regions are expanded: the calls of a region are items like all others, and the region is their group. An item of a tuple
+is the call that makes the tuple, and an index.
 """
 
 import operator
@@ -22,17 +23,20 @@ from ingot.ir.recipe import Recipe
 from ingot.ir.text import print_argument, value_name
 from ingot.ir.types import Placement
 
-WHOLE = -1  # the place of a value that is no item of a tuple
+WHOLE = -1  # the index of a value that is not an item of a tuple
 
 
 @dataclass(eq=False)
 class Item:
     """A placeholder or a call.
 
-    `attrs` are its constants and `args` the values that it reads, both by parameter, however the call spells them;
-    `reads` are the names of the latter in the text. `users` are what reads it, with their parameter and which item they
-    take, `outputs` what it is returned as. `aliases` are the nodes that stand for an item, or for the whole outside of
-    the region. `recipe` is that of a param. `value`, `usage`, `coarse` and `full` are given by `identify`.
+    `attrs` are its constants and `args` the values that it reads, both by parameter, however the call spells them.
+    `reads`
+    holds the names of these values in the text. `users` are its readers, with their parameter and the index of the
+    result
+    that they read; `outputs` its names as an output. `aliases` are the nodes of a single result, or of the region's
+    result
+    outside it. `recipe` is that of a param. `identify` sets `value`, `usage`, `coarse` and `full`.
     """
 
     name: str
@@ -59,7 +63,7 @@ class Item:
 
     @property
     def type(self) -> str:
-        """The declared type; of a state that of its tensor."""
+        """Return the declared type; for a state that of its tensor."""
         if self.op == "state":
             return str(self.program.states[self.name].type)
         return str(self.node.meta["type"])
@@ -75,7 +79,7 @@ class Item:
 
     @property
     def backend(self) -> str:
-        """Its own, or that of the region in which it stands."""
+        """Return the item's own backend, or that of its region."""
         return self.own_backend or (self.group.backend if self.group is not None else "")
 
     @property
@@ -84,7 +88,7 @@ class Item:
 
     @property
     def turned(self) -> Recipe | None:
-        """The recipe of the weight that a view of a param shows as its op has it, when it lies otherwise in memory."""
+        """Return the row-major recipe of a weight, for a transpose of a column-major param; None for any other item."""
         if not self.is_call or self.node.target is not TRANSPOSE or len(self.args) != 1:
             return None
         held = next(iter(self.args.values()))[0].recipe
@@ -98,7 +102,7 @@ class Item:
 
     @property
     def random(self) -> bool:
-        """Each call draws anew: two equal ones are not one value."""
+        """Return whether each call draws new random numbers, so that two equal calls are different values."""
         op = op_of(self.node.target)
         return op is not None and op.effect is Effect.RANDOM
 
@@ -108,9 +112,10 @@ ItemResult = tuple[Item, int]
 
 @dataclass(eq=False)
 class Group:
-    """One call of a region. `backend` compiles the region, and `call_backend` is the one that the call names. `surplus`
-    counts the inputs of the body that are not used or are given twice; `unfit` says what of its declared types does not
-    follow from its body."""
+    """One call of a region. `backend` compiles the region, `call_backend` is the one that the call names. `surplus`
+    counts the
+    inputs of the body that are unused or passed twice. `unfit` says which declared types do not follow from the
+    body."""
 
     name: str
     backend: str
@@ -135,19 +140,19 @@ class Flat:
 
 
 def placement_text(placement: tuple[Placement, ...]) -> str:
-    """Where a value lies, without the axes on which it is the same everywhere."""
+    """Return a placement as text, without the axes on which the value is replicated."""
     return " ".join(sorted(str(place) for place in placement if place.kind != "replicated"))
 
 
 @dataclass
 class _Scope:
-    """A program that is being opened: the value of each node, and the items of a region that gives several."""
+    """A program that is being expanded: the value of each node, and the results of regions with several."""
 
     program: Program
     values: dict[fx.Node, ItemResult] = field(default_factory=dict)
     tuples: dict[fx.Node, tuple[ItemResult, ...]] = field(default_factory=dict)
     group: Group | None = None
-    shift: int = 0  # from the layer that a region's body names to that of its call
+    shift: int = 0  # layer of the call minus the layer in the region's body
 
     def value(self, node: fx.Node) -> ItemResult:
         if node not in self.values:
@@ -156,7 +161,7 @@ class _Scope:
 
 
 def flatten(program: Program) -> Flat:
-    """Raises VerifyError for a program whose regions cannot be opened."""
+    """Return the program as items, its regions expanded. Raises VerifyError if a region cannot be expanded."""
     flat, scope = Flat(program), _Scope(program)
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -177,7 +182,7 @@ def flatten(program: Program) -> Flat:
 
 
 def _in_order(recipe: Recipe) -> Recipe:
-    """The recipe with the attributes of each step in one order, however its text has them."""
+    """Return the recipe with the attributes of each step sorted."""
     return replace(
         recipe, inputs=tuple(map(_in_order, recipe.inputs)), attrs=tuple(sorted(recipe.attrs, key=lambda one: one[0]))
     )
@@ -205,7 +210,7 @@ def _add(node: fx.Node, scope: _Scope, flat: Flat) -> None:
 
 
 def _take_item(node: fx.Node, scope: _Scope) -> None:
-    """An item of a tuple is no item of its own: it is a place in its call."""
+    """Add a getitem as an index into the item of its call, not as an item."""
     if len(node.args) != 2 or not isinstance(node.args[0], fx.Node) or type(node.args[1]) is not int:
         raise VerifyError(f"%{node.name} takes no item", expected="getitem(%tuple, number)")
     whole: fx.Node = node.args[0]
@@ -222,7 +227,7 @@ def _take_item(node: fx.Node, scope: _Scope) -> None:
 
 
 def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
-    """Put the calls of a region's body among the others."""
+    """Add the calls of a region's body to the items."""
     assert isinstance(node.target, RegionCall)
     region = scope.program.regions.get(node.target.name)
     if region is None:
@@ -252,14 +257,15 @@ def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
 
 
 def _shift(layer: int | None, body: Program) -> int:
-    """Layers share a region: its body names the layer that it was first made for, and the call names its own."""
+    """Return the layer of a region's call minus that in its body, whose origins are those of the first layer to use
+    it."""
     origins = [str(node.meta["origin"]) for node in body.calls() if node.meta.get("origin")]
     first = layer_of(f"{origins[0]} … {origins[-1]}") if origins else None
     return layer - first if layer is not None and first is not None else 0
 
 
 def _attribute(value: Any) -> str:
-    """A constant's text; a value is a blank."""
+    """Return an argument as text, with "%" in place of values."""
     if isinstance(value, fx.Node):
         return "%"
     if isinstance(value, list | tuple):

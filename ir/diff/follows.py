@@ -1,4 +1,4 @@
-"""Whether what a node declares follows from its arguments: then it says nothing of its own."""
+"""Check whether a node's declared type and placement follow from its arguments, so that they add no difference."""
 
 from torch import fx
 
@@ -9,17 +9,17 @@ from ingot.ir.program import Program
 
 
 def misfit(node: fx.Node, program: Program) -> str:
-    """What of the types of a region's call does not follow from its body, in words."""
+    """Describe how the declared type of a region's call differs from its body's; "" if it does not."""
     try:
         wanted = infer(node.target, node.args, node.kwargs, program)
     except IngotError as error:
         return error.what
     declared = node.meta["type"]
-    return "" if wanted == declared else f"{declared}, its body gives {wanted}"
+    return "" if wanted == declared else f"{declared}, its body returns {wanted}"
 
 
 def type_follows(node: fx.Node, program: Program) -> bool:
-    """The declared type is what the call makes of its arguments, and says nothing of its own."""
+    """Return whether the declared type is the one inferred from the arguments."""
     try:
         return bool(infer(node.target, node.args, node.kwargs, program) == node.meta["type"])
     except IngotError:
@@ -27,7 +27,7 @@ def type_follows(node: fx.Node, program: Program) -> bool:
 
 
 def placement_follows(node: fx.Node, program: Program) -> bool:
-    """The declared placement is what the call makes of those of its arguments."""
+    """Return whether the declared placement is the one inferred from the arguments."""
     try:
         return bool(infer_placement(node, program) == node.meta.get("placement", ()))
     except (IngotError, LookupError):

@@ -1,4 +1,4 @@
-"""Stable identities: numbers that say what an item computes and how it is used, whatever it is called."""
+"""Stable identities: numbers for an item's computation and use, independent of names."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -7,7 +7,7 @@ from ingot.ir.diff.flat import Flat, Item
 
 
 class Ids:
-    """Small numbers for keys: equal keys, of either program, have one number, and others never do."""
+    """A numbering of keys: two keys of either program have the same number exactly if they are equal."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
@@ -17,10 +17,11 @@ class Ids:
 
 
 def identify(flat: Flat, ids: Ids) -> None:
-    """Give every item its identities, the same numbers in both programs that share `ids`.
+    """Set the identities of every item. Programs that share `ids` get the same numbers.
 
-    `value`: what it computes. `usage`: the ways from it to outputs, with all constants and weights on them; `coarse`:
-    these ways by ops alone. `full`: what it computes and all that is declared of that.
+    `value` identifies the computation. `usage` identifies the paths from it to outputs, with all constants and weights
+    on
+    them; `coarse` these paths by ops alone. `full` identifies the computation with all its declared properties.
     """
     _look_down(flat, ids, "usage", lambda user: (user.op, *user.attrs.items(), *_leaves(user)))
     _look_down(flat, ids, "coarse", lambda user: (user.op,))
@@ -38,7 +39,7 @@ def identify(flat: Flat, ids: Ids) -> None:
 
 
 def _leaf(item: Item) -> Hashable | None:
-    """What a placeholder is: an interface by its name, a weight by how it is made."""
+    """Return the identity of a placeholder: the name of an input or state, the recipe of a param; None for a call."""
     if item.op == "param":
         return "param", str(item.recipe)
     return None if item.is_call else (item.op, item.name)

@@ -1,4 +1,4 @@
-"""Calls of regions: which is which, and what of them differs beside what their bodies compute."""
+"""Pair the calls of regions, and compare them in everything but the computation of their bodies."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from ingot.ir.diff.flat import WHOLE, Flat, Group, Item
 
 
 def align_groups(one: Flat, other: Flat, pairs: Pairs) -> dict[Group, Group]:
-    """Pair the calls of regions, those first that have most calls in common; then those that are alike."""
+    """Pair the calls of regions, those with the most paired calls first; then those without calls."""
     common: dict[tuple[Group, Group], int] = {}
     for item, twin in pairs.after.items():
         if item.group is not None and twin.group is not None:
@@ -25,13 +25,14 @@ def align_groups(one: Flat, other: Flat, pairs: Pairs) -> dict[Group, Group]:
 
 
 def region_changes(groups: dict[Group, Group], pairs: Pairs) -> Iterator[Difference]:
-    """What differs between paired calls of regions: their backend, which calls stand in them, what they return."""
+    """Yield the differences between paired calls of regions: their backend, calls and results."""
     for group, twin in groups.items():
         yield from _changes(group, twin, _fields(group, twin, pairs))
 
 
 def signature_changes(groups: dict[Group, Group]) -> Iterator[Difference]:
-    """What differs in how regions are called alone. After any other difference that merely follows."""
+    """Yield differences in inputs and types of paired regions. Use it only without other differences, which imply
+    these."""
     for group, twin in groups.items():
         fields = ("surplus inputs", str(group.surplus), str(twin.surplus)), ("type", group.unfit, twin.unfit)
         yield from _changes(group, twin, fields)
@@ -56,7 +57,7 @@ def _fields(group: Group, twin: Group, pairs: Pairs) -> Iterator[tuple[str, str,
 
 
 def _elsewhere(item: Item | None, group: Group) -> bool:
-    """The call stands outside of `group`; a weight that lies otherwise in memory is no call."""
+    """Return whether the item is a call outside `group`. A param, the pair of a transposed weight, is not a call."""
     return item is not None and item.is_call and item.group is not group
 
 
@@ -65,13 +66,13 @@ def _listed(items: list[Item]) -> str:
 
 
 def _results(group: Group, name: Callable[[Item], Item]) -> str:
-    """What a region returns, in any order."""
+    """Return the results of a region as sorted text."""
     found = [f"%{name(item).name}" + (f"[{index}]" if index != WHOLE else "") for item, index in group.results]
     return ", ".join(sorted(found))
 
 
 def whole_region(group: Group, *, removed: bool) -> Difference:
-    """A call of a region that is there on one side only."""
+    """Return the difference for a region call that only one program has."""
     counts: dict[str, int] = {}
     for item in group.members:
         counts[item.op] = counts.get(item.op, 0) + 1

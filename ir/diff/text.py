@@ -1,4 +1,4 @@
-"""A diff of two programs for people: a line for each thing that differs, and one line for what all layers share."""
+"""Print a diff of two programs: a line per item that differs, and one line for equal changes in several layers."""
 
 import re
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ingot.ir.diff.difference import Difference, ProgramDiff
 
-_LONGEST = 100  # characters of an old or new text inside a line, recipes above all
+_LONGEST = 100  # characters of an old or new text inside a line; recipes are the longest
 
 
 @dataclass(frozen=True)
@@ -18,25 +18,26 @@ class _Line:
 
     @property
     def pattern(self) -> str:
-        """The text without what differs between layers that are alike: the numbers in names, and what a changed call is
-        called."""
+        """Return the text without the parts that differ between equal layers: numbers in names, and the name of a
+        changed
+        call."""
         thing = self.thing.partition(" = ")[2] if self.change and self.thing.startswith("%") else self.thing
         return self.sign + _NAMES.sub(lambda name: _NUMBERS.sub("", name[0]), thing + self.change)
 
     def text(self, layer: int | None) -> str:
-        """`layer` is None where it is told elsewhere, or there is none."""
+        """Return the line as text. `layer` is None if a heading shows it, or if there is none."""
         if layer is None:
             return f"{self.sign} {self.thing}{self.change}"
         return f"{self.sign} {self.thing}" + (f" layer {layer}{self.change}" if self.change else f"  # layer {layer}")
 
 
-# Values, states, the checkpoint's tensors, names at the front of their line, and attention's own layer.
+# Values, states, checkpoint tensors, names at the start of a line, and attention's `layer`.
 _NAMES = re.compile(r'%[\w.]+|state<[\w.]+>|"[\w.]+"|^(?:param|state|input|output) [\w.]+|\blayer=\d+|\(was [\w.]+\)')
 _NUMBERS = re.compile(r"_\d+\b|(?<=[.=])\d+\b")
 
 
 def diff_lines(diff: ProgramDiff) -> list[str]:
-    """The lines, "~" for a change, "-" and "+" for what is in one program only; none when nothing differs."""
+    """Return the lines: "~" for a change, "-" and "+" for items of one program only. Empty if nothing differs."""
     lines = [f"~ {one.field} {one.old} -> {one.new}" for one in diff.header]
     found = [*_changes(diff.changed), *(_Line("-", one.old + _region(one), "", one.layers) for one in diff.removed)]
     found += [_Line("+", one.new + _region(one), "", one.layers) for one in diff.added]
@@ -59,7 +60,7 @@ def _region(one: Difference) -> str:
 
 
 def _changes(changed: Iterable[Difference]) -> list[_Line]:
-    """The fields of one thing stand on one line."""
+    """Return one line per changed item, with all its fields."""
     things: dict[tuple[object, ...], list[Difference]] = {}
     for one in changed:
         things.setdefault((one.what, one.before, one.after, one.layers, one.region), []).append(one)
@@ -79,7 +80,7 @@ def _thing(one: Difference) -> str:
 
 def _field(one: Difference) -> str:
     old, new = one.old, one.new
-    if one.field == "recipe" and (old in new or new in old):  # a step was added or taken away at the end
+    if one.field == "recipe" and (old in new or new in old):  # an outer step was added or removed
         inner = min(old, new, key=len)
         old, new = old.replace(inner, "…"), new.replace(inner, "…")
     return f"{one.field} {_short(old)} -> {_short(new)}"
@@ -90,7 +91,7 @@ def _short(text: str) -> str:
 
 
 def _folded(lines: list[_Line]) -> list[tuple[tuple[int, ...], str]]:
-    """Lines that are alike in several layers as one, in the order of the first of them; with the layers."""
+    """Merge lines that are equal in several layers. Return (layers, line), sorted by layers."""
     alike: dict[str, list[_Line]] = {}
     for number, line in enumerate(lines):
         alike.setdefault(line.pattern if line.layers else str(number), []).append(line)
@@ -112,7 +113,7 @@ def _times(same: list[_Line], layers: tuple[int, ...]) -> str:
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
-    """`0–3, 5`: sorted numbers, runs drawn together."""
+    """Return sorted numbers as ranges: `0–3, 5`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

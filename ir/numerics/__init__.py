@@ -1,1 +1,1 @@
-"""Numbers compared: tolerances, contracts of passes, and the harness that drives programs for both."""
+"""Numerics: tolerances, the contracts of passes, and the harness that runs programs to check both."""

@@ -1,7 +1,7 @@
-"""What a pass promises of the numbers (`ingot.ir.artifact.record.Numerics`), measured under the interpreter.
+"""Check the numerics contract of a pass (`ingot.ir.artifact.record.Numerics`) under the interpreter.
 
-What a program means is its float64 interpretation. No pass that is EXACT or ROUNDING may change that, whatever it does
-to rounding; a LOSSY one may, and owes what `ingot.ir.numerics.quantized_weights` asks.
+The meaning of a program is its float64 interpretation. An EXACT or ROUNDING pass may not change it, whatever it does to
+rounding. A LOSSY pass may, but must pass the checks of `ingot.ir.numerics.quantized_weights`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -19,31 +19,31 @@ from ingot.ir.numerics.tolerances import TOLERANCES, Tolerance, compare
 from ingot.ir.ops.registry import wide
 from ingot.ir.program import Program
 
-# How many times worse than the program before a ROUNDING pass may be, against float64: the promise of `Numerics`.
+# The largest growth of the error against float64 in a ROUNDING pass, as `Numerics` promises.
 ROUNDING_FACTOR = 1.25
-# The table's float64 tolerance is for single ops, and logits sum products of sums: 100 times that is 1e-10.
+# The table's float64 tolerance is for single ops. Logits accumulate many of them: 100 times rtol is 1e-10.
 MEANING_FACTOR = 100.0
 
-# The params of each rank in order, by name; of a program without a mesh there is one.
+# The params of each rank in order, by name. A program without a mesh has one rank.
 RankParams = Sequence[Mapping[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A tensor as a program computes it in its own dtypes (`found`) and in float64 (`exact`)."""
+    """A tensor of a program computed in its own dtypes (`found`) and in float64 (`exact`)."""
 
     found: torch.Tensor
     exact: torch.Tensor
 
     @property
     def error(self) -> torch.Tensor:
-        """|found - exact|, elementwise; 0 where both are the same infinity or both NaN."""
+        """Return |found - exact|, elementwise; 0 where both are the same infinity or both NaN."""
         return _distance(self.found, self.exact)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What a program computes of some requests: logits [positions, vocab], and the nodes that were asked for."""
+    """The results of a program for some requests: logits [positions, vocab], and the requested nodes."""
 
     logits: Measured
     values: Mapping[str, Measured] = field(default_factory=dict)
@@ -51,12 +51,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Deviation:
-    """What a pass did to a tensor, in the numbers that its contract speaks of. Errors are the largest of all elements.
+    """The change that a pass made to a tensor, in the numbers of its contract. Errors are the largest of all elements.
 
-    `meaning` is how far the float64 value moved. `error` is what the contract bounds: for EXACT how far the computed
-    value moved, for ROUNDING its error against float64 (`before` holds that of the program before), for LOSSY the same
-    as `meaning`. `relative` is `error` in multiples of the largest float64 value. `allowed` bounds `error` where the
-    value is largest; None where nothing does. `lost` elements are not finite before the pass and left out.
+    `meaning` is the change of the float64 value. `error` is what the contract bounds: for EXACT the change of the
+    computed
+    value, for ROUNDING its error against float64 (`before` is that of the program before), for LOSSY the same as
+    `meaning`.
+    `relative` is `error` as a multiple of the largest float64 value. `allowed` bounds `error` at the largest value;
+    None
+    without a bound. `lost` elements are not finite before the pass and are excluded.
     """
 
     meaning: float
@@ -69,7 +72,7 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Breach:
-    """A broken contract: the largest error, that relative to the largest value, what was allowed, and in words."""
+    """A broken contract: the largest error, the same relative to the largest value, the allowed error, and a text."""
 
     max_error: float
     relative_error: float
@@ -89,13 +92,14 @@ def measure(
     seed: int | None = None,
     names: Collection[str] | None = None,
 ) -> Measurement:
-    """What `program` computes of `requests`, in its own dtypes and in float64, each with fresh states.
+    """Run `requests` through `program`, in its own dtypes and in float64, each with fresh states.
 
-    `chunk` and `seed` are those of `teacher_forced`. `names` are nodes whose values are kept, as rank 0 has them; they
-    must be tensors, and with a cache all of it is fed in one step, so `chunk` stays None.
+    `chunk` and `seed` are as in `teacher_forced`. `names` are nodes whose values on rank 0 are kept. They must be
+    tensors.
+    With them a program with a cache must run all tokens in one step, so `chunk` must be None.
     """
     if names and chunk is not None:
-        raise VerifyError("values of nodes are of one step", expected="chunk=None, all tokens at once")
+        raise VerifyError("values of nodes need all tokens in one step", expected="chunk=None, all tokens at once")
     logits, kept = [], []
     for exact in (False, True):
         values: dict[str, torch.Tensor] = {}
@@ -104,7 +108,7 @@ def measure(
         kept.append(values)
     if missing := set(names or ()) - kept[0].keys():
         raise VerifyError(
-            f"no tensor by the name {', '.join(sorted(missing))}", where=f"program {program.name}", expected="a node"
+            f"no tensor has the name {', '.join(sorted(missing))}", where=f"program {program.name}", expected="a node"
         )
     found, exactly = kept
     return Measurement(Measured(*logits), {name: Measured(found[name], exactly[name]) for name in found})
@@ -120,8 +124,9 @@ def logits_of(
     seed: int | None = None,
     watch: Watch | None = None,
 ) -> torch.Tensor:
-    """Logits [positions, vocab] of all positions of all requests, one after the other, in float32 or wider: what counts
-    are the numbers, and not the dtype that they are returned in. Arguments as for `measure`."""
+    """Return the logits [positions, vocab] of all positions of all requests, concatenated, in float32 or wider, because
+    only
+    the numbers matter and not their dtype. The arguments are as in `measure`."""
     run = MeshRun(program, params, exact=exact, watch=watch)
     return wide(torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=seed)))
 
@@ -135,7 +140,7 @@ def _keeper(values: dict[str, torch.Tensor], names: Collection[str]) -> Watch:
 
 
 def deviation(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Deviation:
-    """The numbers beside a contract; `breach` judges. Both tensors have one shape."""
+    """Return the numbers of a contract; `breach` decides whether it is kept. Both tensors have the same shape."""
     judged = _judged(before)
     meaning = _most(_distance(after.exact, before.exact)[before.exact.isfinite()])
     was = _most(before.error[judged])
@@ -149,11 +154,11 @@ def deviation(numerics: Numerics, before: Measured, after: Measured, dtype: torc
 
 
 def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Breach | None:
-    """How a pass that promised `numerics` broke it on a tensor; None when it kept it. `dtype` is the model's.
+    """Return how a pass with the contract `numerics` broke it on a tensor; None if it kept it. `dtype` is the model's.
 
-    Any tensor that two programs share may be given, logits or another. An element that is NaN or the same infinity in
-    both is the same: an overflow that was there before is no pass's fault. Of a LOSSY pass nothing is asked here but
-    that what was finite stays so.
+    The tensor may be any that both programs compute. An element that is NaN or the same infinity in both counts as
+    equal:
+    the pass did not cause that overflow. A LOSSY pass must only keep finite elements finite.
     """
     if numerics is Numerics.LOSSY:
         lost = before.found.isfinite() & ~after.found.isfinite()
@@ -163,19 +168,19 @@ def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.d
         return problem
     if numerics is Numerics.EXACT:
         return _changed_bits(before.found, after.found)
-    # An integer that follows from floats, as a sampled token does, may tip over where they round otherwise.
+    # An integer computed from floats, such as a sampled token, may change with their rounding.
     if not before.found.is_floating_point():
         return None
     return _rounded_worse(before, after, TOLERANCES[dtype])
 
 
 def changed_meaning(before: Measured, after: Measured) -> Breach | None:
-    """How the float64 value changed; None when it did not, beyond what the order of adding does."""
+    """Return how the float64 value changed; None if only by the order of additions."""
     left, right = before.exact, after.exact
     if left.shape != right.shape:
         text = f"the shape is {list(right.shape)}, before {list(left.shape)}"
         return Breach(float("inf"), float("inf"), 0.0, text)
-    both = left.isnan() & right.isnan()  # a page that nothing was written to
+    both = left.isnan() & right.isnan()  # for example, an unwritten page
     left, right = left.masked_fill(both, 0), right.masked_fill(both, 0)
     problem = compare(right, left, left.dtype, factor=MEANING_FACTOR)
     if problem is None:
@@ -199,19 +204,19 @@ def _rounded_worse(before: Measured, after: Measured, tolerance: Tolerance) -> B
     judged = _judged(before)
     was, now = before.error.masked_fill(~judged, 0.0), after.error.masked_fill(~judged, 0.0)
     allowed = ROUNDING_FACTOR * was.max() + tolerance.atol + tolerance.rtol * before.exact.abs().nan_to_num()
-    if bool((now <= allowed).all()):  # NaN is not
+    if bool((now <= allowed).all()):  # False for NaN
         return None
     text = f"the error is {_most(now):.3g}, before {_most(was):.3g}"
     return _worst(now, allowed, before.exact, text)
 
 
 def _judged(before: Measured) -> torch.Tensor:
-    """Where the model itself overflows there is no rounding to speak of; and no such place excuses the others."""
+    """Return the elements to compare: those where the program before does not overflow."""
     return before.found.isfinite() & before.exact.isfinite()
 
 
 def _worst(error: torch.Tensor, allowed: torch.Tensor, reference: torch.Tensor, text: str) -> Breach:
-    """The breach at the element that exceeds most what is allowed there."""
+    """Return the breach, with the allowed error at the element that exceeds it most."""
     allowed = allowed.expand_as(error)
     index = int((error - allowed).nan_to_num(nan=float("inf")).argmax())
     most = _most(error)
@@ -225,7 +230,7 @@ def _distance(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _most(error: torch.Tensor) -> float:
-    """The largest; infinity where one is NaN."""
+    """Return the largest error; infinity if one is NaN."""
     return float(error.nan_to_num(nan=float("inf")).max()) if error.numel() else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Where two programs that should mean the same come apart, and where one leaves the range of its dtype."""
+"""Find the first tensor in which two equivalent programs differ, and the first that overflows its dtype."""
 
 import heapq
 import operator
@@ -17,16 +17,16 @@ from ingot.ir.numerics.recording import Inputs, RecordedValue, Recording, layer_
 from ingot.ir.program import Program, RegionCall, target_name
 from ingot.ir.types import DTYPE_NAMES
 
-# Of all tensors of one shape, those whose sums come nearest: views share theirs.
+# The number of tensors of one shape, those with the nearest sums, to compare; views share a sum.
 _TRIED = 8
 
-# How a tensor `after` differs from `before` more than it may; None when it does not.
+# Returns how a tensor of `after` breaks its bound against `before`; None if it does not.
 Differs = Callable[[Measured, Measured], Breach | None]
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """A tensor in few numbers: of its finite elements the extremes and the root of the mean square."""
+    """Statistics of a tensor: extremes and root mean square of its finite elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,9 +54,11 @@ class Divergence:
     """The first tensor that differs.
 
     `node` is its name in the program `after`, CALL/NODE in a region's body; `namesake` the one in `before`. `step`
-    counts the steps from 0. `made` are nodes and params that only `after` has and from which the tensor is computed,
-    with nothing that agrees in between: one of them is wrong, or else `node` is, or what it was given. `fed` are nodes
-    that only `after` has and that feed these: they agree with something in `before`, though it may be the wrong thing.
+    counts
+    from 0. `made` are nodes and params that only `after` has and from which the tensor is computed, without an agreeing
+    value in between. One of them is wrong, or `node` is, or its arguments are. `fed` are nodes that only `after` has
+    and
+    that these read. They agree with some value in `before`, perhaps the wrong one.
     """
 
     node: str
@@ -78,10 +80,10 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Overflow:
-    """The first tensor with infinities or NaN in its own dtype where float64 stays finite; `node` as in a Divergence.
+    """The first tensor with infinities or NaN in its own dtype where float64 is finite; `node` is as in Divergence.
 
-    `largest` is the largest magnitude in float64, `limit` the largest finite number of the dtype, `count` how many
-    elements are lost.
+    `largest` is the largest magnitude in float64, `limit` the largest finite number of the dtype, `count` the number of
+    lost elements.
     """
 
     node: str
@@ -102,16 +104,18 @@ class Overflow:
 
 
 def by_contract(numerics: Numerics, dtype: torch.dtype) -> Differs:
-    """Differs by the rule of a contract; `dtype` is the model's."""
+    """Return a `Differs` that applies a contract; `dtype` is the model's."""
     return partial(breach, numerics, dtype=dtype)
 
 
 def first_divergence(before: Recording, after: Recording, differs: Differs = changed_meaning) -> Divergence | None:
-    """The first tensor, in the order of `after`, that differs from what it is in `before`; None when none does.
+    """Return the first tensor, in the order of `after`, that differs from its counterpart in `before`; None if none
+    does.
 
-    Outputs are compared by their names, other values by node: passes keep the names of what they leave alone. What a
-    region computes stands in `before` under another name, and is looked for by value. Steps are compared one with one,
-    so programs that take other inputs are given one step (`ingot.ir.numerics.harness.step_inputs`).
+    Outputs are compared by name, other values by node: passes keep the names of unchanged nodes. A value inside a
+    region has
+    another name in `before`, so it is searched for by value. Steps are compared one to one. So programs with different
+    inputs need a single step (`ingot.ir.numerics.harness.step_inputs`).
     """
     for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
         pairs = _Pairs(before, after, number, differs)
@@ -136,7 +140,7 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
 
 
 class _Pairs:
-    """Which value of `before` one of `after` should be."""
+    """The counterparts in `before` of values of `after`."""
 
     def __init__(self, before: Recording, after: Recording, step: int, differs: Differs) -> None:
         self.before, self.after, self.differs = before.program, after.program, differs
@@ -144,7 +148,7 @@ class _Pairs:
         self.sums = {name: _sum(value) for name, value in self.old.items()}
         olds = {name: node.name for name, node in self.before.output_nodes().items()}
         self.outputs = {node.name: olds[name] for name, node in self.after.output_nodes().items() if name in olds}
-        self.found: set[str] = set()  # by name, so that they are the right ones
+        self.found: set[str] = set()  # found by name, so certainly the right ones
 
     def of(self, value: RecordedValue) -> RecordedValue | None:
         if other := self._named(value):
@@ -154,7 +158,7 @@ class _Pairs:
         return self._of_region(value, *inner) if inner else None
 
     def _in_body(self, value: RecordedValue) -> tuple[fx.Node, fx.Node] | None:
-        """The node of a region's body that computes the value, and the call of the region."""
+        """Return the node of a region's body that computes the value, and the call of the region."""
         if value.call is not None:
             return value.node, value.call
         call, index = value.node.args if value.node.target is operator.getitem else (value.node, 0)
@@ -170,8 +174,9 @@ class _Pairs:
         return other if other is not None and _is_same(other, value, value.node, value.origin) else None
 
     def _of_region(self, value: RecordedValue, inner: fx.Node, call: fx.Node) -> RecordedValue | None:
-        """What agrees with the value; where nothing does, what `inner`, the node of the body, was before there was a
-        region. A body names its nodes after those of its first call; those of another are the same ops layers on."""
+        """Return a value that agrees with `value`; if none does, the counterpart of the body's node `inner` before the
+        region was
+        formed. A body has the node names of its first call; in other calls they mean the same ops some layers later."""
         first, layer = self.old.get(inner.name), layer_of(inner, call)
         if (
             first is not None
@@ -182,13 +187,13 @@ class _Pairs:
         if agreeing := self._agreeing(value):
             return agreeing
         if first is None or not _alike(first.node, inner):
-            return None  # made since, so that there is nothing to compare with
+            return None  # made later, so it has no counterpart
         here = [other for other in self._same_shape(value) if other.layer == layer and _alike(other.node, inner)]
         return min(here, key=lambda other: _apart(other, value), default=None)
 
     def _agreeing(self, value: RecordedValue) -> RecordedValue | None:
         total = _sum(value)
-        # Equal tensors have equal sums, but for the order of adding and for rounding: a few are worth comparing.
+        # Equal tensors have nearly equal sums, up to rounding and order: compare only the nearest few.
         near = heapq.nsmallest(_TRIED, self._same_shape(value), key=lambda other: abs(self.sums[other.name] - total))
         return next((other for other in near if self.differs(other.measured, value.measured) is None), None)
 
@@ -196,7 +201,7 @@ class _Pairs:
         return [other for other in self.old.values() if _shape(other) == _shape(value)]
 
     def behind(self, value: RecordedValue, other: RecordedValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """`Divergence.made` and `fed` of a value and its namesake, nearest first."""
+        """Return `Divergence.made` and `fed` of a value and its namesake, nearest first."""
         made: dict[str, None] = {}
         fed: dict[str, None] = {}
         inputs = _inputs(value.node, value.call)
@@ -218,7 +223,8 @@ class _Pairs:
         return tuple(made), tuple(fed)
 
     def _is_right(self, name: str, expected: RecordedValue | None) -> bool:
-        """Whether a value is what is read in its place in `before`; where that is not known, whether it is anything."""
+        """Return whether a value agrees with `expected`, its counterpart in `before`; with any value if that is
+        None."""
         value = self.new.get(name)
         if value is None:
             return False
@@ -228,7 +234,7 @@ class _Pairs:
 
 
 def _inputs(node: fx.Node, call: fx.Node | None) -> list[tuple[fx.Node, fx.Node | None]]:
-    """What a node reads; in a body, which stands for the region's `call`, its inputs are the arguments of that."""
+    """Return the inputs of a node; a body's placeholders are replaced by the arguments of the region's `call`."""
     if call is None:
         return [(source, None) for source in node.all_input_nodes]
     given = dict(zip((one for one in node.graph.nodes if one.op == "placeholder"), call.args, strict=False))
@@ -240,7 +246,7 @@ def _inputs(node: fx.Node, call: fx.Node | None) -> list[tuple[fx.Node, fx.Node 
 
 
 def _name(node: fx.Node, call: fx.Node | None) -> str:
-    """As in a recording; a placeholder's own."""
+    """Return the name of a node as in a recording; for a placeholder its target."""
     return str(node.target) if node.op == "placeholder" else f"{call.name}/{node.name}" if call else node.name
 
 
@@ -249,14 +255,16 @@ def _shape(value: RecordedValue) -> tuple[int, ...]:
 
 
 def _is_same(other: RecordedValue, value: RecordedValue, node: fx.Node, origin: str) -> bool:
-    """Whether `other`, which has the name of `node`, is the same call: a name that a pass freed may be given again by a
-    later one, and then it came from elsewhere."""
+    """Return whether `other`, which has the name of `node`, is the same call. A later pass may reuse a name that an
+    earlier
+    one freed; the origin then differs."""
     return other.origin == origin and _shape(other) == _shape(value) and _alike(other.node, node)
 
 
 def _alike(node: fx.Node, other: fx.Node) -> bool:
-    """Whether two calls may compute the same: of one op, with as many arguments. One that lost an argument computes
-    less, as where a mesh adds the bias after the sum over ranks."""
+    """Return whether two calls may compute the same: same op and number of arguments. With fewer arguments a call
+    computes
+    less, for example if a mesh adds the bias after the sum over ranks."""
     return _kind(node) == _kind(other)
 
 
@@ -276,12 +284,14 @@ def _apart(value: RecordedValue, other: RecordedValue) -> float:
 
 
 def first_nonfinite(program: Program, params: RankParams, inputs: Sequence[Inputs]) -> Overflow | None:
-    """The first tensor that overflows in its own dtype, over consecutive steps from fresh states.
+    """Return the first tensor that overflows in its own dtype, over consecutive steps from fresh states; None if none
+    does.
 
-    What was not finite before it was computed, such as a page that nothing was written to, is no overflow: only where
-    the float64 interpretation is finite.
+    An overflow is a non-finite value whose float64 value is finite. So a non-finite input, such as an unwritten page,
+    does not
+    count.
     """
-    lost: dict[tuple[int, fx.Node], torch.Tensor] = {}  # by call, counted: a region's body runs several times
+    lost: dict[tuple[int, fx.Node], torch.Tensor] = {}  # by count: a region's body runs several times
 
     def keep(count: int, node: fx.Node, value: Any) -> None:
         if isinstance(value, torch.Tensor) and value.is_floating_point() and not bool(value.isfinite().all()):
@@ -291,7 +301,7 @@ def first_nonfinite(program: Program, params: RankParams, inputs: Sequence[Input
     if not lost:
         return None
     first: list[tuple[fx.Node, torch.Tensor, torch.Tensor]] = []
-    calls: list[fx.Node] = []  # those after it; what a body computes is seen in front of the call that runs it
+    calls: list[fx.Node] = []  # the first call from there on; `watch` sees a body's nodes before the region's call
 
     def judge(count: int, node: fx.Node, value: Any) -> None:
         if not first and (count, node) in lost and bool((~lost[count, node].isfinite() & value.isfinite()).any()):

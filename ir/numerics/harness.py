@@ -1,4 +1,4 @@
-"""Driving a program of any stage from the same requests, teacher-forced: what tests of passes and parity stand on."""
+"""Run a program of any stage on requests, teacher-forced. Tests of passes and of parity build on it."""
 
 import itertools
 import random
@@ -16,9 +16,9 @@ from ingot.ir.program import ParamSpec, Program
 from ingot.ir.recipe import Recipe, Results
 from ingot.ir.types import TensorType
 
-# One step: inputs by name in, outputs by name out. The caller keeps the states.
+# Runs one step: takes inputs by name and returns outputs by name. The callable keeps the states.
 Run = Callable[[Mapping[str, torch.Tensor]], Mapping[str, torch.Tensor]]
-# What each step feeds: pairs of a request's number and how many of its tokens come next.
+# The tokens of each step: pairs of a request's index and the number of its next tokens.
 Schedule = Sequence[Sequence[tuple[int, int]]]
 
 
@@ -28,9 +28,9 @@ def load_params(
     rank: Rank | None = None,
     memo: dict[Recipe, Results] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Every param by name, its recipe executed on checkpoint tensors; of a program on a mesh, `rank`'s part.
+    """Return every param by name, made by its recipe from checkpoint tensors; on a mesh, `rank`'s part.
 
-    `memo` is `Recipe.execute`'s: programs that are given the same one share tensors.
+    `memo` is as in `Recipe.execute`: programs that share it share tensors.
     """
     recipes = {name: spec.recipe.for_rank(rank) if rank else spec.recipe for name, spec in params.items()}
     return {name: recipe.execute(read, memo) for name, recipe in recipes.items()}
@@ -39,12 +39,12 @@ def load_params(
 def rank_params(
     program: Program, read: Callable[[str], torch.Tensor], memo: dict[Recipe, Results] | None = None
 ) -> list[dict[str, torch.Tensor]]:
-    """`load_params` of every rank in order; of a program without a mesh that is one."""
+    """Return `load_params` of every rank in order; a program without a mesh has one."""
     return [load_params(program.params, read, rank, memo) for rank in ranks(program.mesh)]
 
 
 def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
-    """Every state, filled with NaN or -1, so that a read of something never written shows."""
+    """Return every state, filled with NaN or -1, so that a read of unwritten memory shows."""
     rows = program.dims["R"].hi if "R" in program.dims else 1
     states = {}
     for name, spec in program.states.items():
@@ -55,7 +55,7 @@ def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
 
 @dataclass
 class InterpreterRun:
-    """`Run` for a program under the interpreter: keeps its states."""
+    """A `Run` of a program under the interpreter, which keeps its states."""
 
     program: Program
     params: Mapping[str, torch.Tensor]
@@ -77,10 +77,11 @@ class InterpreterRun:
 
 @dataclass
 class MeshRun:
-    """`Run` for a program on a mesh: all ranks in one process, each with its own params and states.
+    """A `Run` of a program on a mesh: all ranks in one process, each with its own params and states.
 
-    A program without one has a single rank. `watch` is `interpret_ranks`'s. Raises VerifyError when the ranks do not
-    return the same, unless they need not `agree`.
+    A program without a mesh has a single rank. `watch` is as in `interpret_ranks`. Raises VerifyError if the ranks
+    return
+    different outputs, unless `agree` is False.
     """
 
     program: Program
@@ -93,7 +94,7 @@ class MeshRun:
 
     @staticmethod
     def load(program: Program, read: Callable[[str], torch.Tensor], *, exact: bool = False) -> "MeshRun":
-        """With each rank's part of every param, made from checkpoint tensors."""
+        """Return a run with each rank's part of every param, made from checkpoint tensors."""
         return MeshRun(program, rank_params(program, read), exact=exact)
 
     def __post_init__(self) -> None:
@@ -122,13 +123,16 @@ def teacher_forced(
     page_size: int = 16,
     seed: int | None = None,
 ) -> list[torch.Tensor]:
-    """Logits f32[n, vocab] of every position of each request of n tokens, all requests served together; hidden states
-    of a program that pools them.
+    """Return the logits f32[n, vocab] of every position of each request of n tokens, with all requests in the same
+    steps; for
+    a program that pools, its hidden states.
 
-    `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache gets whole
-    sequences. One with a cache is fed at most `chunk` tokens of each request a step (all at once by default), its pages
-    drawn from a pool of `pages` of `page_size` tokens in an order permuted by `seed`. No step samples: an ending that
-    compares tokens fed with those sampled would take some back.
+    `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache runs whole
+    sequences in one step. With a cache, a step runs at most `chunk` tokens of each request (all at once by default),
+    with
+    pages from a pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. No step samples, because
+    an
+    ending that compares tokens with sampled ones would reject some.
     """
     if not table_groups(inputs):
         outputs = run(_whole(inputs, requests))
@@ -143,12 +147,12 @@ def teacher_forced(
 
 
 def _rows(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """What a program gives for each token that is fed."""
+    """Return the output with a row per token of the step."""
     return outputs["logits"] if "logits" in outputs else outputs["hidden"]
 
 
 def chunked(lengths: Sequence[int], chunk: int | None) -> Schedule:
-    """Requests of these lengths together, at most `chunk` tokens of each a step; with None all at once."""
+    """Return the schedule of requests of these lengths, at most `chunk` tokens of each per step; None: all at once."""
     size = chunk or max(lengths)
     return [
         [(index, min(size, length - done)) for index, length in enumerate(lengths) if done < length]
@@ -167,11 +171,13 @@ def scheduled(
     *,
     samples: bool = True,
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """The outputs of each step of a program with a cache; every token that is fed gets a row of logits. `samples`: the
-    last row of each sequence gives the token after it, which stays on the device.
+    """Yield the outputs of each step of a program with a cache. Every token of a step has a row of logits. `samples`:
+    the last
+    row of each sequence samples the next token, which stays on the device.
 
-    Each request keeps the device row of its number; the cache's pages are drawn as `teacher_forced` says, and groups of
-    caches have others each (`turn_of`).
+    Each request keeps the device row with its index. The cache's pages are drawn as in `teacher_forced`, and differ
+    between
+    cache groups (`turn_of`).
     """
     order = list(range(pages))
     if seed is not None:
@@ -194,9 +200,9 @@ def step_inputs(
     page_size: int = 16,
     seed: int | None = None,
 ) -> list[Mapping[str, torch.Tensor]]:
-    """The inputs of the steps that `teacher_forced` makes of the same arguments.
+    """Return the inputs of the steps that `teacher_forced` makes from the same arguments.
 
-    Without `chunk` that is one step of all tokens, of which programs of all stages compute the same rows.
+    Without `chunk` that is one step of all tokens, for which programs of all stages compute the same rows.
     """
     steps: list[Mapping[str, torch.Tensor]] = []
 
@@ -209,7 +215,7 @@ def step_inputs(
 
 
 def _whole(inputs: Mapping[str, TensorType], requests: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
-    """All tokens of all requests in one step of a program without a cache."""
+    """Return the inputs of one step with all tokens of all requests, for a program without a cache."""
     return step_values(inputs, fed_of([_fed(row, request, 0, (), False) for row, request in enumerate(requests)], 1))
 
 
@@ -223,7 +229,7 @@ def _step(
     page_size: int,
     samples: bool,
 ) -> dict[str, torch.Tensor]:
-    """The inputs of one step that feeds `fed` after the `done` tokens of each request."""
+    """Return the inputs of one step with the tokens `fed` after the `done` tokens of each request."""
     sequences = [
         _fed(index, requests[index][done[index] : done[index] + count], done[index], tables[index], samples)
         for index, count in fed
@@ -234,5 +240,5 @@ def _step(
 
 
 def _fed(row: int, tokens: Sequence[int], place: int, pages: Sequence[int], samples: bool) -> FedSequence:
-    # The first step says where a sequence begins; later ones rely on the device's own position.
+    # The first step passes the start position; later ones use the device's own position.
     return FedSequence(row, tokens, place, 0 if place == 0 else -1, pages, len(tokens), samples)

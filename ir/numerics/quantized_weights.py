@@ -1,4 +1,4 @@
-"""What a pass owes that quantizes: each weight within half a step, and nothing lost but that."""
+"""Checks of a quantizing pass: each weight is within half a step of the original, and nothing else changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ingot.ir.recipe import Recipe
 
 @dataclass(frozen=True)
 class WeightBreach:
-    """A quantized weight, by the param that is wrong in it, and what is wrong with it."""
+    """A wrong quantized weight: its wrong param, and the breach."""
 
     param: str
     breach: Breach
@@ -24,7 +24,7 @@ class WeightBreach:
 
 @dataclass(frozen=True)
 class _Quantized:
-    """A `quant_linear` over params, by name, and the param of the program before that they stand for."""
+    """The params of a `quant_linear` by part, their format, and the param of the earlier program that they store."""
 
     parts: Mapping[str, str]
     format: Format
@@ -44,15 +44,15 @@ class _Quantized:
 def weight_breaches(
     before: Program, after: Program, before_params: RankParams, after_params: RankParams
 ) -> list[WeightBreach]:
-    """The weights that `after` quantizes and that are not what the format makes of those in `before`.
+    """Return the weights that `after` quantizes wrongly: they are not what the format makes of those in `before`.
 
-    A value lies within half a step (its scale) of the original, and no step is larger than the range needs.
+    A value must be within half a step (its scale) of the original, and no step may be larger than the range needs.
     """
     found = []
     for one in _quantized(before, after):
         name = one.parts["weight"]
         if one.original is None:
-            text = "it is quantized from no param of the program before"
+            text = "it is not quantized from a param of the program before"
             found.append(WeightBreach(name, Breach(float("inf"), float("inf"), 0.0, text)))
             continue
         for old, new in zip(before_params, after_params, strict=True):
@@ -63,7 +63,7 @@ def weight_breaches(
 
 
 def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, torch.Tensor]) -> str:
-    """The param that alone is not what quantizing gives; that of the elements where several are not."""
+    """Return the only param that differs from the result of `quantize`; that of the elements if several do."""
     expected = quantize(original, one.format)
     wrong = [name for part, name in one.parts.items() if not torch.equal(params[name], expected[part])]
     return wrong[0] if len(wrong) == 1 else one.parts["weight"]
@@ -76,14 +76,15 @@ def weight_breach(
     zeros: torch.Tensor | None,
     format: Format,
 ) -> Breach | None:
-    """How the parts of a quantized matrix lie farther from `original` [N, K] than rounding by `format` does."""
+    """Return how a quantized matrix is farther from `original` [N, K] than rounding by `format` allows; None if not."""
     if scales is None:
         return _moved_breach(original, dequantize(weight, None, None, format))
     exact = original.double()
     error = (dequantize(weight, scales, zeros, format, torch.float64) - exact).abs()
     step = _spread(scales.double(), original.shape)
-    # Quantizing divides and rounds in float32, so what lies between two elements may go to either. Rounding a zero
-    # point moves all elements by at most half of one, so that the ends of the range are no farther off than the rest.
+    # Quantizing divides and rounds in float32, so a value halfway between two elements may go to either. Rounding a
+    # zero
+    # point moves all elements by at most half an element, so the ends of the range are no farther off than the rest.
     allowed = step / 2 + TOLERANCES[torch.float32].rtol * exact.abs()
     if not bool((error <= allowed).all()):
         index = int((error - allowed).nan_to_num(nan=float("inf")).argmax())
@@ -95,19 +96,19 @@ def weight_breach(
     if bool(wide.any()):
         index = int((scales.double() / needed).argmax())
         most, least = float(scales.flatten()[index]), float(needed.flatten()[index])
-        text = f"a step is {most:.3g}, and the weights' range needs {least:.3g}"
+        text = f"a step is {most:.3g}, but the weights' range needs {least:.3g}"
         return Breach(most - least, (most - least) / least, least, text)
     return None
 
 
 def _moved_breach(original: torch.Tensor, found: torch.Tensor) -> Breach | None:
-    """A lossless format gives back the numbers that it was given."""
+    """Return the breach of a lossless format that changes numbers; None if it does not."""
     if torch.equal(found, original):
         return None
     error = (found.double() - original.double()).abs().nan_to_num(nan=float("inf"))
     most = float(error.max())
     return Breach(
-        most, most / float(original.double().abs().max()), 0.0, f"a value is off by {most:.3g}, and none may be"
+        most, most / float(original.double().abs().max()), 0.0, f"a value is off by {most:.3g}, but must be exact"
     )
 
 
@@ -119,9 +120,8 @@ def _spread(scales: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def with_rounded_weights(
     before: Program, after: Program, before_params: RankParams, after_params: RankParams
 ) -> tuple[Program, list[dict[str, torch.Tensor]]]:
-    """`before` with each linear that `after` quantizes over the dequantized weight; its params, those in float64.
-
-    In float64 it means what `after` does, if quantizing lost nothing else.
+    """Return `before` with dequantized weights in each linear that `after` quantizes, and its params, those weights in
+    float64. In float64 it equals `after`, if quantizing changed nothing else.
     """
     program, params = before.copy(), [dict(values) for values in before_params]
     kept = {node.name for node in after.calls(ops.linear.overload)}
@@ -139,13 +139,14 @@ def with_rounded_weights(
 
 
 def kl_divergence(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Mean Kullback-Leibler divergence of the next token's distribution, in nats, from logits [positions, vocab]."""
+    """Return the mean Kullback-Leibler divergence of next-token distributions, in nats, from logits [positions,
+    vocab]."""
     old, new = before.double().log_softmax(-1), after.double().log_softmax(-1)
     return float((old.exp() * (old - new)).sum(-1).mean())
 
 
 def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
-    """The quantized weights that `after` has and `before` has not."""
+    """Yield the quantized weights that `after` has and `before` lacks."""
     names = {spec.recipe: name for name, spec in before.params.items()}
     seen = set(before.params)
     for node in after.calls(ops.quant_linear.overload):
@@ -155,14 +156,14 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
             continue
         seen.add(parts["weight"])
         step = _quantizing(after.params[parts["weight"]].recipe)
-        # Its name says what it stands for, whatever a wrong recipe makes it of.
+        # Find the original by name, because the recipe may be wrong.
         named = f"{parts['weight'].removesuffix('.qweight')}.weight"
         original = named if named in before.params else names.get(step.inputs[0]) if step else None
         yield _Quantized(parts, find_format(bound["format"]), original)
 
 
 def _quantizing(recipe: Recipe) -> Recipe | None:
-    """The step of a recipe that quantizes."""
+    """Return the quantize step of a recipe, or None."""
     if recipe.step == "quantize":
         return recipe
     return next((found for inner in recipe.inputs if (found := _quantizing(inner))), None)

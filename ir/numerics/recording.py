@@ -1,4 +1,4 @@
-"""Every tensor that a program computes of given inputs, named so that programs of one model can be compared."""
+"""Record every tensor that a program computes, with names that allow comparing programs of one model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,11 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class RecordedValue:
-    """A call's result as one device would have it, whatever the mesh.
+    """A call's result as on one device, for any mesh.
 
-    `name` is the node's; of a node in a region's body it is CALL/NODE, with the call that ran the body (on a mesh
-    bodies are left out). `layer` is the one that it belongs to, None outside layers.
+    `name` is the node's. For a node in a region's body it is CALL/NODE, with the call that ran the body (recordings on
+    a mesh
+    omit bodies). `layer` is its layer, None outside layers.
     """
 
     name: str
@@ -45,17 +46,18 @@ class RecordedValue:
 
 @dataclass(frozen=True)
 class Recording:
-    """What a program computed step by step: values by name, in the order of computing."""
+    """The values of a program step by step: by name, in the order of computation."""
 
     program: Program
     steps: tuple[Mapping[str, RecordedValue], ...]
 
 
 def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, only_exact: bool = False) -> Recording:
-    """All tensors of consecutive steps, in the program's own dtypes and in float64. States are fresh before the first.
+    """Record all tensors of consecutive steps, in the program's own dtypes and in float64. States are fresh before the
+    first.
 
-    `params` are those of each rank. It holds every tensor twice: give it few tokens. With `only_exact` the float64
-    values stand for both, and params may be in float64.
+    `params` are those of each rank. The recording holds every tensor twice, so use few tokens. With `only_exact` the
+    float64 values serve as both, and params may be in float64.
     """
     runs = []
     for exact in (True,) if only_exact else (False, True):
@@ -75,7 +77,7 @@ def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, on
 
 
 class _Watcher:
-    """Collects what `interpret_ranks` shows: each call by rank, and the calls of a body in front of the region's."""
+    """Collects the results from `interpret_ranks`: each call by rank, with a body's calls before the region's call."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -97,7 +99,7 @@ class _Watcher:
         found: dict[str, tuple[fx.Node, fx.Node | None, torch.Tensor]] = {}
         for call, values in self._calls.items():
             for node, inner in self._bodies.get(call, {}).items():
-                # In a body there are no placements, so a rank's part cannot be put together.
+                # A body has no placements, so parts of ranks cannot be assembled.
                 if isinstance(inner[0], torch.Tensor) and not self.program.mesh:
                     found[f"{call.name}/{node.name}"] = (node, call, inner[0])
             if isinstance(values[0], torch.Tensor):
@@ -107,11 +109,11 @@ class _Watcher:
 
 
 def assembled(values: Sequence[torch.Tensor], placements: Any, mesh: Mesh) -> torch.Tensor:
-    """The tensor of one device, from what each rank has of it."""
+    """Return the tensor of one device from the parts of all ranks."""
     whole = list(values)
     for place in placements if world_size(mesh) > 1 else ():
         if not isinstance(place, Placement) or place.axis not in mesh:
-            continue  # several results have placements of their own, and are no tensor
+            continue  # a tuple's results have their own placements, and the tuple is not a tensor
         for group in groups(mesh, place.axis):
             joined = _joined([whole[index] for index in group], place)
             for index in group:
@@ -130,8 +132,9 @@ def _joined(parts: list[torch.Tensor], place: Placement) -> torch.Tensor:
 
 
 def layer_of(node: fx.Node, call: fx.Node | None = None) -> int | None:
-    """The layer of a node by its origin. A body names the layers of the region that it was made of, first of all
-    calls; in another one, layers lie later by as much as its call does."""
+    """Return the layer of a node from its origin. A region's body names the layers of its first call; for another call,
+    they
+    are shifted by the distance between the calls."""
     layer = _first_layer(node)
     if layer is None or call is None:
         return layer

@@ -1,7 +1,7 @@
-"""The one table of tolerances: how far a computed tensor may lie from its reference, per dtype.
+"""The table of tolerances: the allowed distance of a computed tensor from its reference, per dtype.
 
-Tests of backends and passes call `compare`; none of them makes up an `atol` of its own. A test that sums over more
-terms than the table assumes passes a `factor` and says why.
+Tests of backends and passes call `compare`, and never set their own `atol`. A test that sums more terms than the table
+assumes passes a `factor` and says why.
 """
 
 from collections.abc import Mapping
@@ -12,21 +12,22 @@ import torch
 
 @dataclass(frozen=True)
 class Tolerance:
-    """`|found - expected| <= atol + rtol * |expected|`, elementwise. Numbers of the size of activations are assumed."""
+    """`|found - expected| <= atol + rtol * |expected|`, elementwise. Assumes numbers of the size of activations."""
 
     atol: float
     rtol: float
 
 
 # The unit roundoff u of a dtype with p bits of mantissa (the hidden one included) is 2^-p: the relative error of one
-# rounding to nearest. Two correct results on either side of a tie lie one ulp apart, which is up to 2u.
+# rounding to nearest. Two correct results on either side of a tie differ by one ulp, which is up to 2u.
 TOLERANCES: Mapping[torch.dtype, Tolerance] = {
     # u = 2^-53 = 1.1e-16. Oracles only. Sums of a few thousand terms in another order stay below 10^3 u.
     torch.float64: Tolerance(atol=1e-13, rtol=1e-12),
-    # u = 2^-24 = 6.0e-8. Sums are accumulated in float32 itself, so the order of adding shows: rtol is 1700 u. atol
+    # u = 2^-24 = 6.0e-8. Sums are accumulated in float32 itself, so the order of additions matters: rtol is 1700 u.
+    # atol
     # covers results near zero by cancellation: 10^3 terms of size one, added in another order, differ by about 1e-5.
     torch.float32: Tolerance(atol=1e-5, rtol=1e-4),
-    # u = 2^-11 = 4.9e-4. Accumulated in float32, so what remains is the output's rounding: rtol is 4 u, one ulp and as
+    # u = 2^-11 = 4.9e-4. Accumulated in float32, so only the output is rounded: rtol is 4 u, one ulp and as
     # much again for an inner rounding (the normed value of rms_norm). atol is 2^-12: the same near zero, size one.
     torch.float16: Tolerance(atol=2.5e-4, rtol=2e-3),
     # u = 2^-8 = 3.9e-3. As float16, but rtol is 2.6 u only: one ulp passes and two do not. Eight bits show so little
@@ -36,10 +37,12 @@ TOLERANCES: Mapping[torch.dtype, Tolerance] = {
 
 
 def compare(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, factor: float = 1.0) -> str | None:
-    """How `found` differs from `expected` beyond the tolerance of `dtype`, in words; None when it does not.
+    """Return how `found` differs from `expected` beyond the tolerance of `dtype`, as text; None if it does not.
 
-    `dtype` is what `found` was computed in, `expected` may be wider; `factor` multiplies the tolerance. A dtype outside
-    the table (integers, bool, float8) must agree exactly. NaN never passes, also not against NaN; an infinity passes
+    `dtype` is the dtype of the computation of `found`; `expected` may be wider. `factor` multiplies the tolerance. A
+    dtype
+    outside the table (integers, bool, float8) must agree exactly. NaN never passes, even against NaN. An infinity
+    passes
     against the same one.
     """
     if found.shape != expected.shape:
@@ -55,7 +58,7 @@ def compare(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, 
             return (
                 f"NaN in {name} at {_first(tensor.isnan())}, and {int(tensor.isnan().sum())} of {tensor.numel()} in all"
             )
-    same = left == right  # infinities among them
+    same = left == right  # including infinities
     error = torch.where(same, 0.0, (left - right).abs())
     allowed = factor * (tolerance.atol + tolerance.rtol * right.abs())
     # An infinite `expected` allows an infinite error, so infinities are wrong wherever they are not the same.

@@ -355,7 +355,7 @@ MALFORMED: dict[str, tuple[Edit, str]] = {
     "no request": (lambda run: run.update(requests=[]), "requests"),
     "an empty step": (lambda run: run["schedule"].__setitem__(0, []), "step 0 feeds"),
     "a step of an unknown request": (lambda run: run["schedule"][0][0].__setitem__(0, 9), "step 0 feeds"),
-    "a step that feeds more": (lambda run: run["schedule"][0][0].__setitem__(1, 99), "the steps feed"),
+    "a step that feeds more": (lambda run: run["schedule"][0][0].__setitem__(1, 99), "the steps have"),
     "a row less": (lambda run: rows(run).pop(), "rows for steps"),
     "no top logits": (lambda run: rows(run)[0].update(top=[]), "top"),
     "a digest malformed": (lambda run: rows(run)[0].update(digest="AB"), "digest"),

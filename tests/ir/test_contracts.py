@@ -99,7 +99,7 @@ def test_measure_gives_logits_and_named_nodes() -> None:
     assert torch.equal(result.values["embedding"].exact, rows.double())
     assert torch.equal(result.logits.exact, rows.double() @ weight.double().T)
     assert torch.equal(result.logits.found, rows @ weight.T) and float(result.logits.error.max()) > 0
-    with pytest.raises(VerifyError, match="no tensor by the name linear_7"):
+    with pytest.raises(VerifyError, match="no tensor has the name linear_7"):
         measure(program, [{"embed": weight}], [[3]], names=["linear_7"])
-    with pytest.raises(VerifyError, match="values of nodes are of one step"):
+    with pytest.raises(VerifyError, match="values of nodes need all tokens in one step"):
         measure(program, [{"embed": weight}], [[3]], names=["linear"], chunk=1)

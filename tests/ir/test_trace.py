@@ -120,13 +120,13 @@ def test_a_damaged_difference_is_refused() -> None:
     [
         ("delta 2\nbase b\nsha256 0\n+x\n", "begins with 'delta 2'"),
         ("delta 1\nbase b\n", "cut short"),
-        ("delta 1\nsha256 0\nbase b\n+x\n", "names no base and digest"),
+        ("delta 1\nsha256 0\nbase b\n+x\n", "has no base and digest"),
         ("delta 1\nbase b\nsha256 0\n=0-1\n", "line 4 is '=0-1'"),
         ("delta 1\nbase b\nsha256 0\n=2-1\n", "line 4 is '=2-1'"),
         ("delta 1\nbase b\nsha256 0\n=1-99\n", "line 4 is '=1-99'"),
         ("delta 1\nbase b\nsha256 0\n=1-²\n", "line 4 is"),
         ("delta 1\nbase b\nsha256 0\n-x\n", "line 4 is '-x'"),
-        ("delta 1\nbase b\nsha256 0\n+x\n", "gives another text"),
+        ("delta 1\nbase b\nsha256 0\n+x\n", "yields another text"),
     ],
 )
 def test_each_kind_of_damage_is_named(damaged: str, said: str) -> None:

@@ -39,7 +39,7 @@ def ending(text: str) -> str:
 
 
 REFUSED = {
-    "no logits": (WITHOUT_LOGITS, r"(?s)the ending 'sample' needs the output 'logits'.*entry main.*gives logits"),
+    "no logits": (WITHOUT_LOGITS, r"(?s)the ending 'sample' needs the output 'logits'.*entry main.*returns logits"),
     "an unknown ending": (ending("rank"), "unknown ending 'rank'"),
     "an unknown attribute": (ending("sample(drafted=2)"), "'drafted'"),
     "blocks without a mask token": (ending("block(block=8)"), "mask_token is -1"),

@@ -173,7 +173,7 @@ def test_a_tree_is_verified_by_causal_attention(apply: Apply) -> None:
     with pytest.raises(OptionError, match="a tree of drafts is verified by attention with the mask window_8") as error:
         apply(InsertPagedKV(), text.replace("layer=1)", 'layer=1, mask="window_8")'), max_seq_len=33)
     assert error.value.where == "insert-paged-kv, %attention_1"
-    with pytest.raises(OptionError, match="is added up in another order than alone"):
+    with pytest.raises(OptionError, match="sums have another order than in plain decode"):
         apply(InsertPagedKV(), text, deterministic=True)
 
 

@@ -72,7 +72,7 @@ def test_the_arguments_of_nodes() -> None:
     assert named_arguments(turned)["interleaved"] is False
     added = graph.call_function(ATEN["aten.add.Tensor"].overload, (product, 2))
     assert named_arguments(added) == {"x": product, "other": 2, "alpha": 1}
-    with pytest.raises(VerifyError, match=r"no call of ingot\.select_rows: missing a required argument: 'rows'"):
+    with pytest.raises(VerifyError, match=r"does not fit ingot\.select_rows: missing a required argument: 'rows'"):
         named_arguments(graph.call_function(select_rows.overload, (x,)))
 
 
