@@ -20,13 +20,10 @@ class Yes:
     """A claim: the backend can compute the nodes.
 
     `cost` ranks backends that are not timed; the lowest wins. `layouts` holds the weight layouts that the claim needs,
-    by
-    the op's parameter; a weight that is not named may have any layout. `batch_invariant`: a row's bits do not depend on
-    the other rows of the step, nor on which batch-invariant bucket class serves the step. `timed`: the call alone may
-    be
-    timed against other backends. It is false if the call runs in a region with others, or if the claim only stands in
-    for
-    missing ones.
+    by the op's parameter; a weight that is not named may have any layout. `batch_invariant`: a row's bits do not depend
+    on the other rows of the step, nor on which batch-invariant bucket class serves the step. `timed`: the call alone
+    may be timed against other backends. It is false if the call runs in a region with others, or if the claim only
+    stands in for missing ones.
     """
 
     cost: float
@@ -103,8 +100,7 @@ class LibraryBuilder(Builder, Protocol):
 @runtime_checkable
 class Compiler(Builder, Protocol):
     """Emits executables for programs. `compiles_calls`: it also compiles each single call that it claims, for the types
-    of
-    that call."""
+    of that call."""
 
     compiles_calls: bool
 
@@ -126,8 +122,7 @@ class RegionCompiler(Compiler, Protocol):
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
         """Return the regions that it makes of the fusible calls `nodes`, with the views around them. None: each
-        connected set
-        of calls is one region."""
+        connected set of calls is one region."""
         ...
 
     def warm_up(self) -> None:
@@ -154,8 +149,7 @@ class Tunable(Compiler, Protocol):
 
     def with_choices(self, choices: Sequence[Choice]) -> Self:
         """Return the same backend with these tile sizes for the kernels that they name. Raises OptionError for sizes
-        that its
-        kernels do not support."""
+        that its kernels do not support."""
         ...
 
     def measures(self, choice: Choice) -> bool:

@@ -16,8 +16,7 @@ from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 def call_cost(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
     """Return the least cost of a call. A view costs nothing. A region has the operations of its calls, and moves only
-    the
-    bytes of its arguments and results."""
+    the bytes of its arguments and results."""
     if node.target is operator.getitem:
         return Cost()
 

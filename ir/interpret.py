@@ -29,8 +29,7 @@ def interpret(
 
     `exact` computes in float64: floating-point values are widened, and casts between floating-point types stay float64.
     `rowwise` makes each token's result independent of the others in the step. `watch` is called with each call's
-    result.
-    Raises VerifyError if a value is missing or does not fit its declared type, and for a program on a mesh.
+    result. Raises VerifyError if a value is missing or does not fit its declared type, and for a program on a mesh.
     """
     if program.mesh:
         raise VerifyError(

@@ -21,8 +21,7 @@ def parse_json(data: bytes, *, strict: bool = True) -> object:
     """Return the value of one UTF-8 JSON text.
 
     `strict` rejects duplicate keys and the words NaN and Infinity. Files written by Python's `json` need
-    `strict=False`:
-    real model configurations contain `Infinity` (Mamba 2's `time_step_limit`).
+    `strict=False`: real model configurations contain `Infinity` (Mamba 2's `time_step_limit`).
 
     Raises only ValueError. Its message continues the text "is not JSON: ".
     """

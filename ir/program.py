@@ -99,13 +99,11 @@ class Program:
     """A typed graph. `params`, `states` and inputs are placeholders, named by their keys. `outputs` names the results.
 
     `ending` says how the runtime uses the outputs. `mesh` maps its axes to their sizes; it is empty for one device. On
-    a
-    mesh, types are those of one rank, and every tensor has a placement (`ingot.ir.infer_placement`).
+    a mesh, types are those of one rank, and every tensor has a placement (`ingot.ir.infer_placement`).
 
     `libraries` maps an op backend to its built kernels. `compiled` holds single calls that a backend compiles for their
     types, keyed by the call's meta "compiled"; calls that differ only in values share one. `history` holds one record
-    per
-    pass that made the program, in order.
+    per pass that made the program, in order.
     """
 
     name: str
@@ -274,8 +272,7 @@ class ModelSpec:
     """The facts of a config.json, in one vocabulary for all architectures; no weights.
 
     `dims` is the definition's own frozen description (`ingot.models.blocks.decoder.DecoderSpec` for a decoder).
-    `config`
-    holds the config.json fields that the definition read, unchanged.
+    `config` holds the config.json fields that the definition read, unchanged.
     """
 
     architecture: str
@@ -295,10 +292,9 @@ class Model:
     """A traced model: programs by entry name (`main`; also verify, draft, encode) over shared params and states.
 
     Params and states of the same name in two entries are the same tensor. `expected` holds, by entry and pass, the
-    number
-    of matches that the pass must find, computed from the model's layers and flags. `round` lists the entries that run
-    in
-    each step, in order. `respelled` maps the definition's tensor names to the checkpoint's, where they differ.
+    number of matches that the pass must find, computed from the model's layers and flags. `round` lists the entries
+    that run in each step, in order. `respelled` maps the definition's tensor names to the checkpoint's, where they
+    differ.
     """
 
     spec: ModelSpec

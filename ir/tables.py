@@ -112,8 +112,7 @@ def make_table(attrs: Attrs) -> torch.Tensor:
 
     `kind` is "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …; "alibi" with `heads`, `flattest` and
     `factor`; or "ones" with `size`, the gains f32[size] of a norm without weights. `attention_factor` scales cosines
-    and
-    sines.
+    and sines.
     """
     if attrs.get("kind") == "ones":
         return torch.ones(int(attrs["size"]))

@@ -14,13 +14,13 @@ from ingot.ir.errors import VerifyError
 Size = int | str
 
 DIM_MEANINGS: Mapping[str, str] = {
-    "T": "tokens fed in a step, over all sequences",
+    "T": "tokens in a step, over all sequences",
     "B": "sequences in a step",
     "L": "rows of logits computed in a step",
     "P": "page-table entries per sequence in a step",
-    "G": "rows of the table of shared prefixes in a step: 1 where nothing is shared, else one for each sequence",
+    "G": "rows of the table of shared prefixes in a step: 1 if nothing is shared, else one for each sequence",
     "R": "device rows, one for each sequence that runs (fixed when an artifact is loaded)",
-    "S": "slots of states that stand once per sequence (fixed when an artifact is loaded)",
+    "S": "slots of per-sequence states (fixed when an artifact is loaded)",
     "E": "injected embedding rows in a step",
     "pages": "pages in the KV pool (fixed when an artifact is loaded)",
 }
@@ -157,10 +157,8 @@ class Placement:
     """The placement of a value on one axis of the mesh.
 
     `kind` is "replicated", "shard" (split along `dim`) or "partial" (each rank holds one summand of the value).
-    `segments`
-    are the sizes, over all ranks, of the parts of a merged tensor; each part is split by itself. Only a program on a
-    mesh
-    has placements, and its types are those of one rank. Before that, a param has a `Split`.
+    `segments` are the sizes, over all ranks, of the parts of a merged tensor; each part is split by itself. Only a
+    program on a mesh has placements, and its types are those of one rank. Before that, a param has a `Split`.
     """
 
     axis: str
@@ -184,10 +182,8 @@ class Split:
     """How a mesh splits a param along `dim` on `axis`. Runs of `unit` elements, such as a head, stay on one rank.
 
     `segments` are the sizes of the parts of a merged tensor; each part is split by itself. If the ranks do not divide
-    the
-    number of units: with `repeat`, units are repeated (copies do not change the result); else, if not `needed`, every
-    rank
-    keeps the whole param; else the shard pass refuses the mesh.
+    the number of units, the shard pass looks at two flags. If not `needed`, every rank keeps the whole param. Else, if
+    `repeat`, it repeats units (copies do not change the result). Else it refuses the mesh.
     """
 
     axis: str
@@ -219,10 +215,8 @@ def concatenated(splits: Sequence[Split | None], sizes: Sequence[int]) -> Split 
     """Return the split of tensors of `sizes` concatenated along axis 0; None if none of them is split.
 
     The result is as strict as every part. Its unit is the least common multiple of their units. It repeats units only
-    if
-    every part may, with the same unit. Raises VerifyError unless all parts are split along axis 0 of one mesh axis, or
-    all
-    are whole.
+    if every part may, with the same unit. Raises VerifyError unless all parts are split along axis 0 of one mesh axis,
+    or all are whole.
     """
     if not any(splits):
         return None

@@ -60,8 +60,7 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
     """Raise VerifyError unless the program keeps every rule of its stage.
 
     `under` checks against the rules of a later stage, whose ops a pass on the way may already use. Ops that are legal
-    in
-    the program's own stage stay legal until it reaches that stage. `after` names the pass that ran last, for the
+    in the program's own stage stay legal until it reaches that stage. `after` names the pass that ran last, for the
     message.
     """
     rules = RULES[program.stage if under is None else under]

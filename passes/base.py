@@ -51,7 +51,7 @@ class Contest:
         return call_key(self.call, self.bucket)
 
 
-# Returns the times of each contest, all different, or the reason why its backends are not timed. The function argument
+# Takes distinct contests. Returns the times of each, or the reason why its backends are not timed. The function argument
 # returns calls that are compiled in any case; anything that must be built for timing is built along with them.
 TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequence[BackendTimes | str]]
 
@@ -61,15 +61,12 @@ class PassContext:
     """The facts that passes may read in addition to the program.
 
     `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` are objects of `ir`'s protocols, the preferred
-    ones
-    first. `buckets` holds all bucket classes, `bucket` the one being lowered. `weight_budget` bounds the resident
-    weights,
-    as a multiple of their size in one copy. `mesh` holds the sizes of axes above one.
+    ones first. `buckets` holds all bucket classes, `bucket` the one being lowered. `weight_budget` bounds the resident
+    weights, as a multiple of their size in one copy. `mesh` holds the sizes of axes above one.
 
     `emit` and `emit_library` compile regions and kernels, `measure` runs compiled ones. They are None if nothing is to
-    be
-    compiled; a region's memory is then that of its references. `decided` maps keys of contests to the backend times of
-    an earlier choice. `time_calls` times backends for the other contests; without it, the cheapest claim wins.
+    be compiled; a region's memory is then that of its references. `decided` maps keys of contests to the backend times
+    of an earlier choice. `time_calls` times backends for the other contests; without it, the cheapest claim wins.
     """
 
     target: Target
@@ -103,8 +100,7 @@ class Pass(ABC):
     """A rewrite of a program. Subclasses are frozen dataclasses; their fields are options of the command line.
 
     `numerics` may be a property, if the contract depends on the options. `joins` is for passes that run on request,
-    such
-    as those of other packages: the pass runs at the end of the phase of that stage.
+    such as those of other packages: the pass runs at the end of the phase of that stage.
     """
 
     name: ClassVar[str]

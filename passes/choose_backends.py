@@ -23,8 +23,7 @@ from ingot.passes.rewrite import Rewriter
 @dataclass(frozen=True)
 class ChooseBackends(Pass):
     """Times the backends that can compute a call by itself, and assigns the fastest. If they are not timed, the
-    cheapest
-    claim wins. In deterministic mode only batch-invariant claims count.
+    cheapest claim wins. In deterministic mode only batch-invariant claims count.
     """
 
     name: ClassVar[str] = "choose-backends"

@@ -50,10 +50,8 @@ class ChooseLayouts(Pass):
     classes, then rewrites the reads of its own class.
 
     It chooses for the weight matrices of linears, `[N, K]`, row-major or column-major. A tensor that any other op
-    reads,
-    such as a tied embedding, is unchanged. The cost of a layout is the sum over bucket classes and calls of the
-    cheapest
-    claim that accepts it. Second copies are made in order of savings per byte, while all weights stay within
+    reads, such as a tied embedding, is unchanged. The cost of a layout is the sum over bucket classes and calls of the
+    cheapest claim that accepts it. Second copies are made in order of savings per byte, while all weights stay within
     `weight_budget` times their size in one copy.
     """
 

@@ -55,8 +55,7 @@ def peak_bytes(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     """Return the peak bytes that `call` holds, results included. Its tensors are on the meta device.
 
     Exact for allocations through torch's dispatcher. It misses a kernel's own scratch memory. On a CPU that is small,
-    and
-    `call` must allocate the known part of it. Raises what `call` raises if it reads data.
+    and `call` must allocate the known part of it. Raises what `call` raises if it reads data.
     """
     counted = Allocations()
     with torch.no_grad(), torch.device("meta"), counted:

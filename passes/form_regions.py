@@ -76,8 +76,7 @@ def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
     """Return groups of calls that can each run as one, in program order.
 
     A call's level is the number of outside calls on the longest path to it. Calls of one level cannot depend on each
-    other
-    through an outside call, so a connected set of them can run as one.
+    other through an outside call, so a connected set of them can run as one.
     """
     levels: dict[fx.Node, int] = {}
     leader: dict[fx.Node, fx.Node] = {}

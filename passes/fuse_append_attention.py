@@ -19,8 +19,7 @@ from ingot.passes.rewrite import Rewriter, described, trimmed
 @dataclass(frozen=True)
 class FuseAppendAttention(Pass):
     """Whether one kernel for all parts is faster depends on the tokens per step. So the pass asks, per bucket class,
-    the
-    backends that compile kernels for a call. `force` fuses in any case.
+    the backends that compile kernels for a call. `force` fuses in any case.
     """
 
     name: ClassVar[str] = "fuse-append-attention"
@@ -50,8 +49,7 @@ class FuseAppendAttention(Pass):
 @dataclass(frozen=True)
 class _Found:
     """A match: arguments of `qk_norm_rope_append` by name, the attention over the written cache, and the node of that
-    cache
-    version. The pass removes the cache node and those in `dead`, the last user first."""
+    cache version. The pass removes the cache node and those in `dead`, the last user first."""
 
     append: dict[str, Any]
     attention: fx.Node

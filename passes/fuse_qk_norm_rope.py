@@ -19,8 +19,7 @@ from ingot.passes.rewrite import Rewriter, described
 @dataclass(frozen=True)
 class FuseQKNormRope(Pass):
     """Fusing takes the three ops out of the region around them, which pays only if a kernel beats the region. So the
-    pass
-    fuses only if a backend other than the references claims the fused op. `force` fuses in any case.
+    pass fuses only if a backend other than the references claims the fused op. `force` fuses in any case.
     """
 
     name: ClassVar[str] = "fuse-qk-norm-rope"

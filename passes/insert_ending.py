@@ -31,8 +31,7 @@ from ingot.passes.rewrite import Rewriter, trimmed
 @dataclass(frozen=True)
 class InsertEnding(Pass):
     """Adds the calls of the ending and of its features (`ingot.ir.features`). Those before the model's calls read rows
-    of
-    state. Those after them choose tokens and update the rows."""
+    of state. Those after them choose tokens and update the rows."""
 
     name: ClassVar[str] = "insert-ending"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -82,8 +81,7 @@ def _attributes(use: EndingUse, ending: Ending) -> dict[str, Attribute]:
 @dataclass
 class _Builder:
     """Adds calls to a program. `values` holds the possible arguments of calls by name. `aliases` renames some of them
-    in a
-    program without a cache that keeps every token."""
+    in a program without a cache that keeps every token."""
 
     rewriter: Rewriter
     ending: Ending

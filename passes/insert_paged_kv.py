@@ -190,8 +190,7 @@ def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -
 
 def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -> fx.Node | None:
     """Add the input with the table of shared prefixes, if a backend may use it; return None otherwise. Only GPU kernels
-    do,
-    outside deterministic mode, because sharing changes rounding, and only for caches that keep every token."""
+    do, outside deterministic mode, because sharing changes rounding, and only for caches that keep every token."""
     if context.target.device != "cuda" or context.deterministic or FULL not in groups or context.max_batch < 2:
         return None
     program.dims["G"] = Dim("G", 1, context.max_batch)

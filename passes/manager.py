@@ -47,14 +47,12 @@ def run_pass(
     fuel: int | None = None,
 ) -> tuple[Program, PassRecord]:
     """Run one pass on a copy of `program`, and verify it under the rules of the stage `under`. If `reached`, that
-    becomes
-    the program's stage.
+    becomes the program's stage.
 
     `fuel` bounds the rewrites; the expected number of matches is then not checked.
 
     Raises VerifyError if the result breaks a rule, or if `program` did before; UserPassError if a pass of another
-    package
-    raises; InternalError if one of Ingot's does.
+    package raises; InternalError if one of Ingot's does.
     """
     rewriter = Rewriter(program.copy(), fuel)
     held, begin = resident(), time.perf_counter()

@@ -22,9 +22,8 @@ class NarrowLogits(Pass):
     `fill_block`, which compute in float32 for any input dtype.
 
     A region that ends in the cast writes wide logits at no cost. A cast as a separate call writes all logits of a step
-    once
-    more, and doubles the bytes that its readers load; only such a cast is removed. So this pass runs after regions are
-    formed, per bucket class.
+    once more, and doubles the bytes that its readers load; only such a cast is removed. So this pass runs after regions
+    are formed, per bucket class.
     """
 
     name: ClassVar[str] = "narrow-logits"

@@ -97,8 +97,7 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
 
     `default` comes first. Then `-name` removes a pass, and `name{option=value, …}` sets its options. The name of a pass
     outside the default pipeline, `quantize` or one of another package, adds it. Raises OptionError for unknown names
-    and
-    options, and for values of the wrong type.
+    and options, and for values of the wrong type.
     """
     items = _split(text)
     if not items or items[0] != "default":

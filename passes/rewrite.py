@@ -97,8 +97,7 @@ class Rewriter:
         """Begin a rewrite at `node`, which counts as a match. All nodes made until the next `take` belong to it.
 
         Return False if the fuel is spent; the pass must then leave `node` unchanged. `tried` is a node that the pass
-        made to
-        find out whether the rewrite pays; it belongs to this rewrite too.
+        made to find out whether the rewrite pays; it belongs to this rewrite too.
         """
         if self.fuel is not None and len(self._anchors) >= self.fuel:
             return False
@@ -149,8 +148,7 @@ class Rewriter:
 
     def rename(self, node: fx.Node, name: str) -> None:
         """Give a new node the name of the removed node that it replaces, so that a search by that name finds the same
-        value in
-        earlier programs and in this one."""
+        value in earlier programs and in this one."""
         node.name = name
         self.program.graph._graph_namespace._rename_object(node, name)
 
@@ -168,7 +166,6 @@ class Rewriter:
 
     def refuse(self, node: fx.Node, reason: str, *, by_request: bool = False) -> None:
         """Record why the pass almost matched at `node` but did not. If the user's options are the reason
-        (`by_request`), the
-        number of expected matches drops by one."""
+        (`by_request`), the number of expected matches drops by one."""
         self.refusals.append(Refusal(node.name, reason))
         self.excused += by_request

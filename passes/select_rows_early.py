@@ -26,10 +26,8 @@ class SelectRowsEarly(Pass):
     """`select_rows(f(x), rows)` becomes `f(select_rows(x, rows))`, as far up as calls work row by row.
 
     A model selects the rows that get logits just before its last norm. So a prefill step would compute all calls after
-    the
-    last attention for every token, and use one row of them. After the pass one selection reads the result of attention
-    and
-    one the residual stream, which the layer's own q, k and v read whole.
+    the last attention for every token, and use one row of them. After the pass one selection reads the result of
+    attention and one the residual stream, which the layer's own q, k and v read whole.
 
     The pass runs in bucket classes whose steps may hold a prompt. In steps of few tokens, or of one per sequence, most
     rows get logits, and the second selection is a useless launch. A class for all steps pays for that launch in decode,

@@ -19,8 +19,7 @@ class SplitAddRMSNorm(Pass):
     """`add_rms_norm(x, r, w)` becomes `rms_norm(add(r, x), w)` in the bucket classes whose backend requests it.
 
     With few tokens, a matrix-vector kernel adds the residual as it stores, and the next one norms its input as it
-    loads.
-    The fused op between them would be a separate launch.
+    loads. The fused op between them would be a separate launch.
     """
 
     name: ClassVar[str] = "split-add-rms-norm"

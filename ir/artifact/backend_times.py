@@ -35,8 +35,7 @@ class BackendTimes(BaseModel):
     """The backend of the calls with the text `call`, in the steps of the bucket class with the text `bucket`.
 
     `times` holds the times of all timed backends, the cheapest claim first, each in the same steps. `source` is
-    "measured" if
-    times decided, in this compile or in the one that filled the cache, and "given" if a log did.
+    "measured" if times decided, in this compile or in the one that filled the cache, and "given" if a log did.
     """
 
     model_config = _FROZEN
@@ -63,8 +62,7 @@ class BackendTimes(BaseModel):
 
 class Decision(BaseModel):
     """The way in which a call's backend was chosen among several: by times ("timed" in this compile or the one that
-    filled
-    the cache, "given" by a log), or by the costs of their claims ("ranked") for `reason`."""
+    filled the cache, "given" by a log), or by the costs of their claims ("ranked") for `reason`."""
 
     model_config = _FROZEN
     decided: Literal["timed", "given", "ranked"]

@@ -19,8 +19,7 @@ _DELTA = "delta 1"  # the first line, with the version of the format
 
 def encode_delta(text: str, base: str, base_file: str) -> str:
     """Return the delta of `text` from `base`, the text of `base_file`. Its time is proportional to both sizes: lines of
-    the
-    base may be taken in any order, so no alignment is needed."""
+    the base may be taken in any order, so no alignment is needed."""
     lines, old = text.split("\n"), base.split("\n")
     first: dict[str, int] = {}
     for index, line in enumerate(old):

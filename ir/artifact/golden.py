@@ -53,8 +53,7 @@ class GoldenRun(_Record):
     """Requests, their schedule, and the results.
 
     `files` holds the files that a run reads (the plan, weights, executables), as they were. `requests` are token ids.
-    For
-    each pair in `schedule[i]`, step i runs that many more tokens of the request with that index. Requests are
+    For each pair in `schedule[i]`, step i runs that many more tokens of the request with that index. Requests are
     teacher-forced: sampled tokens are recorded but not used. Pages come from a pool permuted by `seed`.
     """
 

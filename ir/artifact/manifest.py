@@ -126,8 +126,7 @@ class WeightEntry(_Record):
     """One weight in weights.json: its recipe's text, and its location or the weight that it is the same as.
 
     `offset` is in bytes from the start of `file`. `shard` says how each axis of the mesh splits it. A weight that a
-    mesh
-    splits is stored in `parts`, one per rank in order, and `shape` is that of a part.
+    mesh splits is stored in `parts`, one per rank in order, and `shape` is that of a part.
     """
 
     recipe: str

@@ -16,8 +16,7 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 # Steps of up to this many tokens are bound by reading weights. Kernels that read weights once, with cheap calls, beat
 # compiled regions there. Measured with the bundled model on two cores with AVX-512, compiled with limits of 1 and of
-# 64:
-# a decode step of 16 takes 2.4 ms on kernels and 2.9 ms on regions, one of 32 takes 4.7 and 3.5 ms.
+# 64: a decode step of 16 takes 2.4 ms on kernels and 2.9 ms on regions, one of 32 takes 4.7 and 3.5 ms.
 FEW_TOKENS = 16
 # The same on a GPU, where arithmetic is cheaper. Up to this many tokens, matmuls run on kernels that read a weight once
 # and fuse the ops around them, and a kernel program computes attention for one token. Above, the library's matmuls are
@@ -38,8 +37,7 @@ class BucketClass(BaseModel):
     """The steps that one lowering serves.
 
     `tokens` bounds T, both ends inclusive. `q_max` bounds the tokens of one sequence in a step: 1 for pure decode, k
-    for
-    speculation, None for any. `features` names other things that the steps use or that the lowering must provide.
+    for speculation, None for any. `features` names other things that the steps use or that the lowering must provide.
     """
 
     model_config = _FROZEN
@@ -73,12 +71,10 @@ def shape_text(type_text: str) -> list[str]:
 
 class Executable(BaseModel):
     """Compiled code of a region: a backend's `emit` writes it and its `load` reads it. On a GPU, CUDA graphs capture
-    its
-    calls: its launches depend only on shapes, and the host reads nothing.
+    its calls: its launches depend only on shapes, and the host reads nothing.
 
     `files` are relative to the executable's own folder. `workspace` is the peak allocation of one call in bytes,
-    results
-    included, in the largest step.
+    results included, in the largest step.
     """
 
     model_config = _FROZEN
@@ -110,12 +106,10 @@ Argument = Annotated[Ref | DType | Scalar | tuple[Scalar, ...], Field(union_mode
 
 class Instruction(BaseModel):
     """One call. `target` is an op ("ingot.embedding") or an executable ("exe.<id>"). If an op has an `executable`, that
-    was
-    compiled for the types of this call and computes it; it takes the call's tensors in order.
+    was compiled for the types of this call and computes it; it takes the call's tensors in order.
 
     `results` names the call's results, getitems folded in ("" for an unused one). `updates` names the states that it
-    updates
-    in place instead of returning. `frees` names the values that nothing reads afterwards.
+    updates in place instead of returning. `frees` names the values that nothing reads afterwards.
     """
 
     model_config = _FROZEN
@@ -138,8 +132,8 @@ class Value(BaseModel):
     """A value between instructions.
 
     `buffer` is "pool" or "view". A pool value is allocated at its instruction, as a tensor of type `storage`, and freed
-    after
-    the last use of it and of its views. A view is part of the memory of `of`, another value, input, param or state.
+    after the last use of it and of its views. A view is part of the memory of `of`, another value, input, param or
+    state.
     """
 
     model_config = _FROZEN
@@ -163,8 +157,7 @@ class BucketMemory(BaseModel):
     """The most memory that steps of one bucket class allocate, in bytes.
 
     `sizes` are the dims of the largest step. `activations` holds all live values and the allocation of the running
-    call, at
-    the instruction with index `peak`.
+    call, at the instruction with index `peak`.
     """
 
     model_config = _FROZEN
@@ -214,8 +207,7 @@ class ResidentMemory(BaseModel):
 
 class BucketPlan(BaseModel):
     """The instructions of one bucket class, in order. Those before index `ending` are the forward segment, the rest are
-    the
-    ending's."""
+    the ending's."""
 
     model_config = _FROZEN
     bucket: BucketClass
@@ -235,12 +227,9 @@ class Plan(BaseModel):
     """The plan of one entry. The executor has nothing left to decide.
 
     `ending` is the entry's ending as text (`ingot.ir.features.EndingUse`). `granule`: a step's tokens of a sequence
-    must end at
-    a multiple of it, or at the sequence's end, because that many positions see each other. `outputs` are the output
-    types
-    of each bucket class; the logits of a class may have a narrower dtype (`ir.outputs`). `executables` holds regions by
-    id,
-    `libraries` the kernel libraries by backend.
+    must end at a multiple of it, or at the sequence's end, because that many positions see each other. `outputs` are
+    the output types of each bucket class; the logits of a class may have a narrower dtype (`ir.outputs`). `executables`
+    holds regions by id, `libraries` the kernel libraries by backend.
     """
 
     model_config = _FROZEN
@@ -266,8 +255,7 @@ class Plans(BaseModel):
 
     Entries share params and states of the same name, and executables and libraries of the same id. `round` lists the
     entries that run in each step, in order, `main` first. Each takes its inputs from those of the step, and passes
-    values to
-    others in states.
+    values to others in states.
     """
 
     model_config = _FROZEN

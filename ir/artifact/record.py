@@ -8,9 +8,8 @@ from typing import Any
 
 class Numerics(enum.Enum):
     """The numerics contract of a pass. EXACT: bitwise the same under the interpreter. ROUNDING: the error against a
-    float64
-    interpretation is at most 1.25 times that of the program before, plus the tolerance table. LOSSY: needs a quality
-    score."""
+    float64 interpretation is at most 1.25 times that of the program before, plus the tolerance table. LOSSY: needs a
+    quality score."""
 
     EXACT = "exact"
     ROUNDING = "rounding"
@@ -28,8 +27,7 @@ class Refusal:
 @dataclass(frozen=True)
 class Rewrite:
     """One rewrite of a pass, with `index` from 0: the value at which it happened, and the values that it made and that
-    exist
-    at the end of the pass. Values are named as in the text form, without the percent sign."""
+    exist at the end of the pass. Values are named as in the text form, without the percent sign."""
 
     index: int
     anchor: str
@@ -64,8 +62,7 @@ class PassRecord:
     """One run of one pass, on a program of the model's entry `entry`.
 
     No identity includes `seconds` and `peak_bytes`, the most resident memory known of the process during the run (None
-    if the
-    system does not report it).
+    if the system does not report it).
     """
 
     name: str
@@ -99,8 +96,7 @@ class PassRecord:
 
     def summary(self) -> dict[str, Any]:
         """Return the part of the record in passes.json: everything but texts, time and memory. A rewrite is [anchor,
-        origin,
-        made]; its index is its position."""
+        origin, made]; its index is its position."""
         return {
             "name": self.name,
             "entry": self.entry,

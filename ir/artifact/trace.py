@@ -63,8 +63,7 @@ class _RefusalRow(_Schema):
 
 class PassRun(_Schema):
     """One run of one pass in passes.json: `PassRecord.summary`, and the files of the program before and after the pass,
-    None
-    at the level "summary"."""
+    None at the level "summary"."""
 
     name: str
     entry: str
@@ -90,8 +89,7 @@ _RUNS = TypeAdapter(tuple[PassRun, ...])
 
 def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[PassRecord]) -> dict[str, str | list[Any]]:
     """Return the files of a trace: texts, and passes.json as a value; empty at the level "none". `traced` holds the
-    text of
-    each entry as traced, `records` those of all entries, each entry's in order."""
+    text of each entry as traced, `records` those of all entries, each entry's in order."""
     if level == "none":
         return {}
     rows = [record.summary() for record in records]
@@ -130,8 +128,7 @@ def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[
 @dataclass(frozen=True)
 class TraceEntry:
     """One run of one pass. `seconds` and `peak_bytes`, the peak of the process's resident memory, are None if the
-    artifact
-    lost its timings or the system does not report them."""
+    artifact lost its timings or the system does not report them."""
 
     number: int
     run: PassRun = field(repr=False)
@@ -259,8 +256,7 @@ class Trace(Sequence[TraceEntry]):
 
     def runs(self, name: str) -> tuple[TraceEntry, ...]:
         """Return every run that `name` means: a pass, optionally with `@` and its bucket class, entry or stage. Raises
-        OptionError
-        if there is none."""
+        OptionError if there is none."""
         wanted, *parts = name.split("@")
         found = tuple(
             entry
@@ -286,8 +282,7 @@ class Trace(Sequence[TraceEntry]):
 
 def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Trace:
     """Return the trace of an artifact, from the values of passes.json and timings.json (None if lost); `read` returns a
-    file
-    of the artifact as text. Raises ArtifactError; for damaged programs only when they are read."""
+    file of the artifact as text. Raises ArtifactError; for damaged programs only when they are read."""
     try:
         runs = _RUNS.validate_python(rows)
     except ValidationError as error:

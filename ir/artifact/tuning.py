@@ -20,10 +20,9 @@ class Choice(BaseModel):
     """The tile sizes of `kernel` for a problem.
 
     `source` says where they come from: the backend's own table of measurements ("table"), its rule for problems outside
-    the
-    table ("heuristic"), a log that was given ("given"), or measurements of this compile or of the cache ("measured").
-    `microseconds` is the time of one call in a chain of equal calls, if it was timed. `reason` says what was left out
-    and why.
+    the table ("heuristic"), a log that was given ("given"), or measurements of this compile or of the cache
+    ("measured"). `microseconds` is the time of one call in a chain of equal calls, if it was timed. `reason` says what
+    was left out and why.
     """
 
     model_config = _FROZEN

@@ -59,8 +59,7 @@ def is_narrow(dtype: "torch.dtype") -> bool:
 
 def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) -> None:
     """Raise VerifyError unless the cache has the dtype of the keys (or of q), or f8e4m3; and for scales with any dtype
-    but
-    f8e4m3."""
+    but f8e4m3."""
     if kv.dtype != keys.dtype and not is_narrow(kv.dtype):
         found = " for ".join(DTYPE_NAMES.get(one.dtype, str(one.dtype)) for one in (kv, keys))
         raise VerifyError(f"a cache of {found}", expected="the dtype of keys and queries, or f8e4m3")
@@ -70,8 +69,7 @@ def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) ->
 
 def as_movable(x: "torch.Tensor") -> "torch.Tensor":
     """Return a view of the same memory in a dtype that torch can copy, fill and select by index. It cannot do all of
-    that
-    with eight-bit floats."""
+    that with eight-bit floats."""
     import torch
 
     return x.view(torch.uint8) if is_narrow(x.dtype) else x

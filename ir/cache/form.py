@@ -64,8 +64,7 @@ class CacheForm:
     @staticmethod
     def of(k: Shaped, v: Shaped | None, value_width: int | None = None) -> "CacheForm":
         """Return the form that holds rows of k [T, KV, D] and v. If v is None, values are part of the keys; a write of
-        such
-        keys needs no `value_width`."""
+        such keys needs no `value_width`."""
         if v is None:
             return CacheForm(k.shape[2], k.shape[2] if value_width is None else value_width, shared=True)
         return CacheForm(k.shape[2], v.shape[2])
@@ -73,8 +72,7 @@ class CacheForm:
     @staticmethod
     def of_cache(shape: Sequence[Any], key_width: Any, value_width: int | None) -> "CacheForm":
         """Return the form of a cache from its shape, the width of q and the `value_width` of the op that reads it.
-        Raises
-        VerifyError if the shape fits no form."""
+        Raises VerifyError if the shape fits no form."""
         if value_width is not None:
             form = CacheForm(key_width, value_width, shared=True)
         elif len(shape) == 5 and shape[1] == 1 and shape[4] > key_width:

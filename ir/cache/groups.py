@@ -84,9 +84,8 @@ class CacheGroup:
 
     def pages_read_at_once(self, num_tokens: int, page_size: int) -> int:
         """Return the most pages in a prompt chunk of `num_tokens` tokens that no later step reads, nor a sequence that
-        resumes
-        from the last page boundary before the chunk's end. Several chunks have no more than one chunk of all their
-        tokens."""
+        resumes from the last page boundary before the chunk's end. Several chunks have no more than one chunk of all
+        their tokens."""
         if not self.forgets:
             return 0
         kept = self.lifetime.size if self.lifetime.kind == "window" else 1  # a chunk may begin there

@@ -41,12 +41,9 @@ class MemoryNeed:
         """Return the memory need of the plans of all entries.
 
         Steps of entries run one after the other, so the largest allocation of a step counts. The outputs of a step may
-        be held
-        while other entries run, so the outputs of all entries count. Each plan counts the weights of all entries, and
-        its own
-        states; states of the same name are one. `granularity` None: the device cannot map memory into several caches,
-        so no
-        group has scratch pages.
+        be held while other entries run, so the outputs of all entries count. Each plan counts the weights of all
+        entries, and its own states; states of the same name are one. `granularity` None: the device cannot map memory
+        into several caches, so no group has scratch pages.
         """
         memories = [plan.memory for plan in plans.plans.values()]
         states, slot, groups = memories[0].states, memories[0].slot, memories[0].groups
@@ -101,8 +98,7 @@ class MemoryNeed:
 
     def beside(self, name: str) -> int:
         """Return the most pages of a group that a step writes in addition to those that sequences hold between steps.
-        With
-        scratch pages, these are the pages that a prompt chunk leaves to later steps."""
+        With scratch pages, these are the pages that a prompt chunk leaves to later steps."""
         group = self.groups[name]
         return min(group.pages_per_step, group.pages_per_sequence) if self.has_scratch(name) else group.pages_per_step
 

@@ -30,8 +30,8 @@ class Scratch:
 
     def bytes(self, granularity: int) -> int:
         """Return the most bytes that the group takes in addition to the pages of its pool, if memory is mapped in
-        multiples of
-        `granularity`: one cache's scratch pages, and the rounding at their start and at the end of memory."""
+        multiples of `granularity`: one cache's scratch pages, and the rounding at their start and at the end of
+        memory."""
         if not self.pages:
             return 0
         lost = (self.caches + 1) * (granularity - 1) + (self.page if granularity > 1 else 0)
@@ -40,8 +40,7 @@ class Scratch:
 
 def scratch_of(plans: Plans, *, on_device: bool = True) -> dict[str, Scratch]:
     """Return the scratch pages of each cache group with a window, by the name of the group. `on_device` False: the
-    device
-    cannot map one memory into several caches."""
+    device cannot map one memory into several caches."""
     found: dict[str, list[tuple[Plan, str, str]]] = {}
     for plan in plans.plans.values():
         for name, state in plan.states.items():

@@ -57,8 +57,7 @@ class CacheSummary:
     """The groups, and the most tokens of a step.
 
     `together` holds by entry, in words, the number of tokens of a sequence that see each other. It lacks entries in
-    which no
-    token sees later ones.
+    which no token sees later ones.
     """
 
     groups: tuple[GroupSummary, ...]

@@ -1,8 +1,7 @@
 """Compare two programs by meaning: by the values that they compute, not by names, order or spelling.
 
 Inputs, outputs and states are identified by name. A param is identified by its recipe, type and placement; a call by
-its
-op, constants, arguments, backend and region. A difference that only follows from an earlier one, such as the types
+its op, constants, arguments, backend and region. A difference that only follows from an earlier one, such as the types
 after a changed cast, is not listed. Equal values are one value, but calls are counted. A column-major weight that is
 read through a view differs only in its layout. The executables of regions and the plan are not part of the meaning.
 """

@@ -70,8 +70,8 @@ def _by_place(item: Item) -> Hashable | None:
 
 
 # From the most specific key to the least. A single change leaves the values of all items before it unchanged, and the
-# usage of itself and of all items after it. Equal layers are also told apart by number. Names come from model files, so
-# this is only the first of several keys.
+# usage of itself and of all items after it. The first key has the layer, because layers may compute the same. The second
+# omits it, because layer numbers come from the names in model files and may differ.
 _SURE: tuple[Key, ...] = (
     _interface,
     *map(
@@ -111,8 +111,7 @@ def _known(pairs: Pairs, item: Item) -> Item | None:
 
 def _pair_by(key: Key, one: Flat, other: Flat, pairs: Pairs, *, equally_many: bool = False) -> list[tuple[Item, Item]]:
     """Pair the unpaired items with equal keys, in order; with `equally_many`, only if both programs have as many of a
-    key. Skips
-    items with the key None."""
+    key. Skips items with the key None."""
     left = _grouped((item for item in one.items if item not in pairs.after), key)
     right = _grouped((item for item in other.items if item not in pairs.before), key)
     found = []
@@ -135,8 +134,7 @@ def _grouped(items: Iterable[Item], key: Key) -> dict[Hashable, list[Item]]:
 
 def _spread(pairs: Pairs, queue: list[tuple[Item, Item]], *, alone: bool) -> None:
     """From each pair, go on to the values that both read as the same argument, and to readers of both with otherwise
-    equal
-    pairs of arguments.
+    equal pairs of arguments.
 
     `alone`: go only to a reader that is the single one of its kind.
     """

@@ -11,12 +11,9 @@ class Difference:
     """One difference.
 
     `what` is an op by its printed name, or "input", "param", "state", "output", "region" or "program". `before` and
-    `after`
-    are its names in the two programs, "" if it is absent there. For a change, `field` names what changed from `old` to
-    `new`;
-    for a removed or added item, `old` or `new` holds its whole line. `layers` holds its layers: none outside layers,
-    several
-    for the body of a shared region. `region` is the name of that region.
+    `after` are its names in the two programs, "" if it is absent there. For a change, `field` names what changed from
+    `old` to `new`; for a removed or added item, `old` or `new` holds its whole line. `layers` holds its layers: none
+    outside layers, several for the body of a shared region. `region` is the name of that region.
     """
 
     what: str

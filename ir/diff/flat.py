@@ -31,12 +31,9 @@ class Item:
     """A placeholder or a call.
 
     `attrs` are its constants and `args` the values that it reads, both by parameter, however the call spells them.
-    `reads`
-    holds the names of these values in the text. `users` are its readers, with their parameter and the index of the
-    result
-    that they read; `outputs` its names as an output. `aliases` are the nodes of a single result, or of the region's
-    result
-    outside it. `recipe` is that of a param. `identify` sets `value`, `usage`, `coarse` and `full`.
+    `reads` holds the names of these values in the text. `users` are its readers, with their parameter and the index of
+    the result that they read; `outputs` its names as an output. `aliases` are the nodes of a single result, or of the
+    region's result outside it. `recipe` is that of a param. `identify` sets `value`, `usage`, `coarse` and `full`.
     """
 
     name: str
@@ -113,9 +110,8 @@ ItemResult = tuple[Item, int]
 @dataclass(eq=False)
 class Group:
     """One call of a region. `backend` compiles the region, `call_backend` is the one that the call names. `surplus`
-    counts the
-    inputs of the body that are unused or passed twice. `unfit` says which declared types do not follow from the
-    body."""
+    counts the inputs of the body that are unused or passed twice. `unfit` says which declared types do not follow from
+    the body."""
 
     name: str
     backend: str

@@ -20,8 +20,7 @@ def identify(flat: Flat, ids: Ids) -> None:
     """Set the identities of every item. Programs that share `ids` get the same numbers.
 
     `value` identifies the computation. `usage` identifies the paths from it to outputs, with all constants and weights
-    on
-    them; `coarse` these paths by ops alone. `full` identifies the computation with all its declared properties.
+    on them; `coarse` these paths by ops alone. `full` identifies the computation with all its declared properties.
     """
     _look_down(flat, ids, "usage", lambda user: (user.op, *user.attrs.items(), *_leaves(user)))
     _look_down(flat, ids, "coarse", lambda user: (user.op,))

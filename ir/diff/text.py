@@ -19,8 +19,7 @@ class _Line:
     @property
     def pattern(self) -> str:
         """Return the text without the parts that differ between equal layers: numbers in names, and the name of a
-        changed
-        call."""
+        changed call."""
         thing = self.thing.partition(" = ")[2] if self.change and self.thing.startswith("%") else self.thing
         return self.sign + _NAMES.sub(lambda name: _NUMBERS.sub("", name[0]), thing + self.change)
 

@@ -42,8 +42,7 @@ class FedSequence:
 
 def turn_of(group: CacheGroup, pages: int) -> int:
     """Return the rotation of a group's page numbers in a pool of `pages`, relative to FULL. With it a sequence has
-    other
-    pages in each group, so that mixing up page tables changes results."""
+    other pages in each group, so that mixing up page tables changes results."""
     return 1 + group.lifetime.size % (pages - 1) if group.forgets and pages > 1 else 0
 
 

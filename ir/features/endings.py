@@ -111,8 +111,7 @@ PROPOSE_TREE = register_ending(
 )
 
 # Commits all tokens of a block at once, when each of its positions has one. Until then each step finds some of them,
-# and
-# the next runs the block again. The step that runs the complete block writes its final keys and values. A masked
+# and the next runs the block again. The step that runs the complete block writes its final keys and values. A masked
 # position has the id `mask_token`, which each definition sets. A step fills the positions whose most likely token has a
 # probability above `sure_percent` percent, and at least so many that `steps` steps fill a block; one more commits it.
 BLOCK = register_ending(

@@ -17,8 +17,7 @@ Attribute = int | str
 @dataclass(frozen=True)
 class RowState:
     """A state with a row per running sequence; `dtype` and `shape` are those of a row. A size may be a name: "vocab",
-    or an
-    attribute of the ending. With `like`, dtype and shape are those of a row of this value of the program."""
+    or an attribute of the ending. With `like`, dtype and shape are those of a row of this value of the program."""
 
     name: str
     dtype: torch.dtype = torch.int32
@@ -30,10 +29,8 @@ class RowState:
 class OpCall:
     """A call by name. The op's parameters are values of the program with the same names: step inputs, rows of state,
     outputs of the entry, results of earlier calls. `given` maps a parameter to another value's name. Attributes are
-    those of
-    the ending. `results` names the call's results, "" for an unused one. A result with the name of a state is the
-    state's
-    next version; one with the name of an earlier value replaces it.
+    those of the ending. `results` names the call's results, "" for an unused one. A result with the name of a state is
+    the state's next version; one with the name of an earlier value replaces it.
     """
 
     op: str
@@ -47,8 +44,7 @@ class Feature:
 
     `before` are calls before the model's own, `between` those between the model's and the ending's, `after` those after
     the ending's. In `between` the value `choices`, at first the logits, is what tokens are sampled from. `tables` are
-    the
-    host's tables by device row in addition to those of inputs.
+    the host's tables by device row in addition to those of inputs.
     """
 
     name: str
@@ -92,8 +88,7 @@ class Ending:
     caches       calls for each paged cache, after the others: `kv` is its state, and the next version of it
     tree         attention sees, among the step's tokens, the ancestors of each, given by the step input `ancestors`
     all_or_none  a decode step holds exactly `lengths` tokens of a sequence, from a multiple of `lengths` on, and
-    commits
-                 all of them or none; if none, the next step runs them again
+                 commits all of them or none; if none, the next step runs them again
     misfit       the reason if the attributes do not fit together; "" if they do
     """
 

@@ -31,9 +31,8 @@ class Fed:
     rows           i32[B], the device row of each sequence
     lengths        i32[B], the number of its tokens in the step
     starts         i32[B], the position of the first of them; -1: the device's own
-    tokens         i32[T]; -1: the last token of the row; -2 - i: draft i of the row. For a block that is denoised, -1:
-    a
-                   masked position; -2 - i: position i of the row's block
+    tokens         i32[T]; -1: the last token of the row; -2 - i: draft i of the row. For a block that is denoised,
+                   -1: a masked position; -2 - i: position i of the row's block
     logit_rows     i32[L], indices into T
     sample_index   i32[B], the last of its rows of logits, from which a token is sampled; -1: none
     asking         i32[L], the device row with the sampling parameters; -1: nothing is requested
@@ -44,8 +43,8 @@ class Fed:
     totals         returns i32[n], for each of the first n rows of logits: the most tokens that its sequence then has
     rated          the rows of logits that score prompts
     sampled        the sequences from whose first rows of logits tokens are sampled, in their order
-    places         i32[B], the start position of each sequence, even if `starts` leaves it to the device; None: not
-    known
+    places         i32[B], the start position of each sequence, even if `starts` leaves it to the device; None:
+                   not known
     sharing        i32[B, 6], the table of shared prefixes (`ingot.ir.features.sharing`); None: nothing is shared
     state_read     i32[B], the slot that holds the state of each sequence; -1: it has none yet. None: the model has no
                    per-sequence state

@@ -36,8 +36,7 @@ class RowTable:
 @dataclass(frozen=True)
 class ServedParam:
     """A sampling parameter that a step input serves. A request uses it if its value differs from `nothing` and
-    `matters`,
-    called with the request's sampling parameters, says that the value has an effect."""
+    `matters`, called with the request's sampling parameters, says that the value has an effect."""
 
     name: str
     nothing: float | None
@@ -60,13 +59,11 @@ class StepInput:
       `table` is filled only if some running sequence uses it.
     - `table`: holds the values that sequences request, by device row.
     - `known`: the host has the values. If False, they come from rows of state, and only a program without these takes
-    them
-      from the host.
+      them from the host.
     - `late`: only the ending reads it. It is filled once the tokens of the previous step are known, while the forward
       segment runs.
     - `serves`: sampling parameters that have no effect if an entry does not take the input; the runtime rejects a
-    request
-      that uses one.
+      request that uses one.
     - `draw`: returns values that requests may use, for tests and debugging, from a number of rows and a generator.
     """
 

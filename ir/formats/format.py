@@ -120,8 +120,7 @@ class Format:
         """Return the split of a part from the split of the weight: scales are split with their elements.
 
         Each rank gets whole tiles and blocks. Only the runs of the weight's split may be repeated, not longer ones.
-        Raises
-        VerifyError if the parts of a merged weight end within a tile or a block.
+        Raises VerifyError if the parts of a merged weight end within a tile or a block.
         """
         if split is None or not (size := self.block(part)[split.dim]):
             return None
@@ -174,8 +173,7 @@ def find_format(name: str) -> Format:
 
 def quantize(tensor: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
     """Return the parts of a weight [N, K] by name, with types as in `Format.types`. Raises ValueError for a shape or
-    values
-    that the format cannot store.
+    values that the format cannot store.
 
     A value is off by at most half a step, its scale. With a zero point this holds at the ends of the range too, where
     rounding the zero point moves the range by up to half a step. A lossless format moves numbers and changes none.

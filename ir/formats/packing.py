@@ -14,8 +14,7 @@ class Packing:
 
     `pack` makes a tensor [N / rows, K / columns, *inner] of a matrix of whole tiles, and `unpack` reverses it, with the
     same bits in the same dtype. Both accept any dtype that holds the elements, and meta tensors. Parts along the first
-    two
-    axes are parts of the matrix, so that whole tiles can be divided among ranks.
+    two axes are parts of the matrix, so that whole tiles can be divided among ranks.
     """
 
     name: str

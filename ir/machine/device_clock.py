@@ -27,8 +27,7 @@ _HEAD_START = 8_000_000
 
 def row_seconds(work: Sequence[Callable[[], object]]) -> float:
     """Return the seconds of `work`, run in order on the current stream. The host enqueues all launches before the
-    device
-    begins, so that host time does not count."""
+    device begins, so that host time does not count."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(_HEAD_START)
     begin.record()

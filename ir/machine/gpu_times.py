@@ -9,14 +9,11 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu
 @dataclass(frozen=True)
 class KernelTime:
     """The predicted time of a launch: `latency` seconds, plus `wave` seconds per wave of its programs, plus the longest
-    of
-    three terms. They are its bytes at the share `bandwidth` of the memory's bandwidth; the bytes of the busiest
+    of three terms. They are its bytes at the share `bandwidth` of the memory's bandwidth; the bytes of the busiest
     multiprocessor at `stream` bytes a second (0: no limit); and its flops at the share `rate` of the GPU's flops.
-    Shares
-    refer to published numbers. If a call has several launches, the slowest carries its work; a launch with bandwidth 0
-    carries none. A matmul with a time in the tuning log takes that time plus `beyond`, because a step has other rows
-    than
-    the tuner's."""
+    Shares refer to published numbers. If a call has several launches, the slowest carries its work; a launch with
+    bandwidth 0 carries none. A matmul with a time in the tuning log takes that time plus `beyond`, because a step has
+    other rows than the tuner's."""
 
     latency: float
     bandwidth: float = 0.0
@@ -29,8 +26,7 @@ class KernelTime:
 @dataclass(frozen=True)
 class HostTime:
     """Seconds that the host needs to launch: a call of compiled kernels, each kernel of it, a torch call, a view; and
-    the
-    host time of a step before the first and after the last launch."""
+    the host time of a step before the first and after the last launch."""
 
     call: float
     kernel: float
@@ -42,10 +38,8 @@ class HostTime:
 @dataclass(frozen=True)
 class GpuTimes:
     """Times measured on `gpu`: kernels by name, or by backend and op for a library's code; `other` is for kernels
-    without a
-    measurement. `between` is the time from the last kernel of a captured step to the first one of the next. A latency
-    is
-    that of a launch in a chain of dependent launches."""
+    without a measurement. `between` is the time from the last kernel of a captured step to the first one of the next. A
+    latency is that of a launch in a chain of dependent launches."""
 
     gpu: Gpu
     kernels: Mapping[str, KernelTime]
@@ -60,13 +54,10 @@ class GpuTimes:
 _US = 1e-6
 # One H200 with CUDA 13.0, Triton 3.6.0 and FlashInfer 0.6.13. The times are medians of chains of equal calls in a CUDA
 # graph, over weights that fit no cache, in 28 steps of Llama-3.2-1B and Llama-3.1-8B with 1 to 2048 tokens. `ingot
-# explain
-# --measure` takes them, and benchmarks/fit_times.py fits them; the time between steps is from a profiler's trace.
-# Decode
-# attention is from benchmarks/kernels/tune_attention.py. Prefill attention is from benchmarks/kernels/prefill.py for
-# FlashInfer's kernels (16 steps with heads of 64 and 128, within a tenth), and from an earlier run of the same steps
-# for
-# Ingot's. The host is a Xeon with Python 3.12.
+# explain --measure` takes them, and benchmarks/fit_times.py fits them; the time between steps is from a profiler's
+# trace. Decode attention is from benchmarks/kernels/tune_attention.py. Prefill attention is from
+# benchmarks/kernels/prefill.py for FlashInfer's kernels (16 steps with heads of 64 and 128, within a tenth), and from
+# an earlier run of the same steps for Ingot's. The host is a Xeon with Python 3.12.
 H200_TIMES = GpuTimes(
     gpu=TYPICAL["sm_90"],
     kernels={

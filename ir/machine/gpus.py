@@ -7,8 +7,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Gpu:
     """A device: product name, compute capability as an int (90 for Hopper), bytes of memory, multiprocessors, and
-    memory
-    bandwidth in bytes a second (None if unknown).
+    memory bandwidth in bytes a second (None if unknown).
 
     `links`: it reaches another GPU of this machine over NVLink. `driver` is the newest CUDA version that the driver
     supports, "" for a device that was only named.
@@ -67,8 +66,7 @@ def features_of(sm: int) -> tuple[str, ...]:
 
 # Published facts of one widespread device per capability, from NVIDIA's data sheets: memory in decimal gigabytes, its
 # bandwidth, and CUDA cores, 64 per multiprocessor in an A100 and 128 in the others. For H200 and B200, whose sheets
-# omit
-# the cores, the multiprocessors that the devices report.
+# omit the cores, the multiprocessors that the devices report.
 TYPICAL: Mapping[str, Gpu] = {
     gpu.target: gpu
     for gpu in (
@@ -82,8 +80,7 @@ TYPICAL: Mapping[str, Gpu] = {
 }
 
 # Peak flops a second of matmuls by dtype, of the typical devices: the same sheets, without sparsity. On tensor cores
-# with
-# float32 accumulation; for float32 operands without TF32 rounding, outside tensor cores.
+# with float32 accumulation; for float32 operands without TF32 rounding, outside tensor cores.
 _RATES: Mapping[int, Mapping[str, float]] = {
     80: {"bf16": 312e12, "f16": 312e12, "f32": 19.5e12},
     86: {"bf16": 125e12, "f16": 125e12, "f32": 31.2e12},
@@ -109,8 +106,7 @@ _RESERVED = 1 << 10
 
 def resident_blocks(gpu: Gpu, warps: int, shared: int) -> int:
     """Return the number of blocks, each of `warps` warps and `shared` bytes of shared memory, that a multiprocessor
-    holds at
-    once, if registers allow it."""
+    holds at once, if registers allow it."""
     most_warps, blocks, memory = _ROOM[_known(gpu.sm, _ROOM)]
     return max(1, min(blocks, most_warps // warps, memory // (shared + _RESERVED)))
 
@@ -122,8 +118,7 @@ def _known(sm: int, table: Mapping[int, object]) -> int:
 
 def product_rate(gpu: Gpu, dtype: str) -> float:
     """Return the matmul flops a second for a dtype, by its IR name: the rate of the capability's typical device, or of
-    the
-    last known one before it, scaled by the number of multiprocessors. Other dtypes compute in float32."""
+    the last known one before it, scaled by the number of multiprocessors. Other dtypes compute in float32."""
     known = _known(gpu.sm, _RATES)
     rates = _RATES[known]
     return rates.get(dtype, rates["f32"]) * gpu.cores / TYPICAL[f"sm_{known}"].cores

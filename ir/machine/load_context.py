@@ -11,8 +11,7 @@ from ingot.ir.mesh import Mesh, Rank
 
 class Allocator(Protocol):
     """Allocates tensors that stay on the device while the artifact is loaded: weights, states, and memory that loaded
-    code
-    keeps between calls.
+    code keeps between calls.
 
     All methods raise MemoryError, with the reason as its text, if there is no memory.
     """
@@ -25,8 +24,7 @@ class Allocator(Protocol):
 
     def with_shared_tail(self, count: int, own: int, tail: int) -> list[torch.Tensor]:
         """Return `count` tensors of `own + tail` bytes (u8), zeros, that share the memory of their last `tail` bytes.
-        Both are
-        multiples of the granularity, and above 0."""
+        Both are multiples of the granularity, and above 0."""
         ...
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

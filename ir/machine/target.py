@@ -19,10 +19,8 @@ class Target(BaseModel):
     product.
 
     `name` is "cpu", or a GPU's compute capability as in "sm_90". `sm` is that capability as an int (90 for Hopper),
-    None on
-    a CPU. `memory` is in bytes, `cores` counts a GPU's multiprocessors. `gpu` is the product's name. `bandwidth` is
-    that of
-    the memory in bytes a second, None on a CPU and if unknown.
+    None on a CPU. `memory` is in bytes, `cores` counts a GPU's multiprocessors. `gpu` is the product's name.
+    `bandwidth` is that of the memory in bytes a second, None on a CPU and if unknown.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -61,8 +59,7 @@ class Target(BaseModel):
         "sm_90".
 
         For a capability, this machine's GPU is returned if it has it, else a typical device, so that a machine without
-        a GPU
-        can compile for it. Raises TargetError for an unknown name.
+        a GPU can compile for it. Raises TargetError for an unknown name.
         """
         if not re.fullmatch(r"sm_\d{2,3}", name):
             return Target.detect(name)
@@ -77,8 +74,7 @@ class Target(BaseModel):
         """Return the properties that a machine needs to run code compiled for this target.
 
         On a GPU, it includes only the versions of libraries that the code is `linked` with, by the keys of `versions`.
-        Machine
-        code of a compute capability runs with every driver that supports the CUDA version it was built with.
+        Machine code of a compute capability runs with every driver that supports the CUDA version it was built with.
         """
         fields = self.model_dump(mode="json", include={"name", "device", "arch", "sm", "features", "versions"})
         if self.device == "cuda":
@@ -88,8 +84,7 @@ class Target(BaseModel):
 
     def code_identity(self) -> dict[str, Any]:
         """Return the properties that determine the emitted code: the identity, and on a GPU the multiprocessors, by
-        which kernels
-        are divided into blocks. Code for another number of them runs as well."""
+        which kernels are divided into blocks. Code for another number of them runs as well."""
         return {**self.identity(), "cores": self.cores} if self.device == "cuda" else self.identity()
 
     def difference(self, other: "Target") -> str | None:

@@ -54,12 +54,9 @@ class Deviation:
     """The change that a pass made to a tensor, in the numbers of its contract. Errors are the largest of all elements.
 
     `meaning` is the change of the float64 value. `error` is what the contract bounds: for EXACT the change of the
-    computed
-    value, for ROUNDING its error against float64 (`before` is that of the program before), for LOSSY the same as
-    `meaning`.
-    `relative` is `error` as a multiple of the largest float64 value. `allowed` bounds `error` at the largest value;
-    None
-    without a bound. `lost` elements are not finite before the pass and are excluded.
+    computed value, for ROUNDING its error against float64 (`before` is that of the program before), for LOSSY the same
+    as `meaning`. `relative` is `error` as a multiple of the largest float64 value. `allowed` bounds `error` at the
+    largest value; None without a bound. `lost` elements are not finite before the pass and are excluded.
     """
 
     meaning: float
@@ -95,8 +92,7 @@ def measure(
     """Run `requests` through `program`, in its own dtypes and in float64, each with fresh states.
 
     `chunk` and `seed` are as in `teacher_forced`. `names` are nodes whose values on rank 0 are kept. They must be
-    tensors.
-    With them a program with a cache must run all tokens in one step, so `chunk` must be None.
+    tensors. With them a program with a cache must run all tokens in one step, so `chunk` must be None.
     """
     if names and chunk is not None:
         raise VerifyError("values of nodes need all tokens in one step", expected="chunk=None, all tokens at once")
@@ -125,8 +121,7 @@ def logits_of(
     watch: Watch | None = None,
 ) -> torch.Tensor:
     """Return the logits [positions, vocab] of all positions of all requests, concatenated, in float32 or wider, because
-    only
-    the numbers matter and not their dtype. The arguments are as in `measure`."""
+    only the numbers matter and not their dtype. The arguments are as in `measure`."""
     run = MeshRun(program, params, exact=exact, watch=watch)
     return wide(torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=seed)))
 
@@ -157,8 +152,7 @@ def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.d
     """Return how a pass with the contract `numerics` broke it on a tensor; None if it kept it. `dtype` is the model's.
 
     The tensor may be any that both programs compute. An element that is NaN or the same infinity in both counts as
-    equal:
-    the pass did not cause that overflow. A LOSSY pass must only keep finite elements finite.
+    equal: the pass did not cause that overflow. A LOSSY pass must only keep finite elements finite.
     """
     if numerics is Numerics.LOSSY:
         lost = before.found.isfinite() & ~after.found.isfinite()

@@ -54,11 +54,9 @@ class Divergence:
     """The first tensor that differs.
 
     `node` is its name in the program `after`, CALL/NODE in a region's body; `namesake` the one in `before`. `step`
-    counts
-    from 0. `made` are nodes and params that only `after` has and from which the tensor is computed, without an agreeing
-    value in between. One of them is wrong, or `node` is, or its arguments are. `fed` are nodes that only `after` has
-    and
-    that these read. They agree with some value in `before`, perhaps the wrong one.
+    counts from 0. `made` are nodes and params that only `after` has and from which the tensor is computed, without an
+    agreeing value in between. One of them is wrong, or `node` is, or its arguments are. `fed` are nodes that only
+    `after` has and that these read. They agree with some value in `before`, perhaps the wrong one.
     """
 
     node: str
@@ -113,9 +111,8 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
     does.
 
     Outputs are compared by name, other values by node: passes keep the names of unchanged nodes. A value inside a
-    region has
-    another name in `before`, so it is searched for by value. Steps are compared one to one. So programs with different
-    inputs need a single step (`ingot.ir.numerics.harness.step_inputs`).
+    region has another name in `before`, so it is searched for by value. Steps are compared one to one. So programs with
+    different inputs need a single step (`ingot.ir.numerics.harness.step_inputs`).
     """
     for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
         pairs = _Pairs(before, after, number, differs)
@@ -175,8 +172,8 @@ class _Pairs:
 
     def _of_region(self, value: RecordedValue, inner: fx.Node, call: fx.Node) -> RecordedValue | None:
         """Return a value that agrees with `value`; if none does, the counterpart of the body's node `inner` before the
-        region was
-        formed. A body has the node names of its first call; in other calls they mean the same ops some layers later."""
+        region was formed. A body has the node names of its first call; in other calls they mean the same ops some
+        layers later."""
         first, layer = self.old.get(inner.name), layer_of(inner, call)
         if (
             first is not None
@@ -256,15 +253,13 @@ def _shape(value: RecordedValue) -> tuple[int, ...]:
 
 def _is_same(other: RecordedValue, value: RecordedValue, node: fx.Node, origin: str) -> bool:
     """Return whether `other`, which has the name of `node`, is the same call. A later pass may reuse a name that an
-    earlier
-    one freed; the origin then differs."""
+    earlier one freed; the origin then differs."""
     return other.origin == origin and _shape(other) == _shape(value) and _alike(other.node, node)
 
 
 def _alike(node: fx.Node, other: fx.Node) -> bool:
     """Return whether two calls may compute the same: same op and number of arguments. With fewer arguments a call
-    computes
-    less, for example if a mesh adds the bias after the sum over ranks."""
+    computes less, for example if a mesh adds the bias after the sum over ranks."""
     return _kind(node) == _kind(other)
 
 
@@ -288,8 +283,7 @@ def first_nonfinite(program: Program, params: RankParams, inputs: Sequence[Input
     does.
 
     An overflow is a non-finite value whose float64 value is finite. So a non-finite input, such as an unwritten page,
-    does not
-    count.
+    does not count.
     """
     lost: dict[tuple[int, fx.Node], torch.Tensor] = {}  # by count: a region's body runs several times
 

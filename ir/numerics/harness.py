@@ -80,8 +80,7 @@ class MeshRun:
     """A `Run` of a program on a mesh: all ranks in one process, each with its own params and states.
 
     A program without a mesh has a single rank. `watch` is as in `interpret_ranks`. Raises VerifyError if the ranks
-    return
-    different outputs, unless `agree` is False.
+    return different outputs, unless `agree` is False.
     """
 
     program: Program
@@ -124,15 +123,12 @@ def teacher_forced(
     seed: int | None = None,
 ) -> list[torch.Tensor]:
     """Return the logits f32[n, vocab] of every position of each request of n tokens, with all requests in the same
-    steps; for
-    a program that pools, its hidden states.
+    steps; for a program that pools, its hidden states.
 
     `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache runs whole
     sequences in one step. With a cache, a step runs at most `chunk` tokens of each request (all at once by default),
-    with
-    pages from a pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. No step samples, because
-    an
-    ending that compares tokens with sampled ones would reject some.
+    with pages from a pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. No step samples,
+    because an ending that compares tokens with sampled ones would reject some.
     """
     if not table_groups(inputs):
         outputs = run(_whole(inputs, requests))
@@ -172,12 +168,10 @@ def scheduled(
     samples: bool = True,
 ) -> Iterator[Mapping[str, torch.Tensor]]:
     """Yield the outputs of each step of a program with a cache. Every token of a step has a row of logits. `samples`:
-    the last
-    row of each sequence samples the next token, which stays on the device.
+    the last row of each sequence samples the next token, which stays on the device.
 
     Each request keeps the device row with its index. The cache's pages are drawn as in `teacher_forced`, and differ
-    between
-    cache groups (`turn_of`).
+    between cache groups (`turn_of`).
     """
     order = list(range(pages))
     if seed is not None:

@@ -83,8 +83,8 @@ def weight_breach(
     error = (dequantize(weight, scales, zeros, format, torch.float64) - exact).abs()
     step = _spread(scales.double(), original.shape)
     # Quantizing divides and rounds in float32, so a value halfway between two elements may go to either. Rounding a
-    # zero
-    # point moves all elements by at most half an element, so the ends of the range are no farther off than the rest.
+    # zero point moves all elements by at most half an element, so the ends of the range are no farther off than the
+    # rest.
     allowed = step / 2 + TOLERANCES[torch.float32].rtol * exact.abs()
     if not bool((error <= allowed).all()):
         index = int((error - allowed).nan_to_num(nan=float("inf")).argmax())

@@ -22,8 +22,7 @@ class RecordedValue:
     """A call's result as on one device, for any mesh.
 
     `name` is the node's. For a node in a region's body it is CALL/NODE, with the call that ran the body (recordings on
-    a mesh
-    omit bodies). `layer` is its layer, None outside layers.
+    a mesh omit bodies). `layer` is its layer, None outside layers.
     """
 
     name: str
@@ -133,8 +132,7 @@ def _joined(parts: list[torch.Tensor], place: Placement) -> torch.Tensor:
 
 def layer_of(node: fx.Node, call: fx.Node | None = None) -> int | None:
     """Return the layer of a node from its origin. A region's body names the layers of its first call; for another call,
-    they
-    are shifted by the distance between the calls."""
+    they are shifted by the distance between the calls."""
     layer = _first_layer(node)
     if layer is None or call is None:
         return layer

@@ -24,11 +24,11 @@ TOLERANCES: Mapping[torch.dtype, Tolerance] = {
     # u = 2^-53 = 1.1e-16. Oracles only. Sums of a few thousand terms in another order stay below 10^3 u.
     torch.float64: Tolerance(atol=1e-13, rtol=1e-12),
     # u = 2^-24 = 6.0e-8. Sums are accumulated in float32 itself, so the order of additions matters: rtol is 1700 u.
-    # atol
-    # covers results near zero by cancellation: 10^3 terms of size one, added in another order, differ by about 1e-5.
+    # atol covers results near zero by cancellation: 10^3 terms of size one, added in another order, differ by about
+    # 1e-5.
     torch.float32: Tolerance(atol=1e-5, rtol=1e-4),
-    # u = 2^-11 = 4.9e-4. Accumulated in float32, so only the output is rounded: rtol is 4 u, one ulp and as
-    # much again for an inner rounding (the normed value of rms_norm). atol is 2^-12: the same near zero, size one.
+    # u = 2^-11 = 4.9e-4. Accumulated in float32, so only the output is rounded: rtol is 4 u, one ulp and as much again
+    # for an inner rounding (the normed value of rms_norm). atol is 2^-12: the same near zero, size one.
     torch.float16: Tolerance(atol=2.5e-4, rtol=2e-3),
     # u = 2^-8 = 3.9e-3. As float16, but rtol is 2.6 u only: one ulp passes and two do not. Eight bits show so little
     # that a wider bound would hide a wrong epsilon or a missing cast.
@@ -40,10 +40,8 @@ def compare(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, 
     """Return how `found` differs from `expected` beyond the tolerance of `dtype`, as text; None if it does not.
 
     `dtype` is the dtype of the computation of `found`; `expected` may be wider. `factor` multiplies the tolerance. A
-    dtype
-    outside the table (integers, bool, float8) must agree exactly. NaN never passes, even against NaN. An infinity
-    passes
-    against the same one.
+    dtype outside the table (integers, bool, float8) must agree exactly. NaN never passes, even against NaN. An infinity
+    passes against the same one.
     """
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, expected {list(expected.shape)}"

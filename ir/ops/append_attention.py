@@ -166,8 +166,7 @@ def append_attention(
 
     A token's slot is that of its position in `page_table`. So a backend may read the step's tokens from k and v, and
     earlier ones from the cache. Results do not depend on this, nor on how a prompt is cut into chunks: the step's k and
-    v
-    are rounded to the cache's dtype, with its scales, before attention reads them.
+    v are rounded to the cache's dtype, with its scales, before attention reads them.
     """
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     order = {"interleaved": interleaved, "norm_last": norm_last}

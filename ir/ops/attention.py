@@ -94,8 +94,7 @@ def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -
 
 def check_mask(mask: str, ancestors: object, slopes: object = None) -> None:
     """Raise VerifyError for an unknown mask, for "tree" without ancestors or with slopes, and for ancestors with
-    another
-    mask."""
+    another mask."""
     tree = Mask.named(mask).kind == "tree"
     if tree and ancestors is None:
         raise VerifyError(
@@ -274,18 +273,15 @@ def attention(
     """Attention within each sequence; q [T, H, D], k [T, KV, D], v [T, KV, V], H a multiple of KV: [T, H, V].
 
     Values may be narrower or wider than keys. If `v` is None, values are the first `value_width` numbers of the keys,
-    and
-    the cache holds only keys.
+    and the cache holds only keys.
 
     `token_seqs` [T] holds the sequence of each token, `positions` [T] its position there. `layer` names the cache that
     lowering assigns: calls with the same layer take the same k and v, and share a cache. `k_scale` and `v_scale` apply
-    to
-    an f8e4m3 cache. `layer` and the scales do not change the result of this op.
+    to an f8e4m3 cache. `layer` and the scales do not change the result of this op.
 
     `mask` names the positions that a token sees (`ingot.ir.masks`). `soft_cap` bounds the scores as the op `soft_cap`
     does. `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are ALiBi's (arXiv 2108.12409):
-    each
-    score, after the cap, gets slope * (position of the key - position of the query).
+    each score, after the cap, gets slope * (position of the key - position of the query).
 
     Raises VerifyError for an unknown mask, and for widths that do not fit together.
     """

@@ -108,8 +108,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tens
     """Return `x / rms(x)` over the last axis, times `weight` [D], in x's dtype (arXiv 1910.07467).
 
     The quotient is rounded to x's dtype before the multiplication. If the weight has another dtype, only the final
-    result
-    is rounded.
+    result is rounded.
     """
     full = wide(x)
     normed = full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + eps)
@@ -132,8 +131,7 @@ def _layer_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 @define(rows=("x",), samples=_layer_norm_samples, flops=1, placement=_norm_placement)
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, eps: float) -> torch.Tensor:
     """Return `(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], plus `bias`, in x's dtype
-    (arXiv
-    1607.06450).
+    (arXiv 1607.06450).
 
     Rounds like `rms_norm`. With a bias, of weight's shape and dtype, it rounds once, as torch does.
     """

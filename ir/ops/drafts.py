@@ -67,8 +67,8 @@ def accept_drafts(
     logits after the last kept one, -1 where `sample_index` is.
 
     A sequence with a row of logits for each token, the last of them `sample_index[b]`, keeps a token if the tokens
-    before
-    it are kept and the row before it `sampled` it. A sequence with fewer rows, such as a prompt, keeps all tokens.
+    before it are kept and the row before it `sampled` it. A sequence with fewer rows, such as a prompt, keeps all
+    tokens.
     """
     ends = q_starts + q_lens
     follows = (logit_rows + 1).clamp(max=tokens.shape[0] - 1).long()
@@ -114,8 +114,7 @@ def _write(state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index:
     source = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device) if index is None else index
     written = (rows >= 0) & (source >= 0)
     # The host does not know which rows are written, so this writes all of them, the others with their old contents. No
-    # two
-    # sequences share a row. Padding may name row 0, so it must write what row 0 ends with.
+    # two sequences share a row. Padding may name row 0, so it must write what row 0 ends with.
     places = torch.where(written, rows, -1).long()
     slot = torch.arange(state.shape[0], device=state.device)
     match = slot[:, None] == places[None, :]

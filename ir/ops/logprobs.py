@@ -76,10 +76,9 @@ def top_logprobs(
     `targets` and `num_logprobs` are i32[L].
 
     Column 0 holds the chosen token of a row: `targets[i]`, or `sampled[i]` if that is -1. The `num_logprobs[i]` most
-    likely
-    tokens follow in order, lower ids first among equals. `ranks[i]` is 1 plus the number of tokens that are more likely
-    than the chosen one. Unused entries are id -1, logprob -inf, rank 0: the whole row if `num_logprobs[i]` is -1 or the
-    row has no token.
+    likely tokens follow in order, lower ids first among equals. `ranks[i]` is 1 plus the number of tokens that are more
+    likely than the chosen one. Unused entries are id -1, logprob -inf, rank 0: the whole row if `num_logprobs[i]` is -1
+    or the row has no token.
     """
     ids, logprobs, ranks = _none(logits.shape[0], logits.device)
     if not bool((num_logprobs >= 0).any()):

@@ -31,8 +31,7 @@ def group_by_expert(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tens
     """Return (order i64[T * top_k], counts i64[num_experts]) for experts i64[T, top_k].
 
     Row t * top_k + i is the i-th choice of token t. `order` lists the rows of expert 0 first, then those of expert 1,
-    and
-    so on, each expert's in token order. `counts` holds the number of rows per expert.
+    and so on, each expert's in token order. `counts` holds the number of rows per expert.
     """
     flat = experts.flatten()
     counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
@@ -172,8 +171,7 @@ def moe(
     """Run x [T, D] through the `top_k` experts that `route` chooses from router_logits f32[T, E]: [T, D] in x's dtype.
 
     Expert e is `down[e] @ silu_mul(gate_up[e] @ x)` with gate_up [E, 2F, D], gate first, and down [E, D, F]. Its
-    matmuls
-    round to x's dtype, as `linear` does. The weighted sum over a token's experts is rounded once.
+    matmuls round to x's dtype, as `linear` does. The weighted sum over a token's experts is rounded once.
     """
     _checked(x, router_logits, gate_up, down, top_k)
     weights, experts = route(router_logits, top_k, renormalize)

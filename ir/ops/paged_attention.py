@@ -128,8 +128,7 @@ def kv_append(
     """Return the cache with k [T, KV, D] and v [T, KV, V] written at slots i64[T]; a negative slot is padding.
 
     If `v` is None, values are part of the keys, and a row of the cache is a key. Stores k / `k_scale` and v / `v_scale`
-    in
-    the cache's dtype (`ingot.ir.cache.dtype`).
+    in the cache's dtype (`ingot.ir.cache.dtype`).
 
     Raises VerifyError if the cache's shape does not fit k and v, or if its dtype is neither theirs nor f8e4m3.
     """
@@ -226,8 +225,7 @@ def _paged_rowwise(
 
 def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, mask: str) -> tuple[float, float]:
     """Return (keys that a token sees on average, positions read per sequence) if every page of the table is full and
-    all
-    sequences have equally many tokens in the step, at their ends."""
+    all sequences have equally many tokens in the step, at their ends."""
     length = page_table.shape[1] * kv.shape[2]
     count = min(q.shape[0] / page_table.shape[0], length)
     by = Mask.named(mask)
@@ -424,10 +422,8 @@ def paged_attention(
     `value_width` is set.
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`, the last of its `kv_lens[b]` cached positions. Position p is
-    stored
-    in page `page_table[b, p // page_size]`. Rows of no sequence are zero. `sinks`, `slopes`, `mask` and `soft_cap` are
-    as
-    in `attention`. The mask `tree` needs `ancestors` i64[T], the step's tokens that each token sees
+    stored in page `page_table[b, p // page_size]`. Rows of no sequence are zero. `sinks`, `slopes`, `mask` and
+    `soft_cap` are as in `attention`. The mask `tree` needs `ancestors` i64[T], the step's tokens that each token sees
     (`ingot.ir.ops.tree`), and takes no slopes.
 
     `sharing` i32[G, 6] is the table of shared prefixes (`ingot.ir.features.sharing`). A backend may use it to read a

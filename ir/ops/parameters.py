@@ -29,8 +29,7 @@ class Parameters:
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments by parameter, in parameter order, defaults filled in. Raises TypeError for a call that
-        does not
-        fit. Passes bind every call, and this takes a fifth of the time of `inspect.Signature.bind`."""
+        does not fit. Passes bind every call, and this takes a fifth of the time of `inspect.Signature.bind`."""
         if len(args) > self.positional:
             raise TypeError("too many positional arguments")
         given = dict(zip(self.names, args, strict=False))
@@ -52,8 +51,7 @@ class Parameters:
 
     def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Bind a call that was not verified and may not fit: a missing argument is None, a surplus one has its index as
-        key,
-        "#3"."""
+        key, "#3"."""
         given = {**kwargs, **dict(zip(self.names, args, strict=False))}
         surplus = {f"#{place}": value for place, value in enumerate(args) if place >= len(self.names)}
         return {**dict.fromkeys(self.names), **self.defaults, **given, **surplus}

@@ -157,14 +157,10 @@ def partial_attention(
     """Return (attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over a part of the pages of each sequence.
 
     The arguments are as in `paged_attention`, with the pages and lengths of the part. The part is the end of the
-    sequence
-    for a mask that depends on distances, or, with the mask `bidirectional`, any part that is seen whole. A part may
-    hold
-    fewer positions than the sequence has tokens in the step. A token that sees nothing gets attention zero and
-    log-sum-exp
-    -inf. Pass `sinks` with one of the parts only. There are no slopes: they need distances, and the op does not know
-    the
-    part's place in its sequence.
+    sequence for a mask that depends on distances, or, with the mask `bidirectional`, any part that is seen whole. A
+    part may hold fewer positions than the sequence has tokens in the step. A token that sees nothing gets attention
+    zero and log-sum-exp -inf. Pass `sinks` with one of the parts only. There are no slopes: they need distances, and
+    the op does not know the part's place in its sequence.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out, lse = _empty(q, form)

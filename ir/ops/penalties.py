@@ -94,9 +94,9 @@ def count_tokens(
     """Return the state `token_counts` i32[R, vocab] with the tokens of this step counted.
 
     Token `ids[t]` at `positions[t]` of sequence b = `token_seqs[t]` (-1: padding) is counted in row `rows[b]`: as a
-    prompt
-    token below position `prompt_ends[b]`, as generated from there on. Position 0 clears the row, so that a recomputed
-    sequence is counted from the start. If `prompt_ends[b]` is -1, no count is needed, and the row is unchanged.
+    prompt token below position `prompt_ends[b]`, as generated from there on. Position 0 clears the row, so that a
+    recomputed sequence is counted from the start. If `prompt_ends[b]` is -1, no count is needed, and the row is
+    unchanged.
     """
     counts = token_counts.clone()
     _count(counts, ids, positions, token_seqs, rows, prompt_ends)
@@ -106,8 +106,7 @@ def count_tokens(
 @dataclass(frozen=True)
 class Penalties:
     """The penalties and bans of L rows of logits. Row i is penalized by row `count_rows[i]` i32 of the state
-    `token_counts`
-    (-1: not at all), and may not choose the ids in `banned` i32[L, K] (-1: none)."""
+    `token_counts` (-1: not at all), and may not choose the ids in `banned` i32[L, K] (-1: none)."""
 
     token_counts: torch.Tensor
     count_rows: torch.Tensor
@@ -129,10 +128,9 @@ def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
     """Return logits [L, V] after penalties and bans, in float32 or wider.
 
     The order is vLLM's. A positive logit of a token in prompt or output is divided by `repetition[i]`, any other
-    multiplied
-    by it (CTRL, arXiv 1909.05858, section 4.1). Then a token that was generated n > 0 times loses n * `frequency[i]`
-    and
-    `presence[i]` (OpenAI's API reference, "frequency and presence penalties"). Banned tokens get -inf.
+    multiplied by it (CTRL, arXiv 1909.05858, section 4.1). Then a token that was generated n > 0 times loses n *
+    `frequency[i]` and `presence[i]` (OpenAI's API reference, "frequency and presence penalties"). Banned tokens get
+    -inf.
     """
     result = wide_copy(logits)
     counted = (asked.count_rows >= 0).nonzero().flatten()

@@ -70,8 +70,7 @@ def pool(
 
     Sequence b owns tokens `q_starts[b] … + q_lens[b]`; an empty one gets zeros. `dimensions[b]` keeps that many leading
     elements and zeroes the rest (arXiv 2205.13147); 0 keeps all. If `normalize[b]` is not 0, the vector is then scaled
-    to
-    length 1. Raises VerifyError for an unknown pooling.
+    to length 1. Raises VerifyError for an unknown pooling.
     """
     check_pooling(pooling)
     rows: list[torch.Tensor] = []

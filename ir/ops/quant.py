@@ -95,8 +95,7 @@ def quant_linear(
 ) -> torch.Tensor:
     """Return `x @ w.T + bias` with x [T, K], bias [N], and w [N, K] stored as weight, scales and zeros in `format`
     (`ingot.ir.formats`): [T, N] in x's dtype. A lossless format computes like `linear`; others compute in float32 or
-    wider
-    and round once."""
+    wider and round once."""
     found = find_format(format)
     if found.lossless:
         return linear.reference(x, dequantize(weight, scales, zeros, found), bias)  # type: ignore[no-any-return]

@@ -21,8 +21,7 @@ class Effect(enum.Enum):
 
     PURE: equal arguments give equal bits. READS_STATE: the same, with a version of a state among the arguments.
     WRITES_STATE: the call makes the next version of a state. RANDOM: each call draws new numbers. (`sample` is pure:
-    its
-    arguments key its draws.)
+    its arguments key its draws.)
     """
 
     PURE = "pure"
@@ -76,20 +75,18 @@ class Op:
     - `multiplies`: the call multiplies rows by its weights.
     - `fake`: returns results of the right shape for meta tensors.
     - `rowwise`: computes the same with each token independent of the others in the step (bitwise batch-invariant), one
-    row
-      of the parameters `rows` at a time.
+      row of the parameters `rows` at a time.
     - `states`: the parameters that are states. `in_place` updates them and returns only the other results; lowered
       programs call it.
     - `costliest`: allocates the most that a call (in place, if it has states) can allocate, without reading data.
-    Memory
-      is planned by it.
+      Memory is planned by it.
     - `decompose`: rebuilds a fused op from simpler ones.
     - `fusible`: a region compiler may put the op into a region.
     - `legal`: "any" stage, "pure" before states exist, "cached" once they do, or "open" only until insert-collectives.
     - `effect`: whether passes may join or remove calls.
     - `across`: computes a collective for all ranks of its axis, from one list per tensor argument to a list of results.
-    - `on_device`: the forms that run use tensors alone and copy nothing from the host, so a CUDA graph can capture
-    them.
+    - `on_device`: the forms that run use tensors alone and copy nothing from the host, so a CUDA graph can
+      capture them.
     - `needs_kernel`: the reference loops over sequences. On a GPU it replaces a missing kernel only on request.
 
     Every result has its own memory.
@@ -238,10 +235,8 @@ def define(
     without `rows` must not depend on the batch, or must set `rowwise`.
 
     `fake` defaults to the reference, `costliest` to the form that runs; the default must then run on meta tensors.
-    State
-    results come last, in the order of `states`. An op with `states` writes state; one that only reads a state declares
-    it
-    in `effect`. Raises InternalError if the name is defined already.
+    State results come last, in the order of `states`. An op with `states` writes state; one that only reads a state
+    declares it in `effect`. Raises InternalError if the name is defined already.
     """
 
     def register(reference: Function) -> Op:
@@ -296,8 +291,7 @@ def own_row(tensor: torch.Tensor, index: int) -> torch.Tensor:
     """Return a copy of row `index` of a tensor, [1, …].
 
     Math libraries choose kernels by alignment, so the address of a row in its batch would change its bits (seen with
-    MKL
-    2024.2 on an AMD EPYC: one-row matmuls differ between addresses 4 and 16 bytes apart).
+    MKL 2024.2 on an AMD EPYC: one-row matmuls differ between addresses 4 and 16 bytes apart).
     """
     return tensor[index : index + 1].clone(memory_format=torch.contiguous_format)
 

@@ -186,9 +186,8 @@ def qk_norm_rope_append(
     """Return (q [T, H, D] normed by `q_weight` [D] and rotated, the cache with k, treated alike, and v at `slots`).
 
     k and v are [T, KV, D]. Without weights nothing is normed. With `norm_last` the norms follow the rotation. The parts
-    are
-    `rms_norm`, `rope` and `kv_append` with their roundings: each result is rounded before the next part, and before the
-    cache's dtype and scales apply.
+    are `rms_norm`, `rope` and `kv_append` with their roundings: each result is rounded before the next part, and before
+    the cache's dtype and scales apply.
     """
     q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved, norm_last)
     return q, kv_append.reference(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)

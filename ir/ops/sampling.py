@@ -175,10 +175,8 @@ def sample(
     """Return a token i32[L] for each row of logits [L, V]; each parameter is [L], `banned` i32[L, K].
 
     `ingot.ir.ops.penalties.penalized` first changes the logits. Row i is penalized by row `count_rows[i]` i32 of the
-    state
-    `token_counts` i32[R, V] (-1: no penalty), with `repetition`, `frequency` and `presence`, each f32. The ids in
-    `banned`
-    (-1: none) are not chosen. A row without penalties and bans is unchanged.
+    state `token_counts` i32[R, V] (-1: no penalty), with `repetition`, `frequency` and `presence`, each f32. The ids in
+    `banned` (-1: none) are not chosen. A row without penalties and bans is unchanged.
 
     Temperature 0 takes the most likely token (the lowest id among equals). Otherwise one token is drawn from
     `softmax(logits / temperature)`, restricted by `keep_mask`, by the Gumbel-max method with noise keyed by (seeds i64,

@@ -91,12 +91,9 @@ def feed(
     """Return (ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]) of the tokens in this step.
 
     Token -1 means the last token of its sequence's row. Sequence b starts at position `starts[b]`, or, if that is -1,
-    at
-    the position in its row `rows[b]` of the state `position` [R]. A token with `token_seqs` -1 and a sequence with row
-    -1
-    are padding: id 0, position 0, slot -1, length 0. Without a page table (a model without a paged cache), all slots
-    are
-    -1.
+    at the position in its row `rows[b]` of the state `position` [R]. A token with `token_seqs` -1 and a sequence with
+    row -1 are padding: id 0, position 0, slot -1, length 0. Without a page table (a model without a paged cache), all
+    slots are -1.
     """
     real = token_seqs >= 0
     seq = token_seqs.clamp(min=0).long()
@@ -199,12 +196,9 @@ def advance(
     `sampled[sample_index[b]]`. A row of -1 is padding.
 
     The last `rejected[b]` tokens of the step are not committed: the row moves that much less, and takes the token
-    sampled
-    after the last committed one. Each rejected token has its own row of logits. `sample_index[b]` is the last row of
-    its
-    sequence, or -1 if nothing is committed. Cache entries of rejected tokens are past the row's position: they are
-    never
-    read, and later tokens overwrite them.
+    sampled after the last committed one. Each rejected token has its own row of logits. `sample_index[b]` is the last
+    row of its sequence, or -1 if nothing is committed. Cache entries of rejected tokens are past the row's position:
+    they are never read, and later tokens overwrite them.
     """
     tokens, positions = last_token.clone(), position.clone()
     _move(tokens, positions, rows, kv_lens, sampled, sample_index, rejected)

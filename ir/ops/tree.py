@@ -54,8 +54,8 @@ def tree_ancestors(
     """Return the `ancestors` i64[T] of the step's tokens, before `take_drafts` puts drafts into `tokens` i32[T].
 
     Token -1 is the root. Token -2 - i is draft i, with parent node `parents[rows[b], i]` of the state i32[R, K]. Any
-    other
-    token is outside the tree. A parent index that does not come before its draft is clamped to the node just before it.
+    other token is outside the tree. A parent index that does not come before its draft is clamped to the node just
+    before it.
     """
     nodes = parents.shape[1] + 1
     place = torch.arange(nodes, device=tokens.device)
@@ -87,8 +87,7 @@ def tree_positions(
     positions: torch.Tensor, token_seqs: torch.Tensor, q_starts: torch.Tensor, ancestors: torch.Tensor
 ) -> torch.Tensor:
     """Return `positions` i32[T] of tree nodes: the root's position plus one per ancestor. Takes consecutive positions,
-    and
-    leaves tokens outside a tree unchanged."""
+    and leaves tokens outside a tree unchanged."""
     token = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
     index = token - q_starts[token_seqs.clamp(min=0).long()]
     depth = bits_of(ancestors).sum(-1) - 1
@@ -138,15 +137,12 @@ def accept_tree(
     drafts.
 
     A sequence with a row of logits for each node, the last of them `sample_index[b]`, keeps a node if its parent is
-    kept
-    and the parent's row `sampled` it. The kept path ends in the deepest kept node, the first among equals.
-    `rejected[b]`
-    nodes are not on it, and `taken[b]` is the row of its last node.
+    kept and the parent's row `sampled` it. The kept path ends in the deepest kept node, the first among equals.
+    `rejected[b]` nodes are not on it, and `taken[b]` is the row of its last node.
 
     `order` permutes the rows of a sequence so that those of the path come first, and `source` its tokens in the same
-    way:
-    for a path of n nodes, entry i < n is that of the path's node i. Rows and tokens outside a tree stay in place, and
-    their `taken` is `sample_index`.
+    way: for a path of n nodes, entry i < n is that of the path's node i. Rows and tokens outside a tree stay in place,
+    and their `taken` is `sample_index`.
     """
     device = tokens.device
     nodes = torch.arange(drafted + 1, device=device)
