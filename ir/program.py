@@ -283,7 +283,7 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     dims: Any
-    # Not compared: checkpoints spell one setting in several ways
+    # Not compared: checkpoints spell one setting in several ways.
     config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 

@@ -51,8 +51,8 @@ class Contest:
         return call_key(self.call, self.bucket)
 
 
-# Takes distinct contests. Returns the times of each, or the reason why its backends are not timed. The function argument
-# returns calls that are compiled in any case; anything that must be built for timing is built along with them.
+# Takes distinct contests. Returns the times of each, or the reason why its backends are not timed. The function
+# argument returns calls that are compiled in any case; anything that must be built for timing is built along with them.
 TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequence[BackendTimes | str]]
 
 

@@ -70,8 +70,8 @@ def _by_place(item: Item) -> Hashable | None:
 
 
 # From the most specific key to the least. A single change leaves the values of all items before it unchanged, and the
-# usage of itself and of all items after it. The first key has the layer, because layers may compute the same. The second
-# omits it, because layer numbers come from the names in model files and may differ.
+# usage of itself and of all items after it. The first key has the layer, because layers may compute the same. The
+# second omits it, because layer numbers come from the names in model files and may differ.
 _SURE: tuple[Key, ...] = (
     _interface,
     *map(

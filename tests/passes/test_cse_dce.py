@@ -209,7 +209,7 @@ def test_reading_a_state_must_be_declared(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (("kv",), Effect.READS_STATE, "writes state and is declared 'reads state'"),
         (("kv",), Effect.RANDOM, "writes state and is declared 'random'"),
-        ((), Effect.WRITES_STATE, "does not say which"),
+        ((), Effect.WRITES_STATE, "writes state but names none"),
     ],
 )
 def test_a_contract_cannot_contradict_the_states(states: tuple[str, ...], effect: Effect, message: str) -> None:

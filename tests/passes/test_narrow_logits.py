@@ -66,7 +66,7 @@ READ = ("return tokens", f"{AGAIN}return again=%again, tokens")
     ("change", "reason"),
     [
         pytest.param(ROUNDS, "does not only widen", id="rounds"),
-        pytest.param(RETURNED, "no value of the program's own", id="returned"),
+        pytest.param(RETURNED, "its operand is a placeholder or already an output", id="returned"),
         pytest.param(READ, "%again", id="read"),
     ],
 )
