@@ -147,7 +147,7 @@ class Rewriter:
         self.program.graph.erase_node(old)
 
     def rename(self, node: fx.Node, name: str) -> None:
-        """Give a new node the name of the removed node that it replaces, so that a search by that name finds the same
+        """Give a new node the name of the removed node that it replaces. A search by that name then finds the same
         value in earlier programs and in this one."""
         node.name = name
         self.program.graph._graph_namespace._rename_object(node, name)

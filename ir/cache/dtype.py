@@ -1,7 +1,7 @@
 """The dtype of a KV cache: that of the keys, or eight-bit floats with one scale for keys and one for values.
 
-An f8e4m3 cache (OCP 8-bit floating point, arXiv 2209.05433) stores k / k_scale and v / v_scale, divided in float32,
-saturated at 448 and rounded to nearest, ties to even. NaN stays NaN. Attention multiplies back: `k_scale` joins the
+An f8e4m3 cache (OCP 8-bit floating point, arXiv 2209.05433) stores k / k_scale and v / v_scale. It divides in float32,
+saturates at 448 and rounds to nearest, ties to even. NaN stays NaN. Attention multiplies back: `k_scale` joins the
 softmax scale, and `v_scale` multiplies the result before it is rounded.
 
 Scales are attributes of the ops, because they are known at compile time, and kernels fold the scale of keys into a

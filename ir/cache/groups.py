@@ -83,9 +83,9 @@ class CacheGroup:
         return min(pages, -(-(latest + size) // page_size))
 
     def pages_read_at_once(self, num_tokens: int, page_size: int) -> int:
-        """Return the most pages in a prompt chunk of `num_tokens` tokens that no later step reads, nor a sequence that
-        resumes from the last page boundary before the chunk's end. Several chunks have no more than one chunk of all
-        their tokens."""
+        """Return the most pages in a prompt chunk of `num_tokens` tokens that nothing reads later. Readers are later
+        steps, and sequences that resume from the last page boundary before the chunk's end. Several chunks have no more
+        than one chunk of all their tokens."""
         if not self.forgets:
             return 0
         kept = self.lifetime.size if self.lifetime.kind == "window" else 1  # a chunk may begin there

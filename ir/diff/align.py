@@ -133,8 +133,8 @@ def _grouped(items: Iterable[Item], key: Key) -> dict[Hashable, list[Item]]:
 
 
 def _spread(pairs: Pairs, queue: list[tuple[Item, Item]], *, alone: bool) -> None:
-    """From each pair, go on to the values that both read as the same argument, and to readers of both with otherwise
-    equal pairs of arguments.
+    """Pair the neighbours of each pair: the values that both read as the same argument, and readers of both with
+    otherwise paired arguments.
 
     `alone`: go only to a reader that is the single one of its kind.
     """

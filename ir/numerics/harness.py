@@ -126,8 +126,8 @@ def teacher_forced(
     steps; for a program that pools, its hidden states.
 
     `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache runs whole
-    sequences in one step. With a cache, a step runs at most `chunk` tokens of each request (all at once by default),
-    with pages from a pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. No step samples,
+    sequences in one step. With a cache, a step runs at most `chunk` tokens of each request (all at once by default).
+    The pages come from a pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. No step samples,
     because an ending that compares tokens with sampled ones would reject some.
     """
     if not table_groups(inputs):

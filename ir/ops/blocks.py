@@ -115,8 +115,8 @@ def fill_block(
     A block is final if all its tokens were `found` before the step; its keys and values are then final too. Nothing is
     rejected, `committed` holds its tokens, and its row of `blocks` is masked again (-1). For any other block all
     `block` tokens are `rejected`, and `taken` is -1 in place of `sample_index`. Its row of `blocks` holds the tokens
-    found before and new ones. New are the most likely tokens of masked positions with a probability above
-    `sure_percent` percent, and always those of the ceil(block / steps) most probable positions, the first among equals.
+    found before and new ones. New are the most likely tokens of masked positions, if their probability is above
+    `sure_percent` percent. The ceil(block / steps) most probable positions always get one, the first among equals.
 
     A sequence with fewer rows, such as a chunk of a prompt, rejects nothing, and its row of `blocks` is masked. A block
     with a non-finite row of logits is aborted: nothing is rejected, and `committed` is -1.

@@ -66,9 +66,9 @@ def accept_drafts(
     """Return (rejected i32[B], taken i32[B]): the number of a sequence's last tokens that are rejected, and the row of
     logits after the last kept one, -1 where `sample_index` is.
 
-    A sequence with a row of logits for each token, the last of them `sample_index[b]`, keeps a token if the tokens
-    before it are kept and the row before it `sampled` it. A sequence with fewer rows, such as a prompt, keeps all
-    tokens.
+    Drafts are checked if the sequence has a row of logits for each token, the last one `sample_index[b]`. It then keeps
+    a token if it keeps all before it and the row before it `sampled` it. A sequence with fewer rows, such as a prompt,
+    keeps all tokens.
     """
     ends = q_starts + q_lens
     follows = (logit_rows + 1).clamp(max=tokens.shape[0] - 1).long()

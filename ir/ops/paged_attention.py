@@ -224,8 +224,8 @@ def _paged_rowwise(
 
 
 def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, mask: str) -> tuple[float, float]:
-    """Return (keys that a token sees on average, positions read per sequence) if every page of the table is full and
-    all sequences have equally many tokens in the step, at their ends."""
+    """Return (keys that a token sees on average, positions read per sequence). Assumes full pages, and equally many
+    tokens of each sequence in the step, at their ends."""
     length = page_table.shape[1] * kv.shape[2]
     count = min(q.shape[0] / page_table.shape[0], length)
     by = Mask.named(mask)

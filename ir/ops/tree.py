@@ -136,9 +136,9 @@ def accept_tree(
     """Return (order i32[L], rejected i32[B], taken i32[B], source i32[T]) after a step with trees of up to `drafted`
     drafts.
 
-    A sequence with a row of logits for each node, the last of them `sample_index[b]`, keeps a node if its parent is
-    kept and the parent's row `sampled` it. The kept path ends in the deepest kept node, the first among equals.
-    `rejected[b]` nodes are not on it, and `taken[b]` is the row of its last node.
+    A tree is checked if its sequence has a row of logits for each node, the last one `sample_index[b]`. A node is kept
+    if its parent is kept and the parent's row `sampled` it. The kept path ends in the deepest kept node, the first
+    among equals. `rejected[b]` nodes are not on it, and `taken[b]` is the row of its last node.
 
     `order` permutes the rows of a sequence so that those of the path come first, and `source` its tokens in the same
     way: for a path of n nodes, entry i < n is that of the path's node i. Rows and tokens outside a tree stay in place,
