@@ -89,8 +89,8 @@ def _reason(answer: Claim, taking: list[Yes], layouts: Mapping[str, Layout]) -> 
     if taking:
         return "not batch-invariant"
     wanted = sorted({f"{name} {layout.value}" for yes in alternatives(answer) for name, layout in yes.layouts.items()})
-    lie = ", ".join(f"{name} {layout.value}" for name, layout in sorted(layouts.items()))
-    return f"it needs {', '.join(wanted)}, but the program has {lie}"
+    present = ", ".join(f"{name} {layout.value}" for name, layout in sorted(layouts.items()))
+    return f"it needs {', '.join(wanted)}, but the program has {present}"
 
 
 # Contests.

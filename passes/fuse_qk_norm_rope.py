@@ -62,7 +62,7 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
     written = named_arguments(append)
     if written["v"] is None or tensor_type(written["v"]).shape != tensor_type(written["k"]).shape:
         return "keys and values differ in width: the fused op writes caches of equal widths"
-    q, k = _turned("q", attentions[0].args[0]), _turned("k", written["k"])
+    q, k = _rotation("q", attentions[0].args[0]), _rotation("k", written["k"])
     if isinstance(q, str) or isinstance(k, str):
         return q if isinstance(q, str) else str(k)
     for part in ("positions", "table", "interleaved"):
@@ -82,7 +82,7 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
 
 
 @dataclass(frozen=True)
-class _Turned:
+class _Rotation:
     """The rotation of q or k, as arguments of its calls: of x itself, or with a norm before the rotation or, with
     `norm_last`, after it."""
 
@@ -92,7 +92,7 @@ class _Turned:
     norm_last: bool = False
 
 
-def _turned(name: str, node: Any) -> _Turned | str:
+def _rotation(name: str, node: Any) -> _Rotation | str:
     """Return the rotation of `node`, or the reason why it has none."""
     turn, last = node, None
     if is_call(node, ops.rms_norm.overload):
@@ -106,11 +106,11 @@ def _turned(name: str, node: Any) -> _Turned | str:
     rope = named_arguments(turn)
     x = rope["x"]
     if last is not None:
-        return _Turned(x, rope, last, norm_last=True)
+        return _Rotation(x, rope, last, norm_last=True)
     if not is_call(x, ops.rms_norm.overload) or len(x.users) > 1:
-        return _Turned(x, rope)
+        return _Rotation(x, rope)
     norm = named_arguments(x)
-    return _Turned(norm["x"], rope, norm)
+    return _Rotation(norm["x"], rope, norm)
 
 
 def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[str, Any]) -> fx.Node:
@@ -136,9 +136,9 @@ def why_no_kernel(fused: fx.Node, backends: Sequence[Backend], context: PassCont
 
 
 def _replace(rewriter: Rewriter, append: fx.Node, attention: fx.Node, fused: fx.Node) -> None:
-    turned = attention.args[0]
-    assert isinstance(turned, fx.Node)
+    rotated = attention.args[0]
+    assert isinstance(rotated, fx.Node)
     query = rewriter.call(operator.getitem, fused, 0, before=attention)
     cache = rewriter.call(operator.getitem, fused, 1, before=attention)
-    turned.replace_all_uses_with(query)
+    rotated.replace_all_uses_with(query)
     rewriter.replace(append, cache)

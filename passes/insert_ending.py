@@ -110,10 +110,10 @@ class _Builder:
         for row in [row for feature in features for row in feature.rows]:
             if row.name not in program.states:
                 self.values[row.name] = self._row(row)
-        made = self._in_front(features, given)
+        made = self._add_before_model(features, given)
         for name, node in outputs.items():
             self.values[name] = node
-        self._give(given, made)
+        self._redirect_inputs(given, made)
         end = program.graph.output_node()
         if "logits" in outputs:
             self.values["choices"] = outputs["logits"]
@@ -151,7 +151,7 @@ class _Builder:
             dtype, shape = row.dtype, tuple(int(sizes[one]) if isinstance(one, str) else one for one in row.shape)
         return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("R", *shape))))
 
-    def _in_front(self, features: Sequence[Feature], given: Mapping[str, fx.Node]) -> set[fx.Node]:
+    def _add_before_model(self, features: Sequence[Feature], given: Mapping[str, fx.Node]) -> set[fx.Node]:
         """Add the calls before the model's own. Return all of them."""
         program = self.rewriter.program
         first = next(program.calls())
@@ -164,7 +164,7 @@ class _Builder:
             made |= self._call(call, first)
         return made
 
-    def _give(self, given: Mapping[str, fx.Node], made: set[fx.Node]) -> None:
+    def _redirect_inputs(self, given: Mapping[str, fx.Node], made: set[fx.Node]) -> None:
         """Let the model read the results of the calls before it in place of the host's inputs."""
         for name, node in given.items():
             fed = self.values[name]

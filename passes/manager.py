@@ -116,7 +116,7 @@ def _run_phase(
 ) -> Program:
     for one in phase.passes:
         before = program
-        with _charged(one):
+        with _attributed(one):
             program, record = run_pass(one, before, context, under=phase.stage, reached=one is phase.passes[-1])
             records.append(record)
             if on_pass is not None:
@@ -128,13 +128,13 @@ def _run_phase(
     if not phase.passes:
         verify(program)
         return program
-    with _charged(phase.passes[-1]):
+    with _attributed(phase.passes[-1]):
         verify(program, after=phase.passes[-1].name)
     return program
 
 
 @contextmanager
-def _charged(one: Pass) -> Iterator[None]:
+def _attributed(one: Pass) -> Iterator[None]:
     """Turn the failure of another package's pass into a UserPassError, because it is not a bug in Ingot."""
     try:
         yield

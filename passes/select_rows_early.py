@@ -51,7 +51,7 @@ class SelectRowsEarly(Pass):
             if problem := _obstacle(call, rows, selections, made):
                 rewriter.refuse(call, problem)
             elif rewriter.take(call):
-                _move_behind(rewriter, call, rows, selections, made)
+                _move_after_selections(rewriter, call, rows, selections, made)
             else:
                 break
 
@@ -132,7 +132,7 @@ def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], mad
     return ""
 
 
-def _move_behind(
+def _move_after_selections(
     rewriter: Rewriter, call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]
 ) -> None:
     """Replace the call by one on the selected rows of each of its arguments `rows`."""

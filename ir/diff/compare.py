@@ -42,12 +42,12 @@ class Comparison:
             after = self.other.outputs.get(name)
             if after is not None and self._moved(before, after):
                 texts = _output_text(self.one.program, name), _output_text(self.other.program, name)
-                told = _told_apart(texts, before, after)
-                yield Difference("output", name, name, "value", *told, layers_of(after[0]))
+                reported = _distinct_names(texts, before, after)
+                yield Difference("output", name, name, "value", *reported, layers_of(after[0]))
 
     def removed(self) -> list[Difference]:
         """Return the items and outputs of the first program that the second lacks."""
-        left = _left(self.one, self.pairs.after, self._turned())
+        left = _left(self.one, self.pairs.after, self._transposed_params())
         found = [Difference(item.op, item.name, "", old=_line(item), **_place(item)) for item in left]
         lost = [(name, value) for name, value in self.one.outputs.items() if name not in self.other.outputs]
         return found + [
@@ -57,7 +57,7 @@ class Comparison:
 
     def added(self) -> list[Difference]:
         """Return the items and outputs of the second program that the first lacks."""
-        left = _left(self.other, self.pairs.before, self._turned())
+        left = _left(self.other, self.pairs.before, self._transposed_params())
         found = [Difference(item.op, "", item.name, new=_line(item), **_place(item)) for item in left]
         gained = [(name, value) for name, value in self.other.outputs.items() if name not in self.one.outputs]
         return found + [
@@ -73,18 +73,18 @@ class Comparison:
         if item.op != twin.op:
             yield _change(item, twin, "op", _op_text(item), _op_text(twin))
         elif item.is_call:
-            told = [*self._attributes(item, twin), *self._arguments(item, twin, self._moved)]
-            rewired = self._rewired(item, twin, told)
-            yield from (*told, *rewired)
+            reported = [*self._attributes(item, twin), *self._arguments(item, twin, self._moved)]
+            rewired = self._rewired(item, twin, reported)
+            yield from (*reported, *rewired)
         for field, old, new, follows in _declared(item, twin):
             plain = field == "type" and rewired  # the printed line does not show it
             if old != new and (plain or not (follows and follows(item) and follows(twin))):
                 yield _change(item, twin, field, old, new)
 
-    def _rewired(self, item: Item, twin: Item, told: list[Difference]) -> list[Difference]:
+    def _rewired(self, item: Item, twin: Item, reported: list[Difference]) -> list[Difference]:
         """Return the arguments that were replaced, for a call that changed itself and is reported anyway."""
-        slots = {one.field for one in told}
-        others = self._arguments(item, twin, self._is_other) if told else ()
+        slots = {one.field for one in reported}
+        others = self._arguments(item, twin, self._is_other) if reported else ()
         return [one for one in others if one.field not in slots and one.old != one.new]
 
     def _attributes(self, item: Item, twin: Item) -> Iterator[Difference]:
@@ -99,7 +99,7 @@ class Comparison:
             before, after = item.args.get(slot), twin.args.get(slot)
             if differ(before, after):
                 texts = item.reads.get(slot, ABSENT), twin.reads.get(slot, ABSENT)
-                yield _change(item, twin, slot, *_told_apart(texts, before, after))
+                yield _change(item, twin, slot, *_distinct_names(texts, before, after))
 
     def _is_other(self, before: ItemResult | None, after: ItemResult | None) -> bool:
         """Return whether another value is read than before, even if added or removed items show it."""
@@ -124,7 +124,7 @@ class Comparison:
             return index != place
         return original is not None and not _reaches(source, original, self.pairs.after)
 
-    def _turned(self) -> set[Item]:
+    def _transposed_params(self) -> set[Item]:
         """Return the params that are read only through a transpose, which the diff reports as a layout."""
         found = set()
         for item, twin in self.pairs.after.items():
@@ -149,7 +149,7 @@ def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
     return False
 
 
-def _told_apart(texts: tuple[str, str], before: ItemResult | None, after: ItemResult | None) -> tuple[str, str]:
+def _distinct_names(texts: tuple[str, str], before: ItemResult | None, after: ItemResult | None) -> tuple[str, str]:
     """Return the names of two values. If they are equal (results of a region), add the names inside the region."""
     if texts[0] != texts[1] or before is None or after is None:
         return texts
@@ -247,8 +247,8 @@ def _line(item: Item) -> str:
     return print_call(item.node).removesuffix(f"  # {_origin(item)}")
 
 
-def _left(flat: Flat, paired: dict[Item, Item], told: set[Item]) -> list[Item]:
-    return [item for item in flat.items if item not in paired and item not in told]
+def _left(flat: Flat, paired: dict[Item, Item], reported: set[Item]) -> list[Item]:
+    return [item for item in flat.items if item not in paired and item not in reported]
 
 
 def _output_text(program: Program, name: str) -> str:

@@ -12,9 +12,9 @@ from ingot.ir.errors import InternalError
 class Packing:
     """The memory layout of a matrix [N, K], tile by tile; `tile` holds the rows and columns of one.
 
-    `pack` makes a tensor [N / rows, K / columns, *inner] of a matrix of whole tiles. `unpack` restores it, the same bits in
-    the same dtype. Both accept any dtype that holds the elements, and meta tensors. Parts along the first two axes are
-    parts of the matrix, so that whole tiles can be divided among ranks.
+    `pack` makes a tensor [N / rows, K / columns, *inner] of a matrix of whole tiles. `unpack` restores it, with the
+    same bits and dtype. Both accept any dtype that holds the elements, and meta tensors. Parts along the first two axes
+    are parts of the matrix, so that whole tiles can be divided among ranks.
     """
 
     name: str

@@ -119,7 +119,7 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
         for value in pairs.new.values():
             other = pairs.of(value)
             if other is not None and (problem := differs(other.measured, value.measured)) is not None:
-                made, fed = pairs.behind(value, other)
+                made, fed = pairs.causes(value, other)
                 return Divergence(
                     node=value.name,
                     namesake=other.name,
@@ -183,10 +183,10 @@ class _Pairs:
             return first
         if agreeing := self._agreeing(value):
             return agreeing
-        if first is None or not _alike(first.node, inner):
+        if first is None or not _same_kind(first.node, inner):
             return None  # made later, so it has no counterpart
-        here = [other for other in self._same_shape(value) if other.layer == layer and _alike(other.node, inner)]
-        return min(here, key=lambda other: _apart(other, value), default=None)
+        here = [other for other in self._same_shape(value) if other.layer == layer and _same_kind(other.node, inner)]
+        return min(here, key=lambda other: _distance_between(other, value), default=None)
 
     def _agreeing(self, value: RecordedValue) -> RecordedValue | None:
         total = _sum(value)
@@ -197,13 +197,13 @@ class _Pairs:
     def _same_shape(self, value: RecordedValue) -> list[RecordedValue]:
         return [other for other in self.old.values() if _shape(other) == _shape(value)]
 
-    def behind(self, value: RecordedValue, other: RecordedValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def causes(self, value: RecordedValue, other: RecordedValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return `Divergence.made` and `fed` of a value and its namesake, nearest first."""
         made: dict[str, None] = {}
         fed: dict[str, None] = {}
         inputs = _inputs(value.node, value.call)
         owed = [self.old.get(_name(*source)) for source in _inputs(other.node, other.call)]
-        known = _alike(other.node, value.node) and len(owed) == len(inputs)
+        known = _same_kind(other.node, value.node) and len(owed) == len(inputs)
         waiting = list(zip(inputs, owed if known else [None] * len(inputs), strict=True))
         while waiting:
             (node, call), expected = waiting.pop(0)
@@ -254,10 +254,10 @@ def _shape(value: RecordedValue) -> tuple[int, ...]:
 def _is_same(other: RecordedValue, value: RecordedValue, node: fx.Node, origin: str) -> bool:
     """Return whether `other`, which has the name of `node`, is the same call. A later pass may reuse a name that an
     earlier one freed; the origin then differs."""
-    return other.origin == origin and _shape(other) == _shape(value) and _alike(other.node, node)
+    return other.origin == origin and _shape(other) == _shape(value) and _same_kind(other.node, node)
 
 
-def _alike(node: fx.Node, other: fx.Node) -> bool:
+def _same_kind(node: fx.Node, other: fx.Node) -> bool:
     """Return whether two calls may compute the same: same op and number of arguments. With fewer arguments a call
     computes less, for example if a mesh adds the bias after the sum over ranks."""
     return _kind(node) == _kind(other)
@@ -273,7 +273,7 @@ def _sum(value: RecordedValue) -> float:
     return float(value.measured.exact.double().nan_to_num().sum())
 
 
-def _apart(value: RecordedValue, other: RecordedValue) -> float:
+def _distance_between(value: RecordedValue, other: RecordedValue) -> float:
     left, right = value.measured.exact.double(), other.measured.exact.double()
     return float((left - right).abs().nan_to_num(nan=0.0).sum())
 
