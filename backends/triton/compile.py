@@ -39,8 +39,8 @@ class Cubin:
 def is_aligned(value: Value) -> bool:
     """Return whether the address of a tensor is always a multiple of ALIGNMENT.
 
-    Buffers and weights are aligned. An argument of a call may be a slice of a tensor: it starts at a row, or after other
-    parts of the row. The host's inputs of a step, such as vectors of integers, are only 4-byte aligned.
+    Buffers and weights are aligned. An argument of a call may be a slice of a tensor: it starts at a row, or after
+    other parts of the row. The host's inputs of a step, such as vectors of integers, are only 4-byte aligned.
     """
     if value.buffer is not None:
         return True
