@@ -23,7 +23,7 @@ class Yes:
     by the op's parameter; a weight that is not named may have any layout. `batch_invariant`: a row's bits do not depend
     on the other rows of the step, nor on which batch-invariant bucket class serves the step. `timed`: the call alone
     may be timed against other backends. It is false if the call runs in a region with others, or if the claim only
-    stands in for missing ones.
+    replaces missing ones.
     """
 
     cost: float

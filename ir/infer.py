@@ -18,7 +18,7 @@ from ingot.ir.ops import op_of
 from ingot.ir.program import Program, RegionCall, StateSpec, target_name
 from ingot.ir.types import DIM_MEANINGS, Size, StateType, TensorType, TupleType, ValueType
 
-# Primes near a million: larger than hidden sizes, and small enough that products stay far below 2**63.
+# Primes near a million: larger than hidden sizes, and small enough that the product of sizes stays far below 2**63.
 _PRIMES = (1000003, 1000033, 1000037, 1000039, 1000081, 1000099, 1000117, 1000121, 1000133, 1000151)
 STAND_INS: Mapping[str, int] = dict(zip(DIM_MEANINGS, _PRIMES, strict=False))
 _SYMBOLS = {prime: name for name, prime in STAND_INS.items()}

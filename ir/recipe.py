@@ -200,7 +200,7 @@ def _normalize(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _matmul(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    # float64, so that the product is rounded once. Its cost is small, because each weight is made once.
+    # float64, so that the result is rounded once. Its cost is small, because each weight is made once.
     return (left.double() @ right.double()).to(left.dtype)
 
 

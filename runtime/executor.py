@@ -81,7 +81,7 @@ class Captured:
 
     decode    decode steps, by sequences
     shared    decode steps that read shared prefixes once, by sequences
-    prompts   steps that feed prompts, by (tokens, sequences)
+    prompts   steps that prefill, by (tokens, sequences)
     """
 
     decode: Mapping[int, float] = field(default_factory=dict)

@@ -12,7 +12,7 @@ class PagePool:
     """A pool of pages 0..num_pages-1, of `page_size` tokens each. It never hands out the first `reserved` pages. It
     knows page ids, and nothing of requests.
 
-    `allocate` gives a page to its first holder, `share` to a further one, and `free` takes it from one. A step in
+    `allocate` assigns a page to its first holder, `share` to a further one, and `free` takes it from one. A step in
     flight may still read or write a page that its last holder frees. `free(pages, busy_until=step)` sets such pages
     aside, and `retire(step)` makes them allocatable.
 

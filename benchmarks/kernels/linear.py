@@ -52,7 +52,7 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Return the call. Each result is a sum of `depth` products, which takes as many additions."""
+        """Return the call. Each result takes `depth` multiplications and as many additions."""
         what = f"{self.part}, {self.tokens} token{'s' * (self.tokens > 1)}"
         return Call(slug(what), what, self.bare.bytes, 2 * self.tokens * self.bare.columns * self.bare.depth)
 

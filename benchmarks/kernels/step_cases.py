@@ -63,7 +63,7 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
         return (randn(rows, vocab) * 2).to(f32)
 
     def peaked() -> torch.Tensor:
-        """Return logits of which a dozen tokens have most of the mass."""
+        """Return logits. A dozen tokens have most of the probability."""
         found = logits()
         found[:, ::5003] += 12
         return found

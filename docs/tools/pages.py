@@ -21,7 +21,7 @@ from pathlib import Path
 
 _BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n)?^```(?P<kind>\w*)\n(?P<body>.*?)^```$", re.M | re.S)
 NOT_SHOWN = "…"
-# Where code has an origin: a page shows the file alone, which changes less often than its lines.
+# The line numbers of code from a file. A page shows the file alone, which changes less often than its lines.
 _LINE_OF_CODE = re.compile(r"(?<=\.py):\d+\b")
 
 # (command, folder, further entries of Python's path, include stderr) to (exit status, output).

@@ -34,9 +34,10 @@ WORDS = {
     r"behind(?! (?:a|the) (?:proxy|load balancer|firewall))": "after",
     r"in front of(?! a (?:server|proxy))": "before",
     r"(?<!inner )(?<!outer )(?<!dot )(?<!matrix )(?<!cross )(?<!scalar )(?<!Kronecker )"
-    r"products?(?! of (?:(?:the |its |all )?(?:sizes|dims|factors)|numbers))": "matmul",
+    r"(?<!sum of )(?<!unsigned )(?<!GPU )"
+    r"products?(?!'s name| name| of (?:(?:the |its |all )?(?:sizes|dims|factors)|numbers))": "matmul",
     r"(?<!people )(?<!users )(?<!user )(?<!readers )(?<!someone )who": "that, or the component's name",
-    r"whoever|whom|whose": "the component's name",
+    r"whoever|whom": "the component's name",
     r"nobody|somebody|anybody": "none, no caller, a caller",
     r"spots?": "place, row, column",
     r"told(?! apart)": "passed, reported",
@@ -59,7 +60,7 @@ WORDS = {
     r"(?:has|have|had) to do with": "concerns",
     r"comes? to(?= (?:\d|the same|nothing|little))": "is, totals",
     r"go(?:es)? by": "follows",
-    r"of which": "a sentence of its own",
+    r"(?<!each )(?<!two )of which": "a sentence of its own",
 }
 _WORDS = re.compile("|".join(rf"(?P<w{n}>\b(?:{word})\b)" for n, word in enumerate(WORDS)), re.I)
 _REPLACEMENTS = list(WORDS.values())
@@ -104,7 +105,8 @@ def _docstrings(text: str) -> Iterator[tuple[int, str]]:
     """Yield docstrings of modules, classes and functions, and of fields: strings that are statements."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.lineno, re.sub(r"^ *>>> .*$", "", node.value.value, flags=re.M)
+            # Doctest lines, and the names of lists of fields, are code.
+            yield node.lineno, re.sub(r"^ *>>> .*$|^ *\w+(?= {2,}\S)", "", node.value.value, flags=re.M)
 
 
 def _comments(text: str) -> Iterator[tuple[int, str]]:

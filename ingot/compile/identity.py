@@ -141,7 +141,7 @@ def _is_source(file: Path) -> bool:
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:
-    """Return the SHA-256 of source files by their paths in the package; files outside it go by their names."""
+    """Return the SHA-256 of source files by their paths in the package; files outside it count by their names."""
     return {
         file.relative_to(_PACKAGE).as_posix() if file.is_relative_to(_PACKAGE) else file.name: hashlib.sha256(
             file.read_bytes()

@@ -183,7 +183,7 @@ def qk_norm_rope_append(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (q [T, H, D] normed by `q_weight` [D] and rotated, the cache with k, treated alike, and v at `slots`).
+    """Return (q [T, H, D] normed by `q_weight` [D] and rotated, the cache with k, treated the same, and v at `slots`).
 
     k and v are [T, KV, D]. Without weights nothing is normed. With `norm_last` the norms follow the rotation. The parts
     are `rms_norm`, `rope` and `kv_append` with their roundings: each result is rounded before the next part, and before

@@ -18,7 +18,7 @@ class NormSpec:
 
     kind     "rms" or "layer"
     gains    whether the checkpoint has gains; without, they are ones
-    wide     gains are float32, and only the product with them is rounded
+    wide     gains are float32, and only the result of multiplying by them is rounded
     offset   added to the stored gains; the sum is rounded unless `wide`
     bias     whether a layer norm has a bias
     stored   its name in the checkpoint

@@ -10,7 +10,7 @@ from ingot.runtime.cuda.graphs.choice import Capture, DecodeChoice, PromptChoice
 from ingot.runtime.cuda.graphs.sizes import bucket_serving, has_few_tokens
 from ingot.runtime.step import StepSizes
 
-# Graphs of decode-only steps, and graphs of steps that feed prompts.
+# Graphs of decode-only steps, and of steps that prefill.
 GraphKind = Literal["decode", "prompts"]
 
 

@@ -1,4 +1,4 @@
-"""The inputs of the step that costs are asked for: sequences of one length, each with its own pages."""
+"""The inputs of the step that costs are computed for: sequences of one length, each with its own pages."""
 
 import numpy as np
 

@@ -98,7 +98,7 @@ class DecodeChoice:
 
 
 class PromptChoice:
-    """Chooses among graphs of steps that feed prompts. A graph is captured while the host waits, or after several steps
+    """Chooses among graphs of steps that prefill. A graph is captured while the host waits, or after several steps
     wanted it. Until then such steps are launched in the same sizes (`filled_up`). `classes` are the bucket classes by
     size."""
 

@@ -14,7 +14,7 @@ from ingot.runtime.step import StepSizes
 # Sequences of captured decode steps; smaller steps are padded. The spacing is vLLM's (1, 2, 4, then 8 apart up to 256
 # and 16 apart above), and twice that from 64 on, where steps are so long that a row of padding costs little.
 GRAPH_ROWS = (1, 2, 4, 8, *range(16, 65, 8), *range(80, 257, 16), *range(288, 513, 32))
-# Tokens of steps that feed prompts, after padding. At each new size cuBLAS would choose kernels again (H200, CUDA 13.0:
+# Tokens of steps that prefill, after padding. At each new size cuBLAS would choose kernels again (H200, CUDA 13.0:
 # 5 to 9 ms in the first launch of a step of 16 layers). At most half of a step is padding; at most an eighth above 1024
 # tokens, where computing takes longer than launching.
 _PROMPT_TOKENS = (
