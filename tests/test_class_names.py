@@ -13,7 +13,11 @@ def rooms() -> dict[str, list[Path]]:
     """The files of each room, those of nested folders included. Each folder of `ingot` is one, and so are the modules
     beside them together."""
     found = {name: sorted((ROOT / name).rglob("*.py")) for name in ROOMS}
-    front = sorted(path for path in (ROOT / "ingot").iterdir() if path.is_dir() and not path.is_symlink())
+    front = sorted(
+        path
+        for path in (ROOT / "ingot").iterdir()
+        if path.is_dir() and not path.is_symlink() and path.name != "__pycache__"
+    )
     found |= {f"ingot/{path.name}": sorted(path.rglob("*.py")) for path in front}
     return found | {"ingot": sorted((ROOT / "ingot").glob("*.py"))}
 

@@ -82,7 +82,7 @@ class InductorCuda(Inductor):
 def missing_here(target: str) -> str:
     """Return why this machine cannot compile regions for a GPU of the kind `target`; "" if it can."""
     if (here := _gpu()) != target:
-        return f"it compiles for {target} only on such a GPU, and the GPU of this machine is {here}"
+        return f"it compiles for {target} only on such a GPU; the GPU of this machine: {here}"
     if importlib.util.find_spec("triton") is None:
         return "it needs Triton, which is not installed"
     try:

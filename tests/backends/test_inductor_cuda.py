@@ -64,11 +64,11 @@ def _static(monkeypatch: pytest.MonkeyPatch, toolkit: Path) -> None:
         (lambda patch, toolkit: None, ""),
         (
             lambda patch, toolkit: patch.setattr(ingot.ir.machine.target, "find_gpu", _no_gpu),
-            ".* the GPU of this machine is none$",
+            ".* the GPU of this machine: none$",
         ),
         (
             lambda patch, toolkit: patch.setattr(ingot.ir.machine.target, "find_gpu", lambda: TYPICAL["sm_80"]),
-            ".* the GPU of this machine is sm_80$",
+            ".* the GPU of this machine: sm_80$",
         ),
         (
             lambda patch, toolkit: patch.setattr(emit_cuda.importlib.util, "find_spec", lambda name: None),
@@ -188,7 +188,7 @@ def test_calls_without_a_kernel_become_regions_and_graphs_hold_them(
     for program in without.programs.values():
         assert program.plan is not None and not is_capturable(program.plan.buckets[0])
     reasons = {refusal.reason for record in without.records for refusal in record.refusals}
-    assert "inductor: it compiles for sm_90 only on such a GPU, and the GPU of this machine is none" in reasons
+    assert "inductor: it compiles for sm_90 only on such a GPU; the GPU of this machine: none" in reasons
 
 
 def test_by_name_inductor_takes_all_that_has_no_state(toolkit: Path) -> None:

@@ -37,7 +37,11 @@ def test_it_writes_one_page(model: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize(
     ("output", "says"),
-    [("report.pdf", "no name of a page"), ("missing/report.html", "cannot be written"), (".", "no name of a page")],
+    [
+        ("report.pdf", "is not the name of a page"),
+        ("missing/report.html", "cannot be written"),
+        (".", "is not the name of a page"),
+    ],
 )
 def test_a_bad_output_is_refused(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, says: str

@@ -31,6 +31,6 @@ def test_target(ingot: Command) -> None:
     assert ops["linear"]["backends"] == {"1": "cpu", "512": "inductor"} and ops["linear"]["deterministic"] == "cpu"
     assert set(ops["sample"]["backends"].values()) == {"cpu"}
     assert set(ops["select_rows"]["backends"].values()) == {"reference"}
-    assert any("outside regions (T=512)" in reason for reason in ops["sample"]["refusals"])
+    assert any("is not fusible (T=512)" in reason for reason in ops["sample"]["refusals"])
     text = ingot("target", "--target", "cpu").out
-    assert "ingot.paged_attention" in text and "outside regions" in text
+    assert "ingot.paged_attention" in text and "is not fusible" in text

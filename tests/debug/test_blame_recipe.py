@@ -134,7 +134,9 @@ def _wider(step: Step) -> Step:
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [(_raising, "cannot be applied"), (_wider, "gives")], ids=["does not fit", "another shape"]
+    ("fault", "words"),
+    [(_raising, "cannot be applied"), (_wider, "is wrong: it is torch.float32")],
+    ids=["does not fit", "another shape"],
 )
 def test_a_step_of_shapes_that_do_not_fit(
     fault: Callable[[Step], Step],

@@ -47,7 +47,7 @@ DAMAGED_HEADERS: dict[str, tuple[object, bytes, str]] = {
     "duplicate tensor": (
         b'{"x": ' + json.dumps(GOOD).encode() + b', "x": ' + json.dumps(GOOD).encode() + b"}",
         bytes(8),
-        "'x' stands twice",
+        "the key 'x' occurs twice",
     ),
     "duplicate field": (
         b'{"x": {"dtype": "F32", "dtype": "I32", "shape": [2], "data_offsets": [0, 8]}}',

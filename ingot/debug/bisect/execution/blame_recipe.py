@@ -62,10 +62,10 @@ def weight_fault(
             ) as error:  # torch raises these for shapes that do not fit
                 return WeightFault(name, step, False, f"{_called(step)} raises {type(error).__name__}: {error}")
             if problem:
-                return WeightFault(name, step, False, f"{_called(step)} returns {problem}")
+                return WeightFault(name, step, False, f"the result of {_called(step)} is wrong: {problem}")
         made = spec.recipe.execute(read, memo).contiguous()
         if problem := spec.type.mismatch(made, {}):
-            return WeightFault(name, spec.recipe, False, f"{_called(spec.recipe)} returns {problem}")
+            return WeightFault(name, spec.recipe, False, f"the result of {_called(spec.recipe)} is wrong: {problem}")
         checked.update({step: memo[step] for step in spec.recipe.shared_steps()})
         if problem := _unlike(packed[name], made):
             likely, how = _explained(spec.recipe, packed[name], memo, read)

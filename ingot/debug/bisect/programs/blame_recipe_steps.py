@@ -33,6 +33,6 @@ def wrong_step(case: Case, before: Program, after: Program) -> Verdict | None:
                     node=name,
                     tensor=name,
                     layer=int(layer[1]) if layer else None,
-                    found=f"{str(replace(step, inputs=()))[:200]} returns {problem}",
+                    found=f"the result of {str(replace(step, inputs=()))[:200]} is wrong: {problem}",
                 )
     return None
