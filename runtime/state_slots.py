@@ -72,7 +72,8 @@ class StateSlots:
         request.cached.generated = None
 
     def settle(self, busy_until: int | None) -> None:
-        """Update slots after a launched step: its sequences now read the slot that they wrote, and free the other."""
+        """Let each sequence of a launched step read the slot that the step writes, and free the slot that it read.
+        A freed slot is reused only after step `busy_until`; None: at once."""
         waiting: list[Request] = []
         for request in self._moving:
             if request.state_write < 0 or request.state_read == request.state_write:

@@ -18,7 +18,8 @@ def steady(running: Sequence[Request]) -> list[Request]:
 
 
 def others(running: Sequence[Request], *, in_flight: bool) -> list[Request]:
-    """Return the sequences that the scheduler must check. Without a step in flight, these are all."""
+    """Return the sequences off the fast path, which the scheduler plans one by one. Without a step in flight, these are
+    all."""
     return [one for one in running if not in_flight or one.num_computed >= one.decodes_until]
 
 

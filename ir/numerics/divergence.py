@@ -155,7 +155,8 @@ class _Pairs:
         return self._of_region(value, *inner) if inner else None
 
     def _in_body(self, value: RecordedValue) -> tuple[fx.Node, fx.Node] | None:
-        """Return the node of a region's body that computes the value, and the call of the region."""
+        """Return the node of a region's body that computes the value, and the call of the region; None if no region
+        computes it."""
         if value.call is not None:
             return value.node, value.call
         call, index = value.node.args if value.node.target is operator.getitem else (value.node, 0)

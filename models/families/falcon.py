@@ -51,8 +51,8 @@ def refined_web(config: ConfigReader) -> DecoderSpec:
 
 
 def _layer(config: ConfigReader, hidden: int, head_dim: int) -> LayerSpec:
-    """Return a layer of attention and a plain part. In parallel, they have one norm or two. The new architecture is
-    always parallel."""
+    """Return a layer of attention and an MLP without a gate. If the two are parallel, they share one norm or have one
+    each. The new architecture is always parallel."""
     new, bias = config.flag("new_decoder_architecture", False), config.flag("bias", False)
     attention = _attention(config, head_dim, new=new, bias=bias)
     activation, plain = config.choice("activation", PLAIN, "gelu"), PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")

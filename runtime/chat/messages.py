@@ -103,7 +103,8 @@ def _text(content: object, where: str) -> str:
 
 
 def _read_arguments(calls: object, where: str) -> None:
-    """Parse arguments given as JSON text, as OpenAI clients send them, into the objects that templates expect."""
+    """Replace, in place, the arguments of tool calls that are JSON text, as OpenAI clients send them, by the objects
+    that templates expect. Raises RequestError if a call or its JSON is malformed."""
     if not isinstance(calls, list):
         raise RequestError("the tool calls are no list", where=where, expected="a list of calls")
     for index, call in enumerate(calls):

@@ -34,7 +34,8 @@ def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
 
 
 def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles]:
-    """Yield tiles for up to two programs per multiprocessor, with shared memory for one or two."""
+    """Yield tiles of grids with at most two programs per multiprocessor. Stages fill the shared memory of one resident
+    program per multiprocessor, or of two."""
     for block_n, splits, block_k, programs in product((16, 32, 64, 128), (1, 2, 4, 8), (128, 256), (1, 2)):
         blocks = -(-problem.columns // block_n)
         crowded = blocks * splits > 2 * machine.cores

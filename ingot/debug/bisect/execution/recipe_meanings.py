@@ -35,7 +35,7 @@ def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    """Return the bits of a tensor, row-major."""
+    """Return the elements of a tensor as integers with the same bits, in a row-major array of its shape."""
     return raw_bits(tensor.contiguous()).numpy()
 
 
@@ -139,7 +139,7 @@ def _unit(dtype: torch.dtype) -> float:
 
 
 def _cast(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Check rounding to nearest: neither neighbour of the result is closer."""
+    """Check that each element is rounded to nearest. Return what is wrong, or None."""
     found = results[""]
     wanted = _double(args[0])
     if not found.is_floating_point():

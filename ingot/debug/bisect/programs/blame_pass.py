@@ -92,7 +92,8 @@ class Judge:
         return broken_quantization(self.case.params, link.before, program, whole(requests, (1, 1)))
 
     def measured(self, expected: Expectation, program: Program, key: str = "") -> dict[str, Measured]:
-        """Return the outputs of all steps by name, as the program computes them in its own dtypes, and in float64."""
+        """Run `program` on the steps of `expected`. Return each output in the program's own dtypes and in float64, by
+        name. Calls with one `key`, unless empty, run once."""
         if not key or (known := self._measured.get((str(id(expected)), key))) is None:
             known = self._run(expected, program)
             if key:
