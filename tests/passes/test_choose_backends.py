@@ -1,4 +1,4 @@
-"""choose-backends: the fastest or cheapest claim wins, every No is kept, and a call that nobody takes is an error."""
+"""choose-backends: the fastest or cheapest claim wins, every No is kept, and a call without a claim is an error."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

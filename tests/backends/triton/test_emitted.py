@@ -1,5 +1,5 @@
-"""Every op that the triton backend claims is compiled to machine code, on a machine without a GPU; and whoever judges
-what such code gives is strict."""
+"""Every op that the triton backend claims compiles to machine code on a machine without a GPU. The comparison of its
+results is strict."""
 
 from __future__ import annotations
 
