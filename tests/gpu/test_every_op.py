@@ -34,8 +34,9 @@ def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Emitting]:
 
 @pytest.fixture(scope="module")
 def emitted(request: pytest.FixtureRequest, compiling: Emitting) -> dict[Any, list[Future[Emitted]]]:
-    """All calls of the tests that will run, compiled side by side."""
-    mine = [item for item in request.session.items if getattr(item, "originalname", "") == "test_against_the_reference"]
+    """All calls of this file's tests that will run, compiled in parallel. Other files have tests of the same name."""
+    items = [item for item in request.session.items if item.path == request.path]
+    mine = [item for item in items if getattr(item, "originalname", "") == "test_against_the_reference"]
     wanted = [(item.callspec.params["op"], item.callspec.params["dtype"]) for item in mine]  # type: ignore[attr-defined]
     return {(op, dtype): compiling.submit(op, dtype) for op, dtype in wanted}
 
