@@ -28,7 +28,7 @@ CONFIG = {"sliding_window": WINDOW, "max_position_embeddings": 512, "head_dim": 
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("scratch")
     checkpoint = TINY["gemma3_text-new"].write(folder / "checkpoint", **CONFIG)
-    limits = {"max_batch": 8, "max_tokens": 256, "max_seq_len": 500, "jobs": 1}
+    limits = {"max_batch": 8, "max_tokens": 256, "max_seq_len": 500}
     compile_model(checkpoint, folder / "a.ingot", target="cuda", **limits)
     return folder / "a.ingot"
 

@@ -73,6 +73,10 @@ def test_memory_of_a_cpu_is_given_back() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(
+    int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1,
+    reason="it counts the free memory of the whole GPU, which other workers change: run it with -n 0",
+)
 def test_memory_of_a_gpu_is_given_back() -> None:
     def free() -> int:
         gc.collect()
