@@ -206,6 +206,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors, f"{page.name} links to {target}, and {linked.name} has no such heading"
 
 
+@pytest.mark.parametrize("page", ["architecture", "glossary", "gpu-kernels", "artifact", "serving", "looking-in"])
+def test_named_files_are_there(page: str) -> None:
+    """`*` and `NAME` stand for any text."""
+    rooms = "ir|models|frontend|passes|backends|runtime|ingot|benchmarks|tests|docs"
+    named = re.findall(rf"`((?:{rooms})/[\w./*]*)`", (DOCS / f"{page}.md").read_text(encoding="utf-8"))
+    assert named or page != "architecture"
+    missing = [path for path in named if not list(ROOT.glob(path.replace("NAME", "*")))]
+    assert not missing, f"{page}.md names files that are not there: {missing}"
+
+
 def page_text(*blocks: str) -> str:
     return "\n\n".join(blocks) + "\n"
 
