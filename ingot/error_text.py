@@ -6,7 +6,7 @@ from ingot.ir.errors import IngotError, InternalError
 
 
 def described(error: IngotError) -> dict[str, str]:
-    """Return the error's fields as strings."""
+    """Return an error's class name ("kind") and its four texts as a dict that JSON can hold; `raised` decodes it."""
     return {
         "kind": type(error).__name__,
         "what": error.what,
@@ -17,7 +17,9 @@ def described(error: IngotError) -> dict[str, str]:
 
 
 def raised(fields: dict[str, Any]) -> IngotError:
-    """Return the error that `described` encoded, for the caller to raise; an InternalError for an unknown kind."""
+    """Decode the dict that `described` made, and return the error for the caller to raise. An unknown class name
+    becomes an InternalError.
+    """
     kinds: dict[str, type[IngotError]] = {}
     queue: list[type[IngotError]] = [IngotError]
     while queue:

@@ -1,4 +1,4 @@
-"""The entry point of the scripts that `ingot bisect` writes. Users keep those folders, so this name must not change."""
+"""Run a folder that `ingot bisect` wrote to reproduce a fault. The folders' scripts import this module: keep its name."""
 
 import sys
 import traceback
@@ -10,8 +10,8 @@ GONE, THERE, UNKNOWN = 0, 1, 2
 
 
 def reproduce(folder: str | Path) -> int:
-    """Run the reproducer in `folder` and print its result.
-    Return 1 while the fault is present, 0 when it is gone, and 2 when the run cannot decide.
+    """Run the reproducer in `folder`, which `ingot bisect` wrote, and print its result. Return 1 while the fault is
+    present, 0 when it is gone, and 2 when the run cannot decide.
     """
     try:
         text, there = _found(Path(folder))
@@ -26,7 +26,7 @@ def reproduce(folder: str | Path) -> int:
 
 
 def _found(folder: Path) -> tuple[str, bool]:
-    """Return the reproducer's result in words, and whether it is a fault."""
+    """Return a text that describes the result of the reproducer, and whether the fault is present."""
     from ingot.debug.bisect.execution.rerun import rerun
     from ingot.debug.bisect.programs.replay import PASS, replay
 

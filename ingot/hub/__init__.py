@@ -1,1 +1,1 @@
-"""Checkpoints by name on the Hugging Face hub: find them, download them into the hub's own cache, open them there."""
+"""Checkpoints by name on the Hugging Face hub: find a repository, and download its files into the hub's own cache."""

@@ -22,7 +22,9 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file as the hub lists it: its size in bytes, and its name among the cache's blobs; "" if it is not listed."""
+    """A file of a repository: its size in bytes, and the name of its blob in the hub's cache. `blob` is "" if the hub's
+    listing has no digest of the file.
+    """
 
     size: int
     blob: str
@@ -30,7 +32,9 @@ class RemoteFile:
 
 @dataclass
 class _Batch:
-    """Files that threads take one at a time, until none is left or a download fails."""
+    """Names of files that threads download together. Each thread takes the next waiting file, until none is left or one
+    download fails. `failed` holds the files with their errors.
+    """
 
     waiting: deque[str]
     done: list[str] = field(default_factory=list)
@@ -57,10 +61,12 @@ def download(
     batches: Sequence[Sequence[str]],
     progress: OnProgress,
 ) -> None:
-    """Download files into `folder`, the snapshot of a commit in the hub's cache. Raises HubError.
+    """Download files of the repository `name` into `folder`, the snapshot of a commit in the hub's cache. Raises
+    HubError.
 
-    A file appears there when it is complete. A batch begins when all files of the batch before it are complete. Files
-    that already exist are skipped.
+    `listing` describes the commit's files by name. `batches` are lists of file names: a batch begins when all files of
+    the previous one are complete. Files that already exist are skipped. A file appears in `folder` when it is complete.
+    `progress` receives the downloaded and the total bytes.
     """
     missing = [[file for file in batch if not (folder / file).is_file()] for batch in batches]
     files = [file for batch in missing for file in batch]
@@ -74,7 +80,7 @@ def download(
     label = f"download {len(files)} file{'s' * (len(files) > 1)} of {name}{size}"
     finished: list[str] = []
 
-    def tell(batch: _Batch) -> None:
+    def report(batch: _Batch) -> None:
         whole = {*finished, *batch.done}
         held = sum(one.size if file in whole else _partly(blobs, one) for file, one in coming.items())
         progress(label, ByteCount(min(held, total)), ByteCount(total))
@@ -82,7 +88,7 @@ def download(
     with _no_bars_of_the_client():
         for some in missing:
             batch = _Batch(deque(some))
-            _run(batch, lambda file: hf_hub_download(name.repository, file, revision=folder.name), tell)
+            _run(batch, lambda file: hf_hub_download(name.repository, file, revision=folder.name), report)
             if batch.failed:
                 file, error = batch.failed[0]
                 raise hub_error(error, name, file) from error
@@ -90,9 +96,9 @@ def download(
 
 
 def download_one(name: HubName, file: str) -> Path:
-    """Return the cached path of a small file at the revision of `name`; download it first if needed. The cache then
+    """Return the cached path of a small file of the repository `name`; download it first if needed.
 
-    knows the revision. Raises HubError.
+    The hub's cache then also records which commit the revision is. Raises HubError.
     """
     with _no_bars_of_the_client():
         try:
@@ -101,9 +107,12 @@ def download_one(name: HubName, file: str) -> Path:
             raise hub_error(error, name, file) from error
 
 
-def _run(batch: _Batch, get: Callable[[str], object], tell: Callable[[_Batch], None]) -> None:
-    """Run the batch in threads and report progress from this one, so that an interrupt ends it at once."""
-    tell(batch)
+def _run(batch: _Batch, get: Callable[[str], object], report: Callable[[_Batch], None]) -> None:
+    """Call `get` with each file of the batch, in several threads, until all are done or one fails.
+
+    The calling thread only waits and calls `report` some times a second, so an interrupt ends the wait at once.
+    """
+    report(batch)
     count = min(_THREADS, len(batch.waiting))
     # Daemon threads, so that the process can exit in the middle of a large download.
     threads = [threading.Thread(target=batch.work, args=(get,), daemon=True, name="hub") for _ in range(count)]
@@ -113,18 +122,18 @@ def _run(batch: _Batch, get: Callable[[str], object], tell: Callable[[_Batch], N
         while threads and not batch.failed:
             threads[0].join(_SECONDS_BETWEEN_LOOKS)
             threads = [thread for thread in threads if thread.is_alive()]
-            tell(batch)
+            report(batch)
     finally:
         batch.waiting.clear()  # after an interrupt no thread starts another file
 
 
 def _has_blob(blobs: Path, file: RemoteFile) -> bool:
-    """Return whether the cache has the file already, from another commit."""
+    """Return whether the folder `blobs` of the hub's cache has the file's content already, from another commit."""
     return bool(file.blob) and (blobs / file.blob).is_file()
 
 
 def _partly(blobs: Path, file: RemoteFile) -> int:
-    """Return the downloaded bytes of a file. The client writes to a blob whose name ends in `.incomplete`."""
+    """Return how many bytes of a file are downloaded so far. The hub's client writes to a blob named `….incomplete`."""
     if not file.blob:
         return 0
     held = 0
@@ -145,7 +154,7 @@ def _check_room(folder: Path, total: int) -> None:
 
 @contextmanager
 def _no_bars_of_the_client() -> Iterator[None]:
-    """Disable the client's bar per file, which would disturb Ingot's own progress."""
+    """Disable the progress bars of huggingface_hub inside the block: they would disturb Ingot's own progress."""
     if are_progress_bars_disabled():
         yield
         return

@@ -1,4 +1,4 @@
-"""Convert errors of the hub into messages that say what to do. Importing this imports huggingface_hub."""
+"""Convert errors of huggingface_hub into HubErrors that say what to do. Importing this imports huggingface_hub."""
 
 import errno
 from collections.abc import Iterator
@@ -25,9 +25,10 @@ _TOKEN = "set HF_TOKEN to a token of yours, or log in with `hf auth login`"
 
 
 def hub_error(error: BaseException, name: HubName, file: str = "") -> HubError:
-    """Return the HubError for an error of the hub's client while it fetched `file`, or looked for `name` without one.
+    """Return the HubError for an error that huggingface_hub raised about the repository `name`.
 
-    The client has changed its HTTP library twice, so any error that is not recognised counts as a network error.
+    It was raised while fetching `file`, or, if that is "", while looking up the repository. The client has changed its
+    HTTP library twice, so an error that is not recognised counts as a network error.
     """
     for one in _chain(error):
         found = _of_disk(one) or _of_repository(one, name) or _of_status(one, name)
@@ -48,7 +49,7 @@ def hub_error(error: BaseException, name: HubName, file: str = "") -> HubError:
 
 
 def unreached(error: BaseException, name: HubName) -> str:
-    """Return why the hub could not resolve `name`, for a message about what the cache has."""
+    """Return in words why the hub could not resolve the repository `name`. The caller adds what its cache holds."""
     for one in _chain(error):
         if isinstance(one, OfflineModeIsEnabled):
             return _OFFLINE
@@ -58,7 +59,7 @@ def unreached(error: BaseException, name: HubName) -> str:
 
 
 def disk_full(needed: str = "") -> HubError:
-    """Return the HubError for a full disk; `needed` says how much room is needed."""
+    """Return the HubError for a full disk; `needed` is appended to the message, as in ": 2 GB are to be downloaded"."""
     return HubError(
         f"the disk is full{needed}",
         where=f"the hub's cache, {constants.HF_HUB_CACHE}",
@@ -138,7 +139,7 @@ def _page(name: HubName) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its causes."""
+    """Yield the error and then its causes, each before its own cause."""
     at: BaseException | None = error
     seen: set[int] = set()
     while at is not None and id(at) not in seen:
@@ -148,7 +149,11 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the reason in one line. For a file missing in the cache, it is the error that prevented the download."""
+    """Return the class and the message of the error's cause, in one line of at most 300 characters.
+
+    A LocalEntryNotFoundError says only that the cache lacks a file. It is skipped for the error that prevented the
+    download.
+    """
     cause = next((one for one in _chain(error) if not isinstance(one, LocalEntryNotFoundError)), error)
     lines = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {lines[0][:300]}" if lines else type(cause).__name__

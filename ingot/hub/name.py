@@ -1,4 +1,6 @@
-"""The name of a repository on the hub, distinguished from a folder's path. Importing this imports no HTTP library."""
+"""Names of repositories on the hub, as in org/name@REVISION, told apart from paths. Importing this imports no HTTP
+library.
+"""
 
 import re
 from dataclasses import dataclass
@@ -19,14 +21,14 @@ _NO_NAMES = (".ingot", ".git")  # a missing artifact; the hub rejects names that
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository and one of its branches, tags or commits."""
+    """A repository on the hub, as in "org/name", and one of its branches, tags or commits."""
 
     repository: str
     revision: str = DEFAULT_REVISION
 
     @property
     def pinned(self) -> bool:
-        """Return whether the revision is a commit, which never changes."""
+        """Return whether the revision is a commit's 40 digits. Unlike a branch or tag, a commit never changes."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
@@ -34,10 +36,11 @@ class HubName:
 
 
 def hub_name(checkpoint: str | Path, revision: str | None = None) -> HubName | None:
-    """Return the repository that `checkpoint` names, "org/name" or "org/name@REVISION"; None for the path of a folder.
+    """Return the repository that `checkpoint` names, as "org/name" or "org/name@REVISION". Return None for a local
+    path.
 
-    An existing local path takes precedence, and a Path is always local. `revision` is the same as the part after "@".
-    Raises OptionError for a revision of a folder, and HubError for a name with a slash at the end.
+    An existing local path takes precedence, and a Path is always local. `revision` means the same as REVISION.
+    Raises OptionError for a revision of a folder or two revisions, and HubError for a name with a slash at the end.
     """
     text = str(checkpoint)
     repository, at, after = text.partition("@")
@@ -72,7 +75,7 @@ def _is_repository(text: str) -> bool:
 
 
 def is_there(path: str | Path) -> bool:
-    """Return whether a file or folder of this name exists, even if it cannot be read."""
+    """Return whether a file or folder exists at this path, even if it cannot be read."""
     try:
         return Path(path).exists()
     except PermissionError:

@@ -1,4 +1,4 @@
-"""A commit of a repository on the hub: the files that a checkpoint needs, and their place in the hub's cache."""
+"""A commit of a repository on the hub: which files a checkpoint needs, and the folder of the hub's cache that has them."""
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
@@ -25,7 +25,7 @@ from ingot.hub.name import HubName
 from ingot.ir.errors import CheckpointError, ConfigError, HubError
 
 # Other programs may have cached part of a commit. Without generation_config.json a model samples and stops differently,
-# and without tokenizer.json it takes no text, so their absence must be certain.
+# and without tokenizer.json it takes no text, so the cache must record their absence if they are not in it.
 _DECISIVE = ("generation_config.json", "tokenizer.json")
 # Files to request even if they do not exist, so that the cache records their absence and the hub is not asked again.
 _KNOWN = (*_DECISIVE, "tokenizer_config.json", "chat_template.jinja")
@@ -35,10 +35,11 @@ _OF_ALL = ".gitattributes"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A commit with its config.json in the hub's cache, in `folder`; `fetch` downloads the other files.
+    """A commit of the repository `name`. `folder` is its snapshot in the hub's cache and already has config.json;
+    `fetch` downloads the other files.
 
-    `listing` has the files of the commit. It is None if only the cache was used: for the reason `unreached`, or because
-    the cache has all files of a named commit.
+    `listing` describes the commit's files by name. It is None if only the cache is used: because the hub could not be
+    reached, for the reason `unreached`, or because a commit was named and the cache has all its files.
     """
 
     name: HubName
@@ -52,11 +53,14 @@ class Snapshot:
 
     @property
     def origin(self) -> str:
-        """Return the commit as a name that `LLM` and `compile-model` take."""
+        """Return "org/name@COMMIT", a name that `LLM` and `compile-model` accept as a checkpoint."""
         return f"{self.name.repository}@{self.commit}"
 
     def fetch(self, progress: OnProgress) -> Path:
-        """Return the folder, with the tokenizer's files and the weights. Raises HubError."""
+        """Download the tokenizer's files and the weights if the cache lacks them, and return the snapshot's folder.
+
+        Raises HubError, and CheckpointError for a shard that the repository lacks.
+        """
         if self.listing is None:
             self._check_cache()
             return self.folder
@@ -78,7 +82,10 @@ class Snapshot:
         return self.folder
 
     def missing(self) -> list[str]:
-        """Return the files that a checkpoint needs and the cache lacks, by what the cache knows of the commit."""
+        """Return the names of files that the checkpoint needs and the cache lacks, found without the hub.
+
+        The list has no files that the cache records as absent from the repository.
+        """
         weights = [SINGLE]
         if (self.folder / INDEX).is_file():
             weights = sorted(set(read_index(self.folder / INDEX).values()))
@@ -89,13 +96,13 @@ class Snapshot:
         ]
 
     def unknown(self, files: Sequence[str]) -> list[str]:
-        """Return the files that the cache neither has nor knows to be absent."""
+        """Return those of `files` that the cache neither holds nor records as absent from the repository."""
         if (self.folder / _OF_ALL).is_file():
             return []
         return [file for file in files if _cached(self._pinned(), file) is None]
 
     def _check_cache(self) -> None:
-        """Raise HubError if the hub is unreachable and the cache lacks a file."""
+        """Raise HubError if the hub could not be reached and the cache lacks a file that the checkpoint needs."""
         missing = self.missing() if self.unreached else []
         if missing:
             raise HubError(
@@ -110,11 +117,11 @@ class Snapshot:
 
 
 def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
-    """Return the commit of `name`, with only its config.json downloaded.
+    """Look up the commit of `name` and return its snapshot; download config.json only.
 
-    The hub resolves the commit, or its cache if the hub cannot be reached. A commit given by its id, with all its files
-    in the cache, needs no request. Raises HubError; CheckpointError for a repository without safetensors, and
-    ConfigError for one without config.json.
+    The hub resolves the revision to a commit. If the hub cannot be reached, its cache does. If a commit is named and
+    the cache has all its files, no request is sent. Raises HubError; CheckpointError for a repository without
+    safetensors, and ConfigError for one without config.json.
     """
     if name.pinned and (folder := _cached_folder(name)) is not None:
         here = Snapshot(name, folder)
@@ -144,7 +151,7 @@ def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
 
 
 def _list(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
-    """Return the commit and its files. Raises the client's errors."""
+    """Return the commit's id, and its files by name. Raises the errors of huggingface_hub."""
     found = HfApi(library_name="ingot").model_info(
         name.repository, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
     )
@@ -199,19 +206,21 @@ def _check_files(files: Collection[str], name: HubName) -> None:
 
 
 def _cached(name: HubName, file: str) -> Path | bool | None:
-    """Return the path of a file in the hub's cache; False if it is recorded as absent, None if nothing is known."""
+    """Return the path of a file in the hub's cache. Return False if the cache records that the repository lacks the
+    file, and None if it has no record.
+    """
     found = try_to_load_from_cache(name.repository, file, revision=name.revision)
     return Path(found) if isinstance(found, str) else None if found is None else False
 
 
 def _cached_folder(name: HubName) -> Path | None:
-    """Return the cached snapshot that the revision last resolved to, if its config.json is in the cache."""
+    """Return the cached snapshot of the commit that the revision was last resolved to. None if it has no config.json."""
     found = _cached(name, CONFIG)
     return found.parent if isinstance(found, Path) else None
 
 
 def _remember_absence(pinned: HubName, file: str) -> None:
-    """Request a file that a commit does not have, so that the hub's cache records its absence."""
+    """Request `file`, which the commit `pinned` does not have, so that the hub's cache records its absence."""
     if _cached(pinned, file) is not None:
         return
     with contextlib.suppress(HubError):  # expected: the cache now records that it does not exist

@@ -13,25 +13,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint with a readable config.json in `folder`; its weights may still be on the hub."""
+    """A checkpoint whose config.json is in `folder`; its weights may still be on the hub. `snapshot` is None if it is
+    local.
+    """
 
     folder: str | Path
     snapshot: "Snapshot | None" = None
 
     @property
     def origin(self) -> str:
-        """Return the commit, as in "org/name@COMMIT"; "" for a local folder."""
+        """Return the checkpoint's commit on the hub, as in "org/name@COMMIT"; "" for a local folder."""
         return "" if self.snapshot is None else self.snapshot.origin
 
     def fetch(self, progress: "OnProgress") -> str | Path:
-        """Return the folder, with all files that a checkpoint needs. Raises HubError."""
+        """Download missing files if the checkpoint is on the hub, and return the folder with all files. Raises
+        HubError.
+        """
         return self.folder if self.snapshot is None else self.snapshot.fetch(progress)
 
 
 def find_source(checkpoint: str | Path, revision: str | None, progress: "OnProgress") -> Source:
-    """Return the source of a checkpoint as the user names it; from the hub, only config.json is downloaded.
+    """Find the checkpoint that the user named: a local folder, or a repository on the hub. Download only config.json.
 
-    Raises HubError, CheckpointError, ConfigError and OptionError.
+    `revision` is a branch, tag or commit on the hub; None is "main", or the part after "@" in `checkpoint`. Raises
+    HubError, CheckpointError, ConfigError and OptionError.
     """
     name = hub_name(checkpoint, revision)
     if name is None:

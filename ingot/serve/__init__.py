@@ -1,1 +1,1 @@
-"""The serving side of the front door: `LLM`, and the engine that it sets up. It imports no compiler."""
+"""Serve artifacts: `LLM`, and the engine that it sets up. Nothing here imports a compiler."""

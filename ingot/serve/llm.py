@@ -125,7 +125,7 @@ class LLM:
         )
         self._start = {"import": before, "ready": process_age()}
         self._ids = itertools.count()
-        # By unfinished request: outputs that its stream has not yielded yet. Requests of one stream share one list.
+        # By id of an unfinished request: outputs that `_drain` has not yielded yet. Requests of one call share a list.
         self._waiting: dict[str, list[Any]] = {}
 
     @property
@@ -144,17 +144,21 @@ class LLM:
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     def idle(self) -> bool:
-        """Do one piece of background work (some hundredths of a second) that makes later steps faster.
-        Call it while waiting for requests. Returns False when nothing is left, or while requests run."""
+        """Do one piece of background work (some hundredths of a second) that makes later steps faster, such as
+        capturing a CUDA graph. Call it while waiting for requests. Returns False when nothing is left to do, or while
+        requests run.
+        """
         return self._engine.idle()
 
     @property
     def prefix_cache_stats(self) -> "PrefixCacheStats":
-        """Return how many prompt tokens the prefix cache was queried for so far, and how many it held."""
+        """Return the prompt tokens that were looked up in the prefix cache since the start, and how many of them it
+        held.
+        """
         return self._engine.prefix_cache_stats
 
     def reset_prefix_cache(self) -> bool:
-        """Drop the prefix cache's contents for later prompts. Returns False and changes nothing while requests run."""
+        """Forget all cached prefixes and return True. While requests run, change nothing and return False."""
         return self._engine.reset_prefix_cache()
 
     def get_tokenizer(self) -> "Tokenizer | None":
@@ -162,7 +166,9 @@ class LLM:
         return self._loaded.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling fields of generation_config.json over SamplingParams' defaults. Raises ArtifactError."""
+        """Return SamplingParams with the values of the checkpoint's generation_config.json. Fields that the file lacks
+        keep the class's defaults. Raises ArtifactError for an invalid value.
+        """
         from ingot.runtime.tokenizer import read_json
 
         file = self._loaded.artifact.folder / "tokenizer" / "generation_config.json"
@@ -198,7 +204,11 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> "Iterator[RequestOutput]":
-        """Like `generate`, but yield a request's output so far whenever it grows. Leaving early aborts the rest."""
+        """Yield the output so far of a request whenever it grows; the last one has `finished` set.
+
+        Takes the arguments of `generate`. Requests of all prompts run together, so their outputs alternate. Closing the
+        iterator early aborts the unfinished requests.
+        """
         return self._run(prompts, sampling_params, priority, stream=True)
 
     def embed(
@@ -208,9 +218,11 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> "list[EmbeddingOutput]":
-        """Return the vector of every prompt, from a model that ends in pooling; arguments as in `generate`.
+        """Return the vector of every prompt, in the prompts' order, from a model that ends in pooling.
 
-        Raises RequestError before anything runs if one of them cannot be served, or if the model generates tokens.
+        A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. `pooling_params` are one for all
+        or one each. With the scheduling policy "priority", prompts of lower `priority` run first. Raises RequestError
+        before anything runs if one of them cannot be served, or if the model generates tokens.
         """
         from ingot.serve.set_up import make_pooling_requests
 
@@ -236,7 +248,8 @@ class LLM:
     ) -> "list[RequestOutput]":
         """Return the assistant's next message in a conversation, or in each of a list of conversations.
 
-        The arguments are those of `preprocess_chat`. Raises RequestError before anything runs if one cannot be served.
+        A conversation is a list of {"role": …, "content": …}; `preprocess_chat` explains the keyword arguments. Raises
+        RequestError before anything runs if one conversation cannot be served.
         """
         prompts = self.preprocess_chat(
             messages,
@@ -318,20 +331,25 @@ class LLM:
 
     @property
     def _pools(self) -> bool:
-        """Return whether the model ends in pooling, so that it makes vectors."""
+        """Return whether the model ends in pooling, so that it returns vectors and no tokens."""
         from ingot.runtime.pooling_engine import PoolingEngine
 
         return isinstance(self._engine, PoolingEngine)
 
     def _queued(self, requests: Sequence[Any]) -> "Iterator[Any]":
-        """Queue requests of the engine's kind and return the iterator of their outputs."""
+        """Add requests (EngineRequest or PoolingRequest) to the engine, and return an iterator over their outputs."""
         self._engine.add_requests(requests)
         outputs = self._drain({request.request_id for request in requests})
         next(outputs)  # started, so that its `finally` aborts the requests even if nothing reads it
         return outputs
 
     def _drain(self, open_ids: set[str]) -> "Iterator[Any]":
-        """Yield the outputs of these requests. A step serves all streams: outputs for other streams are stored."""
+        """Run steps and yield the outputs of the requests `open_ids`; abort these requests if the caller closes the
+        iterator.
+
+        The first value is None, so that the caller can start the generator before any step. A step also serves the
+        requests of other iterators; their outputs wait in `self._waiting`.
+        """
         waiting: list[Any] = []
         self._waiting.update(dict.fromkeys(open_ids, waiting))
         try:
@@ -357,9 +375,10 @@ class LLM:
 
 
 def compile_cached(checkpoint: str | Path, options: dict[str, Any]) -> Path:
-    """Return the cached artifact of a checkpoint; compile it first, in a child process, if the cache has none.
+    """Return the path of the cached artifact of a checkpoint; if the cache has none, compile it in a child process.
 
-    The child computes the `request_key`, which needs tracing, and prints the artifact's path.
+    `options` are keyword arguments of `compile_model`. The child also looks up the cache: the cache key, `request_key`,
+    needs tracing. Raises the child's IngotError.
     """
     # The child takes a string that is no folder for a hub name; a Path is never a hub name.
     given = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())

@@ -1,4 +1,6 @@
-"""Set up the engine of an artifact, and turn the prompts of a call into requests. Importing this imports torch."""
+"""Set up the engine of an artifact, and turn the prompts of a call of `LLM` into requests. Importing this imports
+torch.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -36,8 +38,12 @@ def make_engine(
     policy: Policy,
     seed: int,
 ) -> Engine | PoolingEngine:
-    """Return the engine of an artifact, within its compiled limits. Raises OptionError for larger limits.
-    Also raises it for `prefix_caching` True on a model without pages; None turns it on where the model has pages."""
+    """Return the engine for a loaded artifact: an Engine, or a PoolingEngine if the model ends in pooling.
+
+    A limit of None takes the artifact's compiled limit. `prefix_caching` None shares prefixes if the model has a paged
+    KV cache. `cascade` allows attention that reads a shared prefix once for all its sequences. Raises OptionError for a
+    limit above the compiled one, and for `prefix_caching` True without a paged cache.
+    """
     limits, ending = loaded.limits, parse_ending(loaded.plan.ending)
     pools, whole = ending.name == POOL.name, feeds_whole(ending)
     config = SchedulerConfig(
@@ -92,7 +98,11 @@ def make_requests(
     priority: Sequence[int] | None,
     stream: bool,
 ) -> list[EngineRequest]:
-    """Return a request for each prompt, numbered by `ids`; `default` supplies absent params. Raises RequestError."""
+    """Return one request for each prompt. `ids` yields their numbers; `default` makes the sampling params if none are
+    passed.
+
+    Raises RequestError for params or priorities that do not match the prompts.
+    """
     params = default() if sampling_params is None else sampling_params
     return [
         EngineRequest(str(next(ids)), prompt, chosen, stream, rank)
@@ -107,7 +117,10 @@ def make_pooling_requests(
     ids: Iterator[int],
     priority: Sequence[int] | None,
 ) -> list[PoolingRequest]:
-    """Return a pooling request for each prompt, as `make_requests` does."""
+    """Return one pooling request for each prompt; `ids` yields their numbers.
+
+    Raises RequestError for params or priorities that do not match the prompts.
+    """
     params = PoolingParams() if pooling_params is None else pooling_params
     return [
         PoolingRequest(str(next(ids)), prompt, chosen, rank)
@@ -122,7 +135,10 @@ def _paired(
     kind: type[SamplingParams] | type[PoolingParams],
     priority: Sequence[int] | None,
 ) -> list[tuple[Any, Any, int]]:
-    """Return each prompt with its parameters, of class `kind` and called `name` in errors, and its priority."""
+    """Return a tuple of prompt, params and priority for each prompt.
+
+    `given` is one params object of class `kind` for all prompts, or a list. Errors call the params `name`.
+    """
     listed = [prompts] if isinstance(prompts, str | Mapping | Prompt) else _listed("prompts", prompts)
     params = [given] * len(listed) if isinstance(given, kind) else _listed(name, given)
     if len(params) != len(listed):
@@ -137,7 +153,9 @@ def _paired(
 
 
 def _least_shared(loaded: Loaded) -> int | None:
-    """Return the least number of positions that reading shared prefixes once must save; None where unsupported."""
+    """Return the number of cached positions that cascade attention must save in a step to be faster. None if the
+    model's attention does not support it.
+    """
     if "sharing" not in loaded.plan.inputs:
         return None
     from ingot.ir.machine.find_gpu import find_gpu
@@ -145,20 +163,24 @@ def _least_shared(loaded: Loaded) -> int | None:
     return least_saved(loaded.plan, find_gpu(), loaded.limits.page_size)
 
 
-def _prefix_caching(asked: bool | None, plan: Plan) -> bool:
-    """Return whether sequences share prefixes. The KV cache must have pages; states kept once per sequence need slots
-    as well."""
-    if not (asked is None or isinstance(asked, bool)):
-        raise OptionError(f"enable_prefix_caching is {asked!r:.80}", expected="True, False or None")
-    if asked and not plan.memory.groups:
+def _prefix_caching(chosen: bool | None, plan: Plan) -> bool:
+    """Return whether the engine reuses the cached pages of common prefixes. `chosen` is the user's choice; None means
+    yes if the model has a paged KV cache. Raises OptionError.
+    """
+    if not (chosen is None or isinstance(chosen, bool)):
+        raise OptionError(f"enable_prefix_caching is {chosen!r:.80}", expected="True, False or None")
+    if chosen and not plan.memory.groups:
         raise OptionError(
             "prefix caching for a model without a paged KV cache", hint="leave enable_prefix_caching out, or pass False"
         )
-    return bool(plan.memory.groups) if asked is None else asked
+    return bool(plan.memory.groups) if chosen is None else chosen
 
 
 def check_slots(config: SchedulerConfig, slots: PagePool | None) -> None:
-    """Raise ArtifactError if steps can reject tokens that have already changed a state in its slot."""
+    """Raise ArtifactError if a model has per-sequence states (`slots` is set) and its steps can reject tokens.
+
+    A rejected draft token or block has already changed such a state, which cannot be undone.
+    """
     if slots is not None and (config.max_drafts or config.blocks.denoised):
         what = "feeds drafts" if config.max_drafts else "denoises blocks"
         raise ArtifactError(
