@@ -5,8 +5,8 @@ from typing import Any
 from ingot.ir.errors import IngotError, InternalError
 
 
-def described(error: IngotError) -> dict[str, str]:
-    """Return an error's class name ("kind") and its four texts as a dict that JSON can hold; `raised` decodes it."""
+def encode_error(error: IngotError) -> dict[str, str]:
+    """Return an error's class name and four texts as a dict that JSON can hold. `decode_error` reverses it."""
     return {
         "kind": type(error).__name__,
         "what": error.what,
@@ -16,9 +16,9 @@ def described(error: IngotError) -> dict[str, str]:
     }
 
 
-def raised(fields: dict[str, Any]) -> IngotError:
-    """Decode the dict that `described` made, and return the error for the caller to raise. An unknown class name
-    becomes an InternalError.
+def decode_error(fields: dict[str, Any]) -> IngotError:
+    """Rebuild the error from the dict of `encode_error`; the caller raises it. An unknown class becomes an
+    InternalError.
     """
     kinds: dict[str, type[IngotError]] = {}
     queue: list[type[IngotError]] = [IngotError]

@@ -6,7 +6,7 @@ from typing import Any
 
 from ingot.cli.progress import live_progress
 from ingot.compile.driver import compile_cached
-from ingot.error_text import described
+from ingot.error_text import encode_error
 from ingot.ir.errors import IngotError, OptionError
 
 
@@ -20,10 +20,10 @@ def main() -> None:
         if "unexpected keyword" not in str(error):
             raise
         answer = {
-            "error": described(OptionError(str(error).partition("() ")[2], expected="an option of compile_model"))
+            "error": encode_error(OptionError(str(error).partition("() ")[2], expected="an option of compile_model"))
         }
     except IngotError as error:
-        answer = {"error": described(error)}
+        answer = {"error": encode_error(error)}
     except KeyboardInterrupt:
         sys.exit(130)  # the parent was interrupted too, and reports it
     print(json.dumps(answer), flush=True)

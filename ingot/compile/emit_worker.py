@@ -11,7 +11,7 @@ from typing import Any
 
 from ingot.backends.table import BACKENDS
 from ingot.compile.executable_cache import build_executable, explained, measure_workspace
-from ingot.error_text import described
+from ingot.error_text import encode_error
 from ingot.ir.artifact.backend_times import Candidate
 from ingot.ir.artifact.tuning import Choice, read_choices
 from ingot.ir.backend import Backend, Compiler, RegionCompiler, Tunable
@@ -42,7 +42,7 @@ def main() -> None:
             else:
                 answer = _answer(request)
         except (IngotError, OSError) as error:
-            answer = {"error": described(explained(error))}
+            answer = {"error": encode_error(explained(error))}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 

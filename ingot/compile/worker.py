@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ingot.error_text import raised
+from ingot.error_text import decode_error
 from ingot.ir.errors import BackendError
 
 # The end of a dead compiler's stderr: enough for the end of a traceback, not its whole log.
@@ -48,7 +48,7 @@ class Worker:
         for line in self._answers():
             answer = json.loads(line)
             if "error" in answer:
-                raise raised(answer["error"])
+                raise decode_error(answer["error"])
             if "ready" not in answer:
                 return answer
         self._stderr.seek(0)

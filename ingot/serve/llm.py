@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.error_text import raised
+from ingot.error_text import decode_error
 from ingot.hub.name import hub_name, is_there
 from ingot.ir.artifact.manifest_file import MANIFEST, device_of
 from ingot.ir.errors import ArtifactError, InternalError, OptionError, RequestError
@@ -391,4 +391,4 @@ def compile_cached(checkpoint: str | Path, options: dict[str, Any]) -> Path:
         raise InternalError(f"the compiling process ended with status {child.returncode} and no answer") from None
     if "path" in reply:
         return Path(reply["path"])
-    raise raised(reply["error"])
+    raise decode_error(reply["error"])
