@@ -1,4 +1,6 @@
-"""Run a folder that `ingot bisect` wrote to reproduce a fault. The folders' scripts import this module: keep its name."""
+"""Run a folder that `ingot bisect` wrote to reproduce a fault. The folders' scripts import this module: keep its
+name.
+"""
 
 import sys
 import traceback

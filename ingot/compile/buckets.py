@@ -27,9 +27,10 @@ _WIDE = "decode-512", 512
 def bucket_classes(
     target: Target, backends: Sequence[Backend], max_tokens: int, max_batch: int, *, deterministic: bool
 ) -> tuple[BucketClass, ...]:
-    """Return the bucket classes of steps of up to `max_tokens` tokens and `max_batch` sequences.
-    The decode classes cover the kernels for few tokens; "extend" covers larger steps. If no backend emits code, one
-    class covers all steps. In deterministic mode the classes require the same bits from each lowering.
+    """Return the bucket classes for steps of up to `max_tokens` tokens and `max_batch` sequences, smallest steps first.
+
+    Kernels for few tokens serve the decode classes; "extend" covers larger steps. If no backend emits code, one class,
+    "any", covers all steps. In deterministic mode each class requires lowerings that compute the same bits.
     """
     features = owed_features(deterministic=deterministic)
     if not any(isinstance(backend, LibraryBuilder | RegionCompiler) for backend in backends):

@@ -1,4 +1,4 @@
-"""The cache folder: executables by `exe_key`, artifacts by `request_key`. Private to the user."""
+"""The cache folder of the user: executables by `exe_key`, and whole artifacts by `request_key`."""
 
 import contextlib
 import fcntl
@@ -10,14 +10,18 @@ from ingot.ir.errors import OutputError
 
 
 def cache_root() -> Path:
-    """Return `INGOT_CACHE`, or else `ingot` in the user's cache folder (XDG base directory specification)."""
+    """Return the path in the variable INGOT_CACHE, or else `ingot` in the user's cache folder (XDG base directory
+    specification).
+    """
     if root := os.environ.get("INGOT_CACHE"):
         return Path(root).absolute()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ingot"
 
 
 def cache_folder(kind: str) -> Path:
-    """Return the folder for one kind of entry, made with mode 0700. Raises OutputError if it cannot be made."""
+    """Return the folder `kind` of the cache, such as "exe" or "artifacts". Make it, with mode 0700. Raises
+    OutputError.
+    """
     folder = cache_root() / kind
     try:
         cache_root().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -31,7 +35,7 @@ def cache_folder(kind: str) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs; other processes wait. The kernel frees it if the holder dies.
+    """Hold a lock on the file `path` inside the block; other processes wait for it. The lock ends if its process dies.
 
     Raises OutputError if the file cannot be made.
     """

@@ -1,4 +1,4 @@
-"""Select the backends that compete for a target."""
+"""Select the backends that may claim the calls of a compile."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,10 @@ from ingot.ir.machine.target import Target
 
 
 def competing(choice: str, target: Target) -> tuple[Backend, ...]:
-    """Return the backends that a --backend choice lets compete for a target. Raises OptionError for a wrong choice."""
+    """Return the backends that may claim calls for a target, for the option --backend, such as "auto" or "triton".
+
+    Raises OptionError for an unknown choice, and TargetError for "inductor" where it cannot compile.
+    """
     known = choices(target.device)
     if choice not in known:
         elsewhere = choice in BACKENDS and BACKENDS[choice].beside
@@ -26,7 +29,9 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
 
 
 def _check_inductor_compiles(target: Target) -> None:
-    """Raise TargetError if Inductor, chosen by name, cannot compile here; under "auto" other backends replace it."""
+    """Raise TargetError if Inductor cannot compile for the target here. Only for `--backend inductor`: under "auto",
+    other backends replace it.
+    """
     from ingot.backends.inductor.emit_cuda import missing_here
 
     if reason := missing_here(target.name):
@@ -37,12 +42,14 @@ def _check_inductor_compiles(target: Target) -> None:
 
 
 def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:
-    """Return backends by name, ready to compete for a device. The first one leads."""
+    """Return backends by name for a device, "cpu" or "cuda". Each one is constructed with the name of the first, the
+    leader: some backends claim more calls if they lead.
+    """
     return tuple(_made(name, device, names[0]) for name in names)
 
 
 def backend_named(name: str, device: str) -> Backend:
-    """Return one backend to emit with."""
+    """Return the backend `name` for a device, "cpu" or "cuda", to emit code with."""
     return _made(name, device, leader="")
 
 
@@ -54,12 +61,17 @@ def _made(name: str, device: str, leader: str) -> Backend:
 
 
 def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
-    """Return the backend with these tile sizes, if its kernels have any. Raises OptionError for invalid sizes."""
+    """Return the backend with these tile sizes of its kernels; the same backend if it has no tile sizes.
+
+    Raises OptionError for sizes that its kernels do not support.
+    """
     return backend.with_choices(choices) if choices and isinstance(backend, Tunable) else backend
 
 
 def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
-    """Return the "auto" backends of a target that can run on this machine, and for each other one the reason."""
+    """Return the backends of `--backend auto` that can run on this machine. Also return, for each other one, the reason
+    why it cannot, by name.
+    """
     made: list[Backend] = []
     unavailable: dict[str, str] = {}
     for name in choices(target.device)["auto"]:

@@ -1,4 +1,6 @@
-"""Write the artifact's files other than weights and executables: programs, plans, choices, timings, the manifest."""
+"""Write an artifact's files except weights and executables: programs, plans, choices, trace, times, golden run,
+manifest.
+"""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -39,7 +41,10 @@ def write_program(
     plan_file: PlanFile,
     choices: Mapping[str, tuple[Choice, ...]],
 ) -> None:
-    """Write the programs, the plan and the choices. `choices` are the tile sizes of executables, by their ids."""
+    """Write program.ir, plan.json and choices.json.
+
+    `lowered` holds the passes' results by entry. `choices` holds the tile sizes of executables, by their ids.
+    """
     programs = [program for one in lowered.values() for program in one.programs.values()]
     writer.write_text("program.ir", "".join(map(print_program, programs)))
     writer.write_json(PLAN_FILE, plan_file.to_json())
@@ -47,7 +52,10 @@ def write_program(
 
 
 def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
-    """Write the record of every pass. Return the seconds that writing took, including printing."""
+    """Write the record of every pass, and return the seconds that this took.
+
+    `level` is "full", "summary" or "none". `lowered` holds the passes' results by entry.
+    """
     begin = time.perf_counter()
     traced = {entry: print_program(program) for entry, program in model.entries.items()} if level == "full" else {}
     for file, value in encode_trace(level, traced, _records(lowered)).items():
@@ -59,13 +67,16 @@ def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Map
 
 
 def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
-    """Return the records of all entries, one entry after another."""
+    """Return the records of passes of all entries, one entry after another."""
     return [record for one in lowered.values() for record in one.records]
 
 
 def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, Any]:
-    """Return the choices per entry and bucket class: the backend of each node, the other candidates, the refusals with
-    their reasons, the tile sizes, and the weights that are stored twice."""
+    """Return the value of choices.json: for each entry and bucket class, by title, what was chosen and why.
+
+    That is the backend of each node, the other candidates, the refusals with their reasons, the tile sizes, and the
+    weights that are stored twice. `tiles` holds the tile sizes of executables, by their ids.
+    """
     choices: dict[str, Any] = {}
     copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
     for one in lowered.values():
@@ -89,7 +100,9 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
 
 
 def _candidates(program: Program) -> dict[str, dict[str, float]]:
-    """Return each call's candidate backends with their costs. In regions, one call represents all equal ones."""
+    """Return the costs of each call's candidate backends, by node and backend. Regions with equal text are listed
+    once.
+    """
     return {node.name: node.meta["candidates"] for node in _calls(program) if "candidates" in node.meta}
 
 
@@ -100,18 +113,25 @@ def _calls(program: Program) -> Iterator[fx.Node]:
 
 
 def _contests(program: Program) -> Iterator[tuple[fx.Node, BackendTimes | str]]:
-    """Yield the calls that several backends could each compute alone, with their times or why there are none."""
+    """Yield each call that several backends can compute by itself, with their times, or with the reason why it was not
+    timed.
+    """
     return ((node, node.meta["contest"]) for node in _calls(program) if "contest" in node.meta)
 
 
 def backend_times(lowered: Mapping[str, Lowered]) -> list[BackendTimes]:
-    """Return the times that decided the backends of calls."""
+    """Return the measured or given times by which backends of calls were chosen, over all entries and bucket
+    classes.
+    """
     programs = [program for one in lowered.values() for program in one.programs.values()]
     return [times for program in programs for _, times in _contests(program) if isinstance(times, BackendTimes)]
 
 
 def _tiles(program: Program, tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tile sizes of kernels: a region's by the region's name, a single call's by the node's name."""
+    """Return the tile sizes of a program's kernels, by the name of the region or, for a single call, of the node.
+
+    `tiles` holds the tile sizes of executables, by their ids.
+    """
     found: dict[str, list[dict[str, Any]]] = {}
     for node in program.calls():
         if isinstance(node.target, RegionCall):
@@ -134,7 +154,11 @@ def write_timings(
     recording: float,
     instructions: Mapping[str, InstructionSeconds],
 ) -> None:
-    """Write timings.json. `recording` is the seconds that writing the trace took."""
+    """Write timings.json: where the checkpoint is, and the seconds of the compile's parts.
+
+    `phases` are seconds by phase of the compile, `recording` the seconds of writing the trace, `instructions` the times
+    of the golden run by bucket class.
+    """
     writer.write_json(
         "timings.json",
         {
@@ -164,8 +188,9 @@ def write_timings(
 def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, InstructionSeconds] | str:
     """Run the sealed artifact before it is published, and write the results as the golden run.
 
-    Returns how long its instructions took, or why there is no golden run: this machine lacks the memory to serve the
-    artifact, or no entry returns logits. Raises IngotError if the artifact does not run.
+    Return the times of its instructions by bucket class. Return a text instead if there is no golden run, with the
+    reason: this machine lacks the memory to serve the artifact, or no entry returns logits. Raises IngotError if the
+    artifact does not run.
     """
     try:
         loaded = bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False)
@@ -207,7 +232,9 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
 
 
 def linked_with(plans: Plans) -> tuple[str, ...]:
-    """Return the packages that the compiled code links with, as a target's versions name them."""
+    """Return the names of the packages that the compiled code links with, such as torch. The manifest records their
+    versions.
+    """
     backends = {one.backend for one in plans.all_executables()}
     return tuple(sorted({package for name in backends for package in BACKENDS[name].links}))
 

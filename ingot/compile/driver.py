@@ -38,8 +38,11 @@ from ingot.passes.manager import OnPass, run_pipeline
 
 @dataclass(frozen=True)
 class CompileReport:
-    """The result of a compile. `seconds` are by phase; `regions` counts the calls of regions over all bucket classes.
+    """The result of a compile, as `compile_model` returns it.
 
+    `seconds` are by phase. `regions` counts the calls of regions over all bucket classes, `distinct_regions` the
+    executables among them, `cached_executables` those that the cache had. `second_copies` are the weights stored in two
+    layouts. `numerics` is set by `check_numerics`.
     `origin` is the commit of a checkpoint on the hub, as in "org/name@COMMIT", and "" for a local folder.
     `notes` say which parts of the checkpoint are ignored or read differently from how they are written.
     `no_golden_run` says why the golden run was skipped, so that `ingot verify` has nothing to repeat; "" if it ran.
@@ -65,7 +68,9 @@ class CompileReport:
 
 @dataclass
 class _Clock:
-    """Seconds by phase, in order."""
+    """Measures the phases of a compile: `seconds` by phase name, in order. `progress` is called at each phase's
+    start.
+    """
 
     progress: OnProgress
     seconds: dict[str, float] = field(default_factory=dict)
@@ -163,10 +168,10 @@ def compile_cached(
     progress: OnProgress = no_progress,
     **options: Any,
 ) -> Path:
-    """Return the cached artifact of `checkpoint`, a folder or a hub name, by its `request_key`.
+    """Return the path of the cached artifact of `checkpoint`, a folder or a hub name. Compile it if there is none.
 
-    Compile it first if the cache has none. `options` are those of `compile_model`. Two processes that request the
-    same artifact compile it once.
+    The cache key is the `request_key`. `options` are keyword arguments of `compile_model`. Two processes that request
+    the same artifact compile it once.
     """
     request = Request.read(checkpoint, progress=progress, **options)
     key = request.key(request.trace())
@@ -265,10 +270,11 @@ def _compile(
 
 @contextlib.contextmanager
 def _few_collections() -> Iterator[Callable[[], None]]:
-    """Disable cyclic garbage collection until the yielded callback runs; freeze objects made before that until the end.
+    """Disable cyclic garbage collection until the caller calls the yielded function.
 
-    Programs are many small long-lived objects, and scanning them repeatedly takes a fifth of the time of tracing and
-    passes. Their garbage is some 50 MB for 32 layers; the large weights come later.
+    That function also excludes the objects made so far (`gc.freeze`) until the block ends. Programs are many small
+    long-lived objects, and scanning them repeatedly takes a fifth of the time of tracing and passes. Their garbage is
+    some 50 MB for 32 layers; the large weights come later.
     """
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
 
@@ -302,7 +308,11 @@ def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, pla
 def _golden_run(
     request: Request, writer: ArtifactWriter, sealed: Sealed, clock: _Clock
 ) -> tuple[Mapping[str, InstructionSeconds], str]:
-    """Run the artifact once. Return the seconds per instruction, or else why it was not run; one is empty."""
+    """Run the sealed artifact once, for its golden run.
+
+    Return the times of its instructions by bucket class, and "". If it does not run, return an empty dict and the
+    reason.
+    """
     if request.mesh:
         return {}, "artifacts for a mesh cannot be served yet"
     if missing := request.target.missing_here():

@@ -1,6 +1,7 @@
-"""A worker process that emits executables and times tile sizes and calls. It reads one JSON request a line from stdin
-and writes one answer a line to stdout.
-It is a separate process because compilers print, fork, leak and sometimes crash. JSON avoids pickling.
+"""A worker process that compiles executables, and times tile sizes and calls.
+
+It reads one JSON request a line from stdin and writes one JSON answer a line to stdout. It is a process of its own
+because compilers print, fork, leak and sometimes crash. JSON avoids pickling.
 """
 
 import json
@@ -48,7 +49,11 @@ def main() -> None:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, object]:
-    """Return the best tile sizes for a choice; or a program's times, workspace or executable."""
+    """Carry out one request and return its result under one of four keys.
+
+    "choice": the fastest tile sizes. "times": the times of a call by backend. "workspace": the bytes that an executable
+    allocates. "executable": the compiled one.
+    """
     from ingot.compile.competing import backend_named, with_choices
 
     target = Target.model_validate_json(json.dumps(request["target"]))
@@ -72,7 +77,10 @@ def _compiler(backend: Backend) -> Compiler:
 
 
 def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Target) -> dict[str, Any]:
-    """Return the times of a call by backend. Raises BackendError if one of them does not run."""
+    """Return the times of the one call in `body`, by backend. `candidates` are JSON of `Candidate`.
+
+    Raises BackendError if a backend fails.
+    """
     from ingot.compile.timing.call_clock import time_call  # it imports the code loaders
 
     given = [Candidate.model_validate_json(json.dumps(one)) for one in candidates]
@@ -84,7 +92,7 @@ def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Targe
 
 
 def _measured(backend: Backend, request: Mapping[str, Any], target: Target) -> Choice:
-    """Return the best tile sizes for the one choice in the request."""
+    """Time tile sizes for the one kernel and problem in the request, and return the fastest."""
     assert isinstance(backend, Tunable)
     (choice,) = read_choices(request["choices"])
     return backend.measure(choice, target, request["measure"])

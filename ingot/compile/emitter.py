@@ -26,11 +26,12 @@ from ingot.ir.text import print_program
 
 @dataclass
 class Emitter:
-    """Compile regions for one target with up to `jobs` worker processes.
+    """Compiles regions for one target, with up to `jobs` worker processes and the cache of executables.
 
-    `backends` are by name; the `tuner`, if any, replaces those with tile sizes by tuned ones. By executable id:
-    `folders` holds the cache folder of its files, `documents` the document that the id digests, `choices` the tile
-    sizes that it was compiled with, and `seconds` how long it took. `hits` are the ids that were in the cache.
+    `backends` are by name. `tuner`, if set, replaces them by backends with timed tile sizes. `on_done` is called with
+    the number of finished regions and the total. The other fields describe the executables so far, by id: `folders`
+    holds the cache folder of the files, `documents` the document that the id digests, `choices` the tile sizes, and
+    `seconds` the time of compiling. `hits` are the ids that were in the cache.
     """
 
     backends: Mapping[str, Backend]
@@ -53,14 +54,17 @@ class Emitter:
             worker.close()
 
     def warm_up(self) -> None:
-        """Start the workers now, so that they import their compilers while the caller traces."""
+        """Start half of the worker processes now: they import their compilers while the caller traces the model."""
         compilers = [backend.name for backend in self.backends.values() if isinstance(backend, RegionCompiler)]
         # Half of them: tracing needs its share of the machine, and the cache may already hold everything.
         while compilers and len(self._workers) < max(1, self.jobs // 2):
             self._workers.append(Worker(compilers[0]))
 
     def emit_library(self, backend: LibraryBuilder) -> Executable:
-        """Return a backend's kernel library. Build it in this process: it takes a second, and the workers are busy."""
+        """Return the executable of a backend's kernel library, from the cache or built in this process.
+
+        Building takes about a second, and the workers are busy. Raises IngotError.
+        """
         key = self._key(None, backend)
         executable = find_executable(key)
         if executable is None:
@@ -76,12 +80,17 @@ class Emitter:
         return executable
 
     def tune(self, regions: Sequence[Region]) -> None:
-        """Tune the backends with tile sizes for these regions, if there is a tuner."""
+        """Replace `backends` by ones with timed tile sizes for the kernels of these regions. Does nothing without a
+        tuner.
+        """
         if self.tuner is not None:
             self.backends = self.tuner.tuned(self.backends, regions)
 
     def emit(self, regions: Sequence[Region]) -> dict[str, Executable]:
-        """Return each region's executable by the region's name. Raises BackendError with the compiler's reason."""
+        """Return the executable of each region, by the region's name, from the cache or compiled in parallel.
+
+        Raises BackendError with the compiler's reason.
+        """
         self.tune(regions)
         results: dict[str, Executable] = {}
         keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}
@@ -99,7 +108,10 @@ class Emitter:
         return results
 
     def measure(self, regions: Sequence[Region], sizes: Mapping[str, int]) -> dict[str, int]:
-        """Return the peak bytes that a call of each region allocates, by the region's name. Runs each one once."""
+        """Return the peak bytes that a call of each region's executable allocates, by the region's name.
+
+        `sizes` are the sizes of dims such as T and B. A size that the cache lacks is measured by one call in a worker.
+        """
         results: dict[str, int] = {}
         keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}
         sized = {region.name: {name: sizes[name] for name in region.body.dims} for region in regions}
@@ -115,13 +127,20 @@ class Emitter:
         return results
 
     def key(self, region: Region) -> str:
-        """Return the `exe_key` for a single call: of its executable, or of its backend's library. For a backend that
-        builds nothing, the key covers the call and the backend."""
+        """Return the cache key of the code that computes the one call in `region`: of its executable, or of its
+        backend's library.
+
+        A backend without compiled code has a key of the call and the backend.
+        """
         backend = self.backends[region.backend]
         return digest_json(exe_document(None if isinstance(backend, LibraryBuilder) else region, backend, self.target))
 
     def time(self, body: Program, candidates: Sequence[Candidate]) -> dict[str, Any]:
-        """Return the times of the one call of `body` by backend. Raises BackendError if one does not run."""
+        """Time the one call in `body` with each candidate backend in a worker, and return JSON of the times, by
+        backend.
+
+        Raises BackendError if a backend fails.
+        """
         if not self._workers:
             self._workers.append(Worker(candidates[0].backend))
         answer = self._workers[0].ask(
@@ -143,7 +162,7 @@ class Emitter:
         return key
 
     def _found(self, key: str) -> None:
-        """Record a cache hit, unless this compile built the executable itself."""
+        """Count the executable `key` as a cache hit, unless this compile built it."""
         if self.seconds.setdefault(key, 0.0) == 0.0:
             self.hits.add(key)
 
@@ -165,7 +184,7 @@ class Emitter:
         self._share(regions, ask)
 
     def _share(self, regions: Sequence[Region], ask: Callable[["Worker", Region], None]) -> None:
-        """Distribute the regions over the workers, which run in parallel."""
+        """Call `ask` with a worker process and a region for each region; the workers run in parallel."""
         # Long bodies first, so that the last one to finish is short.
         tasks: queue.SimpleQueue[Region] = queue.SimpleQueue()
         for region in sorted(regions, key=lambda region: -len(list(region.body.calls()))):
@@ -194,7 +213,9 @@ class Emitter:
     def _ask(
         self, worker: "Worker", region: Region, key: str, sizes: Mapping[str, int] | None = None
     ) -> dict[str, Any]:
-        """Return the worker's answer about a region: its executable or, if sizes are passed, a call's workspace."""
+        """Send a region to a worker and return its JSON answer: the executable or, if `sizes` are passed, the bytes of
+        a call.
+        """
         return worker.ask(
             {
                 "backend": region.backend,

@@ -1,4 +1,4 @@
-"""Executables in the cache, by `exe_key`. An entry is complete or absent; two processes build it only once."""
+"""The cache of executables by `exe_key`. An entry is complete or absent; two processes build it only once."""
 
 import contextlib
 import hashlib
@@ -27,12 +27,12 @@ _TIMES = TypeAdapter(tuple[BackendTime, ...])
 
 
 def executable_folder(key: str) -> Path:
-    """Return the folder of an executable's files in the cache."""
+    """Return the cache folder for the files of the executable `key`. It need not exist."""
     return cache_folder("exe") / key
 
 
 def find_executable(key: str) -> Executable | None:
-    """Return the cache entry if all its files match their digests; None otherwise."""
+    """Return the executable `key` from the cache; None if it is absent or a file does not match its digest."""
     folder = executable_folder(key)
     try:
         record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
@@ -44,19 +44,23 @@ def find_executable(key: str) -> Executable | None:
 
 
 def build_executable(backend: Compiler, body: Program, key: str, target: Target) -> Executable:
-    """Return the cache entry of a program; emit it first if there is none. Raises the errors of emitting."""
+    """Return the executable `key` of the program `body` from the cache. Compile it first if the cache has none.
+
+    Raises the compiler's errors.
+    """
     return _built(key, lambda directory: backend.emit(body, key, target, directory))
 
 
 def build_library(backend: LibraryBuilder, key: str, target: Target) -> Executable:
-    """Return the cache entry of a backend's kernel library; emit it first if there is none."""
+    """Return a backend's kernel library from the cache, by its key. Build it first if the cache has none."""
     return _built(key, lambda directory: backend.emit_library(key, target, directory))
 
 
 def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
-    """Return the cache entry; `emit` makes it in an empty folder if there is none.
+    """Return the executable `key` from the cache. If it has none, call `emit` with an empty folder and store the
+    result.
 
-    It is built under one fixed path, because libraries contain that path, and published by a rename. The compiling
+    The folder has one fixed path per key, because libraries contain that path, and a rename publishes it. The compiling
     process itself holds the lock: if its parent dies, no other process starts in the same folder.
     """
     build = cache_folder("build")
@@ -84,7 +88,10 @@ def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
 
 
 def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | None:
-    """Return the peak bytes that a call of an executable allocates at these sizes; None if the cache lacks them."""
+    """Return the peak bytes that a call of the executable `key` allocates, as measured before; None if not measured.
+
+    `sizes` are the sizes of dims such as T and B; `threads` is the number of threads of the call.
+    """
     try:
         found = json.loads(_workspace_file(key, sizes, threads).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -93,7 +100,11 @@ def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | No
 
 
 def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping[str, int], threads: int) -> int:
-    """Measure the peak bytes of a call, and store them next to the executable, which must be in the cache."""
+    """Run the executable of `body` once and return the peak bytes that it allocates. Store them next to it in the
+    cache.
+
+    Raises BackendError if the executable is not in the cache.
+    """
     executable = find_executable(key)
     if executable is None:
         raise BackendError(f"the executable {key} is no longer in the cache", where=str(cache_root()))
@@ -103,8 +114,11 @@ def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping
 
 
 def find_times(key: str, measured: Mapping[str, Any]) -> tuple[BackendTime, ...] | None:
-    """Return the cached times of a call for `key`, if any. `measured` identifies the measurement: the call, the
-    machine and the steps."""
+    """Return the cached times of a call, one for each step that is timed; None if there are none.
+
+    `key` is that of the executable that computes the call. `measured` identifies the measurement: call, machine and
+    steps.
+    """
     try:
         return _TIMES.validate_json(_times_file(key, measured).read_bytes())
     except (OSError, ValidationError):
@@ -112,7 +126,10 @@ def find_times(key: str, measured: Mapping[str, Any]) -> tuple[BackendTime, ...]
 
 
 def keep_times(key: str, measured: Mapping[str, Any], times: tuple[BackendTime, ...]) -> None:
-    """Store times next to the executable. A backend that builds nothing has only the folder. Raises OSError."""
+    """Store the times of a call in the cache folder of its executable, for `find_times`. Raises OSError.
+
+    For a backend that builds nothing, this creates the folder.
+    """
     executable_folder(key).mkdir(mode=0o700, exist_ok=True)
     _write(_times_file(key, measured), _TIMES.dump_json(times).decode())
 
@@ -134,7 +151,9 @@ def _workspace_file(key: str, sizes: Mapping[str, int], threads: int) -> Path:
 
 
 def explained(error: IngotError | OSError) -> IngotError:
-    """Turn a full disk or an unwritable cache, which the user can fix, into an OutputError that names the place."""
+    """Return an OutputError for a full disk or an unwritable cache, which the user can fix. Return other errors
+    unchanged.
+    """
     if is_disk_full(error):
         return OutputError(
             "the disk is full",

@@ -1,4 +1,4 @@
-"""The golden run of an artifact: the compile records it, and `ingot verify` repeats it."""
+"""The golden run of an artifact: a short run that the compile records and `ingot verify` repeats."""
 
 import hashlib
 import itertools
@@ -35,9 +35,10 @@ _AGAIN = "compile the model again"
 
 @dataclass(frozen=True)
 class StepOutput:
-    """One step of one entry: f32[n, vocab] logits and the sampled tokens, a row for each token of the step.
+    """The results of one step of one entry in a golden run.
 
-    `seconds` are those of each instruction, if steps are timed.
+    `number` counts the entry's steps from 0; `bucket` is the bucket class. `logits` are f32[n, vocab], and `tokens` the
+    sampled tokens, a row for each of the step's n tokens. `seconds` are those of each instruction; empty if not timed.
     """
 
     entry: str
@@ -49,8 +50,11 @@ class StepOutput:
 
 
 def this_machine(manifest: Manifest) -> Machine:
-    """Return the machine that runs the artifact: the GPU's product name and torch, which brings the matmul library; or
-    the CPU fields of /proc/cpuinfo by which libraries choose code. Also torch's current thread count."""
+    """Return the processor and the thread count that determine the bits of this machine's results.
+
+    The processor is the GPU's product name with torch's version, or the CPU's fields in /proc/cpuinfo by which
+    libraries choose code.
+    """
     on_gpu = manifest.target.get("device") == "cuda"
     processor = f"{Target.detect('cuda').gpu}, torch {torch.__version__}" if on_gpu else _processor()
     return Machine(processor=processor, threads=torch.get_num_threads())
@@ -73,7 +77,9 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class InstructionSeconds:
-    """The median seconds of each instruction of a bucket class, over steps of `tokens` tokens."""
+    """The median seconds of each instruction of a bucket class, over several steps. `tokens` are those steps' token
+    counts.
+    """
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -81,14 +87,16 @@ class InstructionSeconds:
 
 @dataclass(frozen=True)
 class Recording:
-    """A golden run, and the seconds of its instructions by bucket class name."""
+    """A golden run, and the times of its instructions by title of entry and bucket class."""
 
     run: GoldenRun
     instructions: dict[str, InstructionSeconds]
 
 
 def record(loaded: Loaded) -> Recording:
-    """Run the artifact once, as it is served, and record the results. Raises IngotError if it does not run."""
+    """Run the artifact for some steps, as it is served, and return what they computed. Raises IngotError if it does not
+    run.
+    """
     limits = loaded.limits
     buckets = [bucket.bucket for bucket in loaded.plan.buckets]
     schedule = golden_schedule(buckets, limits.max_seq_len, limits.max_batch, limits.page_size)
@@ -137,9 +145,11 @@ def _medians(steps: Sequence[StepOutput]) -> InstructionSeconds:
 def replay(
     loaded: Loaded, requests: Sequence[Sequence[int]], schedule: Schedule, seed: int, *, timed: bool = False
 ) -> Iterator[StepOutput]:
-    """Yield every step of every entry that returns logits. Raises OptionError if the KV pool cannot hold the requests.
+    """Run the steps of `schedule` for every entry that returns logits, and yield their results.
 
-    Steps run as they are served, in captured graphs if there are any; with `timed`, instruction by instruction.
+    `requests` are the tokens of each request; the schedule says how many of them each step takes. `seed` orders the
+    pages. Steps run in captured graphs if there are any; with `timed`, instruction by instruction. Raises OptionError
+    if the KV pool cannot hold the requests.
     """
     page = loaded.limits.page_size
     needed = sum(math.ceil(len(request) / page) for request in requests)
@@ -157,8 +167,9 @@ def replay(
 
 
 class _Run:
-    """Run steps of an executor. `bucket` is the last step's class; `ticks`, if timed, holds the time before its first
-    instruction and after each."""
+    """A function that runs one step of an executor. `bucket` is the last step's bucket class. If `timed`, `ticks` holds
+    the time before the step's first instruction and after each.
+    """
 
     def __init__(self, executor: Executor, timed: bool) -> None:
         self.executor = executor
@@ -186,7 +197,7 @@ class _Run:
 
 
 def backends(executor: Executor) -> dict[str, tuple[str, ...]]:
-    """Return the backend of each instruction, by bucket class."""
+    """Return the backend of each instruction of a plan, by bucket class."""
     return {
         bucket.bucket.name: tuple(instruction.backend for instruction in bucket.instructions)
         for bucket in executor.plan.buckets
@@ -194,12 +205,12 @@ def backends(executor: Executor) -> dict[str, tuple[str, ...]]:
 
 
 def run_files(manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return the files that a run reads, with their digests."""
+    """Return the manifest's entries of the files on which a run depends: plan, weights and executables."""
     return tuple(entry for entry in manifest.files if entry.path in _RUN_FILES or entry.path.startswith(_RUN_FOLDERS))
 
 
 def digest(logits: torch.Tensor) -> str:
-    """Return the SHA-256 of a row's bytes."""
+    """Return the SHA-256 of the bytes of a row of logits."""
     return hashlib.sha256(logits.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
@@ -216,7 +227,7 @@ def _logit(value: float) -> Logit:
 
 
 def read_golden(artifact: Artifact) -> GoldenRun:
-    """Return the golden run of an open artifact, checked against its limits. Raises ArtifactError."""
+    """Return the golden run that an artifact stores, checked against the artifact's limits. Raises ArtifactError."""
     path = artifact.folder / GOLDEN
     try:
         run = GoldenRun.model_validate_json(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The schedule of the golden run: a few requests, in steps that reach each bucket class, page boundary and chunk."""
+"""The schedule of the golden run: a few requests, in steps that reach each bucket class and cross a page boundary."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,7 +15,8 @@ _MOST_FED = 32
 
 
 def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch: int, page_size: int) -> Schedule:
-    """Return steps of at least one token each. Requests are numbered from 0; the steps define their lengths.
+    """Return the steps of the golden run. A step lists pairs of a request's number, from 0, and the count of its next
+    tokens.
 
     The largest bucket class comes first: a prompt that crosses a page boundary, together with a short one. In smaller
     classes the first request continues, to the end of a page if that fits, while others decode or start; at the end all
@@ -35,7 +36,7 @@ def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch:
 
 
 class _Steps:
-    """The steps so far; `done` counts each request's tokens."""
+    """Collects the steps of a schedule in `fed`. `done` counts the tokens of each request so far."""
 
     def __init__(self, max_seq_len: int, requests: int) -> None:
         self.max_seq_len = max_seq_len
@@ -43,7 +44,10 @@ class _Steps:
         self.fed: list[list[tuple[int, int]]] = []
 
     def prefill(self, bucket: BucketClass, wanted: Sequence[int]) -> None:
-        """Add up to `wanted[i]` tokens of request i, or more to reach the class's minimum; no step if that fails."""
+        """Add a step of the bucket class with up to `wanted[i]` tokens of request i.
+
+        It takes more tokens if the class's minimum needs them. Adds nothing if that minimum cannot be reached.
+        """
         least, most = bucket.tokens[0], min(bucket.tokens[1], max(bucket.tokens[0], _MOST_FED))
         counts = dict.fromkeys(range(len(self.done)), 0)
         # First the wanted tokens, with room left to decode; then, up to the class's minimum, any request with room.
@@ -60,7 +64,9 @@ class _Steps:
             self._feed(counts)
 
     def decode(self, buckets: Sequence[BucketClass]) -> None:
-        """Add a token of every request with room: in one step if a class holds that many, otherwise one by one."""
+        """Add one token of every request that is below `max_seq_len`: in one step if a class allows it, else a step
+        each.
+        """
         open_requests = [index for index, done in enumerate(self.done) if done < self.max_seq_len]
         together = any(bucket.holds(len(open_requests), 1) for bucket in buckets)
         for batch in [open_requests] if together else [[index] for index in open_requests]:

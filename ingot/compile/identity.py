@@ -47,9 +47,9 @@ _OURS = "ingot."
 
 
 def exe_document(region: Region | None, backend: Backend, target: Target) -> Document:
-    """Return everything that an executable depends on. It has no weights or names, so fine-tunes share executables.
+    """Return a JSON document of everything that the code of a region depends on. Its digest is the `exe_key`.
 
-    None as the region means the backend's kernel library.
+    It has no weights or names, so fine-tunes share executables. None as the region means the backend's kernel library.
     """
     called = [] if region is None else [op_of(node.target) for node in region.body.calls()]
     document = {
@@ -68,12 +68,14 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
 
 
 def choices_of(region: Region | None, backend: Backend, target: Target) -> tuple[Choice, ...]:
-    """Return the tile sizes that `backend` compiles a region with; none for a backend without tile sizes."""
+    """Return the tile sizes that `backend` would compile a region with. Empty for a library or a backend without tile
+    sizes.
+    """
     return backend.choices(region.body, target) if region is not None and isinstance(backend, Tunable) else ()
 
 
 def exe_key(region: Region | None, backend: Backend, target: Target) -> str:
-    """Return the key of an executable."""
+    """Return the cache key of a region's executable, or of the backend's kernel library if `region` is None."""
     return digest_json(exe_document(region, backend, target))
 
 
@@ -86,7 +88,8 @@ def request_document(
     target: Target,
     options: Mapping[str, Any],
 ) -> Document:
-    """Return everything that determines an artifact, known before compiling; its digest is the `request_key`.
+    """Return a JSON document of everything that determines an artifact, known before compiling. Its digest is the
+    `request_key`.
 
     `config` holds the fields of config.json that were read; `entries` are the traced programs with their recipes.
     Hashing the checkpoint reads each of its bytes once.
@@ -116,8 +119,9 @@ def request_document(
 
 
 def _plain(document: Document) -> Document:
-    """Return the document as it reads back from JSON. `Infinity`, which some configurations contain although JSON lacks
-    it, becomes a string."""
+    """Return the document with values that JSON can hold, as if read from a file. Infinity, which some config.json
+    files contain although JSON lacks it, becomes a string.
+    """
     plain: Document = json.loads(json.dumps(document), parse_constant=str)
     return plain
 
@@ -141,7 +145,7 @@ def _is_source(file: Path) -> bool:
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:
-    """Return the SHA-256 of source files by their paths in the package; files outside it count by their names."""
+    """Return the SHA-256 of source files, by their path in the package; files outside it are listed by their name."""
     return {
         file.relative_to(_PACKAGE).as_posix() if file.is_relative_to(_PACKAGE) else file.name: hashlib.sha256(
             file.read_bytes()
@@ -151,12 +155,12 @@ def _digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _op_sources(ops: Iterable[Op]) -> dict[str, str]:
-    """Return the digests of the files that define ops of other packages, by module name."""
+    """Return the digests of the files that define `ops`, by module name. Ops of Ingot itself are left out."""
     return _module_sources({op.reference.__module__: op.reference.__code__.co_filename for op in ops})
 
 
 def _format_sources() -> dict[str, str]:
-    """Return the digests of the files that define packings of other packages, by module name."""
+    """Return the digests of the files that define packings, by module name. Packings of Ingot itself are left out."""
     made = [function for one in PACKINGS.values() for function in (one.pack, one.unpack)]
     return _module_sources({one.__module__: one.__code__.co_filename for one in made})
 

@@ -1,4 +1,4 @@
-"""Merge bucket classes and entries: one plan for each entry, and one set of weights for all."""
+"""Merge the lowered programs of a model: one plan for each entry, and one set of weights for all."""
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
@@ -13,14 +13,15 @@ from ingot.passes.plan_memory import weight_bytes
 
 
 def resident_params(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
-    """Return the params that stay in memory: those of all bucket classes of all entries."""
+    """Return the params that stay in memory while serving, by name: those that any bucket class of any entry reads."""
     return merged_params(program for one in lowered.values() for program in one.programs.values())
 
 
 def merged_plans(lowered: Mapping[str, Lowered], order: tuple[str, ...] = ("main",)) -> Plans:
-    """Return the plans of all entries, by name; `order` names the entries that run in each step.
+    """Return the plan of each entry. `order` names the entries that run in each step.
 
-    Raises VerifyError if two entries define one state name differently."""
+    Raises VerifyError if two entries define one state name differently.
+    """
     _check_states(lowered)
     weights = weight_bytes(resident_params(lowered).values())
     merged = {entry: _merged_plan(list(one.programs.values())) for entry, one in lowered.items()}
@@ -42,7 +43,10 @@ def _check_states(lowered: Mapping[str, Lowered]) -> None:
 
 
 def _merged_plan(programs: list[Program]) -> Plan:
-    """Return one plan over all bucket classes. The fields that are not per class are equal in all of them."""
+    """Return one plan for all bucket classes of an entry. `programs` has a program for each class.
+
+    Fields that are not per class are equal in all of them.
+    """
     plans = [program.plan for program in programs if program.plan is not None]
     executables: dict[str, Executable] = {}
     for item in (executable for plan in plans for executable in plan.executables.values()):
@@ -62,7 +66,9 @@ def _merged_plan(programs: list[Program]) -> Plan:
 
 
 def _widest(output: str, types: Sequence[str]) -> str:
-    """Return the type that covers all the others."""
+    """Return the type among `types` that admits the values of all others. They are the types of one output in several
+    classes.
+    """
 
     def wider(one: str, other: str) -> str:
         return one if may_stand_for(parse_type(other), parse_type(one), output) else other
@@ -72,11 +78,12 @@ def _widest(output: str, types: Sequence[str]) -> str:
 
 def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
     """Return the maximum of each field, since the largest step has the largest inputs. The cache groups are equal in
-    all classes, and `_with_weights` sets the weights."""
+    all classes.
+    """
     names = [name for name in ResidentMemory.model_fields if name != "groups"]
     return memories[0].model_copy(update={name: max(getattr(one, name) for one in memories) for name in names})
 
 
 def _with_weights(plan: Plan, size: int) -> Plan:
-    """Return the plan with the weights of all entries in its memory."""
+    """Return the plan with `size` as the bytes of weights in memory. They are the weights of all entries."""
     return plan.model_copy(update={"memory": plan.memory.model_copy(update={"weights": size})})

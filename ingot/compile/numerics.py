@@ -38,10 +38,11 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class PassNumerics:
-    """The effect of a pass on the sample's logits; `ingot.ir.numerics.contracts.Deviation` describes the numbers.
+    """The effect of one pass on the logits of sample inputs.
 
-    `kl` is set for a LOSSY pass, in nats. `changed` is False if the pass left the program unchanged, so that nothing
-    was computed.
+    `ingot.ir.numerics.contracts.Deviation` describes the numbers `meaning` to `lost`. `numerics` is the pass's
+    contract: EXACT, ROUNDING or LOSSY. `kl` is the KL divergence in nats, for a LOSSY pass. `changed` is False if the
+    pass left the program unchanged, so that nothing was computed.
     """
 
     name: str
@@ -60,9 +61,10 @@ class PassNumerics:
 
 @dataclass(frozen=True)
 class NumericsReport:
-    """The numerics of a compile: passes in order, the model's own overflows by entry, statistics of its weights.
+    """The numerics of a compile: the passes in order, overflows of the model itself by entry, and statistics of its
+    weights.
 
-    `sample` holds the requests' lengths in tokens; `unmeasured` maps entries to why they were not measured.
+    `sample` holds the lengths of the sample requests in tokens. `unmeasured` maps an entry to why it was not measured.
     """
 
     sample: tuple[int, ...]
@@ -72,7 +74,7 @@ class NumericsReport:
     unmeasured: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values. JSON has neither infinities nor NaN, so null replaces them."""
+        """Return the report as JSON values, with null for infinities and NaN, which JSON lacks."""
         return {
             "sample": list(self.sample),
             "passes": [_finite(asdict(one)) for one in self.passes],
@@ -83,7 +85,10 @@ class NumericsReport:
 
 
 class NumericsCheck:
-    """A hook that measures every pass; `begin` runs on the traced model first. `read` returns tensors by name."""
+    """Measures every pass of a compile against its numerics contract.
+
+    Call `begin` on the traced model, then `on_pass` for each pass. `read` returns a checkpoint tensor by name.
+    """
 
     def __init__(self, model: Model, limits: Limits, read: Read) -> None:
         self._dtype, self._read = model.spec.dtype, read
@@ -98,7 +103,7 @@ class NumericsCheck:
         self._unmeasured = {name: reason for name, reason in found.items() if reason}
 
     def begin(self) -> None:
-        """Record the model's properties before any pass: where it overflows, and its weight statistics."""
+        """Record what the model has before any pass: where it overflows, and the statistics of its weights."""
         self._weights = weight_statistics(self._model.entries.values(), self._read)
         for entry, program in self._model.entries.items():
             if entry in self._unmeasured:
@@ -112,7 +117,9 @@ class NumericsCheck:
         return NumericsReport(lengths, *measured, dict(self._unmeasured))
 
     def on_pass(self, before: Program, after: Program) -> None:
-        """Measure a pass. Raises NumericsError if it broke its contract."""
+        """Run the program before and after a pass on the samples, and compare. Raises NumericsError for a broken
+        contract.
+        """
         if after.name in self._unmeasured:
             return
         one = after.history[-1]
@@ -156,7 +163,11 @@ class NumericsCheck:
         )
 
     def _check_weights(self, before: Program, after: Program, one: PassRecord) -> None:
-        """Check the contract of quantization. A lossy pass that quantizes nothing has nothing to measure here."""
+        """Check the contract of a LOSSY pass, which may quantize weights. Raises NumericsError.
+
+        Quantized weights must be within their format's error. The rest of the program must compute the same from
+        weights with the same rounding. If the pass quantized nothing, there is nothing to compare.
+        """
         old, new = self._params.of(before), self._params.of(after)
         for wrong in weight_breaches(before, after, old, new):
             raise _broken(one, wrong.breach, wrong.param)
@@ -176,7 +187,11 @@ class NumericsCheck:
             raise _broken(one, replace(problem, text=text), first_divergence(left, right))
 
     def _located(self, before: Program, after: Program, differs: Differs) -> Divergence | None:
-        """Return the first tensor that differs: in one step of all tokens, or else in the steps that were measured."""
+        """Find the first tensor in which the programs differ; None if there is none.
+
+        Run them in one step of all tokens and, if that finds nothing, in the steps that were measured. `differs`
+        compares two tensors.
+        """
         chunks = [None, self._chunk()] if before.input_types().keys() == after.input_types().keys() else [None]
         for chunk in chunks:
             left, right = (
@@ -190,13 +205,15 @@ class NumericsCheck:
         return step_inputs(program.input_types(), self._requests, chunk=chunk, seed=_SEED)
 
     def _chunk(self) -> int:
-        """Return the tokens of a sequence per step, a multiple of the group of tokens that attend to each other."""
+        """Return how many tokens of a sequence a step takes. It is a multiple of the group of tokens that attend to
+        each other.
+        """
         granule = math.lcm(*map(granule_of, self._model.entries.values()))
         return min(-(-_CHUNK // granule) * granule, max(map(len, self._requests)))
 
 
 def _unmeasured(program: Program) -> str:
-    """Return why the passes of an entry cannot be measured; "" if they can."""
+    """Return why passes of an entry cannot be measured; "" if they can."""
     unknown = [name for name in program.input_types() if find_input(name) is None]
     if unknown:  # the ending reads them from rows that an earlier step of another entry wrote
         return f"its ending '{program.ending.name}' reads {', '.join(unknown)} from rows that other entries write"
@@ -206,7 +223,7 @@ def _unmeasured(program: Program) -> str:
 
 
 def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
-    """Return up to three requests of up to 33 tokens, within the limits; tokens span the vocabulary."""
+    """Return the token ids of up to three requests of up to 33 tokens, within the limits. They span the vocabulary."""
     lengths = [min(length, limits.max_seq_len) for length in _LENGTHS[: limits.max_batch]]
     # Two primes spread neighbouring tokens over the vocabulary and keep requests different.
     return [
@@ -216,7 +233,9 @@ def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
 
 
 class _SharedParams:
-    """The params of the programs before and after a pass; a recipe of both is executed once."""
+    """Makes the params of programs by their recipes. It keeps the results of the last two programs, so that the program
+    after a pass reuses those of the program before.
+    """
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -244,7 +263,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _body(program: Program) -> str:
-    """Return a program's text without its first line, which holds the name, stage and bucket class."""
+    """Return a program's text without its first line, which has the program's name, stage and bucket class."""
     return print_program(program).partition("\n")[2]
 
 

@@ -1,4 +1,6 @@
-"""A commit of a repository on the hub: which files a checkpoint needs, and the folder of the hub's cache that has them."""
+"""A commit of a repository on the hub: which files a checkpoint needs, and the folder of the hub's cache that has
+them.
+"""
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
@@ -214,7 +216,9 @@ def _cached(name: HubName, file: str) -> Path | bool | None:
 
 
 def _cached_folder(name: HubName) -> Path | None:
-    """Return the cached snapshot of the commit that the revision was last resolved to. None if it has no config.json."""
+    """Return the cached snapshot of the commit that the revision was last resolved to. None if it has no
+    config.json.
+    """
     found = _cached(name, CONFIG)
     return found.parent if isinstance(found, Path) else None
 
