@@ -1,4 +1,4 @@
-"""Find the backend that would compute each op on a target, and the reasons of the backends that refuse."""
+"""Find the backend that would compute each op on a target, and why other backends refuse it. For `ingot target`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +26,11 @@ STEPS = (1, 512)
 
 @dataclass(frozen=True)
 class OpClaims:
-    """The claims on one op: its backend by the tokens of a step, its backend in deterministic mode, and every refusal.
-    If all refuse, the backend is NONE: a program with such a call does not compile."""
+    """The backends for one op. `backends` maps the tokens of a step to the backend with the cheapest claim.
+
+    `deterministic` is the backend in deterministic mode, and `refusals` are the other backends' reasons. If all refuse,
+    the backend is NONE: a program with such a call does not compile.
+    """
 
     op: str
     backends: Mapping[int, str]
@@ -44,8 +47,11 @@ class OpClaims:
 
 
 def op_claims(target: Target, backends: Sequence[Backend]) -> list[OpClaims]:
-    """Return the claims of `backends` on one call of each op, with the arguments of the op's first sample.
-    Tensors have the dtype of models on the target. The lowest claimed cost wins: nothing is timed."""
+    """Return the backends for each op on a target, from the claims of `backends` on one call of it.
+
+    The call has the arguments of the op's first sample, in the dtype of models on the target. The cheapest claim wins:
+    nothing is timed.
+    """
     load_user_ops()
     _, nodes = one_call_of_each(OPS, torch.bfloat16 if "bf16" in target.features else torch.float32)
     steps = {tokens: _chosen(nodes, target, backends, tokens) for tokens in STEPS}
@@ -69,7 +75,11 @@ def _chosen(
     *,
     deterministic: bool = False,
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return the backend of each op in steps of `tokens` tokens, and the reasons of those that refused."""
+    """Return two dicts by op: the backend with the cheapest claim in steps of `tokens` tokens, and the reasons of
+    refusals.
+
+    `nodes` holds a call of each op.
+    """
     context = PassContext(
         target=target,
         max_seq_len=max(STEPS),
@@ -87,14 +97,19 @@ def _chosen(
 
 
 def _merged(refusals: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    """Yield each reason once; a reason that does not hold in all steps names its steps."""
+    """Yield each reason once. `refusals` holds reasons by the tokens of a step; a reason that does not hold in all
+    steps is followed by the steps, as in (T=1).
+    """
     for reason in dict.fromkeys(reason for reasons in refusals.values() for reason in reasons):
         where = [tokens for tokens, reasons in refusals.items() if reason in reasons]
         yield reason if len(where) == len(refusals) else f"{reason} (T={', '.join(map(str, where))})"
 
 
 def one_call_of_each(ops: Mapping[str, Op], dtype: torch.dtype = torch.float32) -> tuple[Program, dict[str, fx.Node]]:
-    """Return a program that calls every op once, and the calls by op name."""
+    """Return a program that calls every op once, and its calls by the op's name, such as "ingot.linear".
+
+    The arguments are the op's first sample in `dtype`; tensors become inputs or states of the program.
+    """
     program = Program("ops", Stage.CACHED, {})
     nodes: dict[str, fx.Node] = {}
     for op in ops.values():

@@ -1,4 +1,4 @@
-"""Execute weight recipes into the artifact's safetensors files; write each distinct tensor once."""
+"""Make the weights of an artifact: execute the recipe of each param, and write each distinct tensor once."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -27,7 +27,9 @@ WRITERS = 3
 
 @dataclass(frozen=True)
 class Packed:
-    """The result of packing: resident bytes, and how many tensors serve how many params."""
+    """The result of `pack_weights`: the bytes of all tensors, the number of tensors, and of the params
+    that use them.
+    """
 
     bytes: int
     tensors: int
@@ -41,12 +43,14 @@ def pack_weights(
     on_done: Callable[[int, int], None] = lambda done, total: None,
     mesh: Mesh = ONE_DEVICE,
 ) -> Packed:
-    """Write weights/NNNNN.safetensors and weights.json. Params with equal recipe, placement and type share a tensor.
+    """Make each param's tensor by its recipe and write it to weights/NNNNN.safetensors; weights.json lists where each
+    is.
 
-    Tensors that `mesh` shards go to files of their rank, weights/rankR/NNNNN.safetensors, so that a rank reads only its
-    own bytes. A recipe step with several results (a quantized weight, its scales and zeros) is executed once; its
-    results are kept until the last param that needs one is written.
-    Raises CheckpointError if a recipe's result does not fit its param.
+    `read` returns a checkpoint tensor by name. `on_done` is called with the finished params and the total. Params with
+    equal recipe, placement and type share a tensor. Tensors that `mesh` shards go to files of their rank,
+    weights/rankR/NNNNN.safetensors, so that a rank reads only its own bytes. A recipe step with several results (a
+    quantized weight, its scales and zeros) is executed once; its results are kept until the last param that needs one
+    is written. Raises CheckpointError if a recipe's result does not fit its param.
     """
     owner: dict[tuple[Recipe, object, object], str] = {}
     index: dict[str, dict[str, Any]] = {}
@@ -84,7 +88,9 @@ def pack_weights(
 
 
 def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the result of the param's recipe, or a rank's part of it, checked and row-major."""
+    """Return the result of a param's recipe as a row-major tensor. Raises CheckpointError if its type is not the
+    param's.
+    """
     tensor = tensor.contiguous()
     if problem := spec.type.mismatch(tensor):
         raise CheckpointError(f"the weight '{name}' has {problem}", where=str(spec.recipe))
@@ -92,7 +98,9 @@ def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Saving(AbstractContextManager["_Saving"]):
-    """Write files in the background, up to WRITERS at a time; leaving the block waits for all of them."""
+    """Writes safetensors files in the background, up to WRITERS at a time. The end of the `with` block
+    waits for all.
+    """
 
     def __init__(self, writer: ArtifactWriter) -> None:
         self._writer = writer
@@ -107,7 +115,11 @@ class _Saving(AbstractContextManager["_Saving"]):
             self._begun.popleft().result()
 
     def save(self, file: str, tensors: Mapping[str, torch.Tensor], places: Mapping[str, dict[str, Any]]) -> None:
-        """Write `tensors`, and record file and offset in their `places`. Raises the errors of earlier files."""
+        """Start writing `tensors` to `file`. When it is written, each tensor's dict in `places` receives the file and
+        the offset.
+
+        Raises the errors of files that were started earlier.
+        """
         while len(self._begun) >= WRITERS:
             self._begun.popleft().result()
         self._begun.append(self._threads.submit(self._save, file, tensors, places))
@@ -127,7 +139,9 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass
 class _Files:
-    """The safetensors files of one folder, in order."""
+    """Collects the tensors of one folder into files of about SHARD_BYTES. `places` holds the dicts that receive each
+    tensor's file and offset; `written` counts the files.
+    """
 
     saving: _Saving
     folder: str
@@ -136,7 +150,9 @@ class _Files:
     written: int = 0
 
     def add(self, name: str, tensor: torch.Tensor, place: dict[str, Any]) -> int:
-        """Add a tensor and return its bytes. `place` receives its file and offset when the file is written."""
+        """Add a tensor and return its bytes. When the file is written, the dict `place` receives "file"
+        and "offset".
+        """
         # Copy if two recipes returned overlapping views of one checkpoint tensor: safetensors cannot express them.
         taken = any(_overlap(tensor, other) for other in self.tensors.values())
         self.tensors[name], self.places[name] = tensor.clone() if taken else tensor, place

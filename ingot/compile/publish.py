@@ -34,7 +34,7 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 @dataclass(frozen=True)
 class Sealed:
-    """An artifact with a written manifest, not published yet: its folder and its `build_id`."""
+    """An artifact with a written manifest that is not published yet. `folder` is its temporary folder."""
 
     folder: Path
     manifest: Manifest
@@ -123,17 +123,18 @@ class ArtifactWriter:
         self.write_bytes(relpath, text.encode("utf-8"))
 
     def write_json(self, relpath: str, value: object) -> None:
-        """Write one file of canonical JSON. Raises OSError, InternalError, and the errors of `dump_json`."""
+        """Write `value` to one file as canonical JSON. Raises OSError, InternalError, and the errors of `dump_json`."""
         self.write_text(relpath, dump_json(value))
 
     def sync_soon(self, relpath: str) -> None:
-        """Sync a complete file to disk in the background. `publish` raises the errors of the sync."""
+        """Sync a completely written file to disk in the background. `publish` waits for it and raises its errors."""
         self._syncing.append(self._disk.submit(_sync, self.path(relpath)))
 
     def seal(self, manifest: Manifest, threads: int | None = None) -> Sealed:
-        """List and digest all files and write the manifest. After that, only files outside identities may be added.
+        """Compute the digests of all files and write the manifest. Only files that it does not list may be added
+        afterwards.
 
-        `manifest.files` must be empty; `seal` fills it.
+        `manifest.files` must be empty; `seal` fills it. `threads` is the number of digesting threads (default: chosen).
         """
         if self._folder is None or self._sealed is not None:
             raise InternalError("the artifact writer is not open", hint="use it in a `with` block, and seal once")
@@ -153,9 +154,10 @@ class ArtifactWriter:
         return self._sealed
 
     def publish(self, manifest: Manifest | None = None, threads: int | None = None) -> str:
-        """Write the checksums, sync to disk and rename. Seal first if `manifest` is given. Returns the `build_id`.
+        """Publish the artifact at `output`, and return its `build_id`. Seals it first if `manifest` is passed.
 
-        Raises OutputError if something else took the output's path in the meantime.
+        Writes the checksums, syncs all files to disk and renames the folder. Raises OutputError if another process took
+        the path `output` in the meantime.
         """
         sealed = self._sealed if manifest is None else self.seal(manifest, threads)
         if self._folder is None or sealed is None:
@@ -185,7 +187,7 @@ class ArtifactWriter:
         return build_id
 
     def _listed(self) -> list[str]:
-        """Return the relative paths of the files that the manifest lists, sorted."""
+        """Return the relative paths, sorted, of the written files that the manifest must list."""
         assert self._folder is not None
         return [relpath for relpath in _files(self._folder) if relpath not in UNLISTED]
 
@@ -207,7 +209,7 @@ def _exists(output: Path, when: str = "already") -> OutputError:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether a full disk caused `error`. Libraries and compilers wrap it, so search causes and messages too."""
+    """Return whether a full disk caused `error`. Search its causes and messages too, since libraries wrap it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             return True
@@ -251,7 +253,9 @@ def _remove_stale(parent: Path, name: str) -> None:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Return whether the lock was taken; None if the file system has no locks (some network file systems)."""
+    """Lock an open file without waiting. Return True if it is locked now, False if another process holds it, and None
+    if the file system has no locks (some network file systems).
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -272,7 +276,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the sorted relative paths of all files. Raises InternalError for anything but files and folders."""
+    """Return the relative paths of all files in a folder, sorted. Raises InternalError for a link or a special file."""
     relpaths = []
     for path in _walk(folder):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):

@@ -1,4 +1,4 @@
-"""A compile request, read and checked: the checkpoint, the target and the options."""
+"""Read and check a compile request: the checkpoint, the target and the options."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,12 +50,12 @@ DEFAULT_MAX_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 @dataclass(frozen=True)
 class Request:
-    """A compile request, read and checked, before anything is traced or compiled.
+    """A compile request with checked options, before anything is traced or compiled.
 
-    `origin` is the checkpoint's commit on the hub, as in "org/name@COMMIT", and "" for a local folder.
-    `decided` are the backends of calls that a tuning log fixes: the given log, or that of an artifact compiled again.
-    `options` are those of `compile_model` as JSON values, with "auto" and defaults resolved: reading them again returns
-    the same request.
+    `origin` is the checkpoint's commit on the hub, as in "org/name@COMMIT", and "" for a local folder. `spec` describes
+    the model, and `limits` the sequence length and step sizes. `decided` are backends of calls that a tuning log fixes:
+    the given log, or that of an artifact compiled again. `options` are the arguments of `compile_model` as JSON values,
+    with "auto" and defaults resolved. Reading them again returns an equal request.
     """
 
     checkpoint: Checkpoint
@@ -96,9 +96,11 @@ class Request:
         checkpoints: Mapping[str, str | Path] | None = None,
         progress: OnProgress = no_progress,
     ) -> "Request":
-        """Read the checkpoint's configuration and check every option against it. Raises IngotError.
+        """Read the checkpoint's configuration, check every option of `compile_model` against it, and return the
+        request.
 
-        A hub checkpoint's weights are downloaded only after its configuration and the options pass the checks.
+        A hub checkpoint's weights are downloaded only after its configuration and the options pass the checks. Raises
+        IngotError.
         """
         if dtype not in ("auto", *MODEL_DTYPES):
             raise OptionError(f"unknown dtype '{dtype}'", expected=", ".join(("auto", *MODEL_DTYPES)))
@@ -173,8 +175,11 @@ class Request:
 
     @staticmethod
     def of_artifact(artifact: Artifact, checkpoint: str | Path | None = None) -> "Request":
-        """Return the request that produced `artifact`, on the checkpoint it was compiled from unless one is given.
-        Raises ArtifactError if the artifact does not record it, and CheckpointError if the checkpoint is missing."""
+        """Return the request that `artifact` was compiled from, to compile it again.
+
+        `checkpoint` replaces the recorded one, for example if it has moved. Raises ArtifactError if the artifact does
+        not record the request, and CheckpointError if the checkpoint is missing.
+        """
         made: Any = artifact.read_json(REQUEST)
         if not isinstance(made, dict) or not isinstance(made.get("options"), dict):
             raise ArtifactError(f"{REQUEST} is malformed", where=str(artifact.folder))
@@ -197,7 +202,10 @@ class Request:
         return replace(request, backends=backends, decided=log.given_calls())
 
     def trace(self) -> Model:
-        """Trace the model and account for every tensor of the checkpoint. Raises CheckpointError."""
+        """Trace the model's definition and return its programs.
+
+        Raises CheckpointError for a tensor that is missing, has a wrong shape, or is not used.
+        """
         stored = {name: info.dtype for name, info in self.checkpoint.tensors.items()}
         model = trace(self.spec, self.limits, stored)
         set_cache_scales(model, read_cache_scales(self.checkpoint))
@@ -216,7 +224,9 @@ class Request:
         return model
 
     def notes(self, model: Model) -> tuple[str, ...]:
-        """Say which parts of the checkpoint are ignored, and which are read differently from how they are written."""
+        """Return texts for the user: which parts of the checkpoint are ignored, or are read differently from how they
+        are written.
+        """
         config, notes = self.checkpoint.config, []
         if names := [" ".join(name.split())[:60] for name in ignored_fields(config, self.spec)]:
             notes.append(f"fields of config.json that no definition knows, and that are not read: {name_files(names)}")
@@ -231,7 +241,9 @@ class Request:
         return edit_pipeline(self.passes, edit_pipeline(cache, pipeline_for(self.mesh)))
 
     def identity(self, model: Model) -> Document:
-        """Return everything that determines the artifact. Reads every byte of the checkpoint once."""
+        """Return a JSON document of everything that determines the artifact. Reads every byte of the
+        checkpoint once.
+        """
         # The options left out are covered by what they resolve to: the target, the competing backends, the pipeline,
         # the digests of the checkpoints.
         left_out = ("target", "backend", "passes", "checkpoints")
@@ -241,28 +253,30 @@ class Request:
         )
 
     def key(self, model: Model) -> str:
-        """The `request_key`."""
+        """Return the `request_key`: the digest of everything that determines the artifact."""
         return digest_json(self.identity(model))
 
     def buckets(self, entry: Program) -> tuple[BucketClass, ...]:
-        """Return the bucket classes of an entry, in ascending order. An entry without tokens has its sequences."""
+        """Return the bucket classes of an entry, smallest steps first. If the entry's inputs have no tokens, count
+        sequences.
+        """
         limits = self.limits
         tokens = limits.max_tokens if "T" in entry.dims else limits.max_batch
         return bucket_classes(self.target, self.backends, tokens, limits.max_batch, deterministic=self.deterministic)
 
 
 def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the first of the choices that let the same backends compete."""
+    """Return the first value of --backend that selects the same backends as `choice`. `choices` lists them by value."""
     return next(name for name, among in choices.items() if among == choices[choice])
 
 
 def _again(source: Source) -> str:
-    """Return a name that finds the same checkpoint again, from any working folder."""
+    """Return a path or hub name that finds the checkpoint of `source` from any working folder."""
     return source.origin or str(Path(source.folder).absolute())
 
 
 def _check_others(given: Mapping[str, str | Path], spec: ModelSpec) -> None:
-    """Raise OptionError if `given` and the checkpoints that the model's definition needs differ."""
+    """Raise OptionError unless `given` has exactly the additional checkpoints that the definition needs, by alias."""
     asked = ARCHITECTURES[spec.architecture].definition.checkpoints
     if odd := sorted(given.keys() ^ set(asked)):
         what = f"the checkpoint '{odd[0]}' is " + ("missing" if odd[0] in asked else "not needed")
@@ -272,7 +286,11 @@ def _check_others(given: Mapping[str, str | Path], spec: ModelSpec) -> None:
 
 
 def _compiled_from(artifact: Artifact) -> str:
-    """Return the checkpoint's folder at compile time or, if that is gone, its commit on the hub."""
+    """Return the folder of the checkpoint that an artifact was compiled from. If it is gone, return its name on the
+    hub.
+
+    Raises CheckpointError if there is neither.
+    """
     path = artifact.folder / TIMINGS
     timings: Any = parse_json(path.read_bytes()) if path.is_file() else {}
     folder = timings.get("checkpoint") if isinstance(timings, dict) else None

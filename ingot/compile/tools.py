@@ -12,7 +12,7 @@ _EXTRA = "pip install 'ingot[cuda]'"
 
 
 def tools_found() -> dict[str, str]:
-    """Return each tool's version and path by its name, or the effect of its absence."""
+    """Return a text for each tool, by its name: its version and path, or what does not work without it."""
     return {name: look() for name, look in _TOOLS.items()}
 
 

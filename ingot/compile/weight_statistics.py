@@ -14,7 +14,9 @@ Read = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class Measure:
-    """A statistic of a weight, the bound above which it makes rewrites risky, the bound's source, and the rewrites."""
+    """A statistic of a weight. Above `bound`, the rewrites named in `risky` lose accuracy. `source` is the bound's
+    source.
+    """
 
     name: str
     bound: float
@@ -72,9 +74,10 @@ MEASURES: Mapping[str, Measure] = {
 
 @dataclass(frozen=True)
 class WeightStatistic:
-    """A measure over all params of a kind: the worst value with its param and layer, and how many exceed the bound.
+    """A statistic over all params of one kind. A kind is a param's name without its layer number.
 
-    A kind is a param's name without its layer.
+    `value` is the largest value, found in the param `param` of layer `layer`. `exceed` of the `params` params of the
+    kind exceed the bound.
     """
 
     measure: Measure
@@ -91,7 +94,10 @@ class WeightStatistic:
 
 
 def weight_statistics(programs: Iterable[Program], read: Read) -> tuple[WeightStatistic, ...]:
-    """Return all measures of the params of traced programs, by kind; params are read one at a time."""
+    """Return the statistics of the weights of traced programs. `read` returns a checkpoint tensor by name.
+
+    Params are read one at a time.
+    """
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for name, spec, role in _params(programs):
         for measure, value in _values(spec.recipe.execute(read), role):
@@ -114,7 +120,10 @@ _ROLES: Mapping[str, str] = {"rms_norm": "gain", "layer_norm": "gain", "linear":
 
 
 def _params(programs: Iterable[Program]) -> Iterator[tuple[str, ParamSpec, str]]:
-    """Yield once each param that is the weight of a norm, a linear or the embedding; a tied one is an embedding."""
+    """Yield the name, the spec and the role of each param that is the weight of a norm, a linear or the embedding.
+
+    A role is "gain", "matrix" or "embedding". A weight that the embedding and a linear share is an embedding.
+    """
     found: dict[str, tuple[ParamSpec, str]] = {}
     for program in programs:
         for node in program.calls():
@@ -149,5 +158,7 @@ def _rms(values: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _ratio(above: torch.Tensor, below: torch.Tensor) -> float:
-    """Return the largest quotient. Rows of zeros have none; they are counted separately."""
+    """Return the largest quotient of two tensors' elements. A zero divisor counts as zero: rows of zeros are counted
+    separately.
+    """
     return float(torch.where(below > 0, above / below, 0.0).max())

@@ -1,4 +1,4 @@
-"""The parent's side of a worker process (`ingot.compile.emit_worker`): JSON over pipes."""
+"""Start and call worker processes, which run `ingot.compile.emit_worker`. Requests and answers are JSON over pipes."""
 
 import contextlib
 import json
@@ -18,8 +18,7 @@ _STDERR_TAIL = 2000
 
 
 class Worker:
-    """One worker process, warmed up for a backend. `ask` makes a call over its pipes. It raises the IngotError that the
-    worker returns, and BackendError if the worker died."""
+    """One worker process. It first imports what `backend` compiles with; `ask` then sends it requests."""
 
     def __init__(self, backend: str) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
@@ -42,6 +41,9 @@ class Worker:
             self._process.stdin.flush()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request, wait, and return the answer. Raises the worker's IngotError, or BackendError if the worker
+        died.
+        """
         self._send(request)
         self._waiting += 1
         answer: dict[str, Any] = {}
@@ -64,7 +66,7 @@ class Worker:
             yield line
 
     def close(self) -> None:
-        """Kill the process and its children: its C++ compiler runs in its process group."""
+        """Kill the process and its children, such as a C++ compiler: they share its process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -1,1 +1,1 @@
-"""Measure times during a compile: of tile sizes, and of the backends of calls."""
+"""Time kernels' tile sizes and calls' backends during a compile, to choose the fastest."""

@@ -1,4 +1,4 @@
-"""Time one call with several backends in turns on this machine, on inputs too large for the caches."""
+"""Time one call with several backends on this machine, in turns, on inputs too large for the caches."""
 
 import itertools
 import statistics
@@ -34,9 +34,11 @@ Call = Callable[[Sequence[torch.Tensor]], object]
 
 
 def time_call(body: Program, candidates: Sequence[Candidate], target: Target) -> dict[str, tuple[BackendTime, ...]]:
-    """Return the times of the one call of `body` by each candidate, in every step of `timed_steps`. It runs on as many
-    threads as the target has cores, or on the current GPU, and frees its GPU memory.
-    Raises BackendError if inputs cannot be made or code does not load, and any error of a call that fails.
+    """Time the one call in `body` with each candidate backend. Return the times by backend, one for each step of
+    `timed_steps`.
+
+    It runs on as many threads as the target has cores, or on the current GPU, and frees its GPU memory. Raises
+    BackendError if inputs cannot be made or code does not load, and any error of a call that fails.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(target.cores if target.device == "cpu" else threads)
@@ -56,7 +58,10 @@ def time_call(body: Program, candidates: Sequence[Candidate], target: Target) ->
 
 
 def _time_step(body: Program, calls: Mapping[str, Call], step: TimedStep, device: str) -> dict[str, float]:
-    """Return the seconds of a call by backend. The backends take turns, so that a slowdown affects all of them."""
+    """Return the seconds of one call in a step, by backend. `calls` run each backend's code on a list of inputs.
+
+    The backends take turns, so that a slowdown of the machine affects all of them.
+    """
     sets = _input_sets(body, step, device)
     for call in calls.values():
         _round(call, sets, 1, device)  # the first call does one-time setup
@@ -74,7 +79,7 @@ def _calls_of_round(seconds: float, sets: int, device: str) -> int:
 
 
 def _round(call: Call, sets: Sequence[Sequence[torch.Tensor]], count: int, device: str) -> float:
-    """Return the mean seconds of a call over `count` calls, each on the next set of inputs."""
+    """Run a call `count` times, each on the next set of inputs, and return the mean seconds of one."""
     work = [partial(call, inputs) for inputs in itertools.islice(itertools.cycle(sets), count)]
     if device == "cuda":
         return row_seconds(work) / count
@@ -85,7 +90,9 @@ def _round(call: Call, sets: Sequence[Sequence[torch.Tensor]], count: int, devic
 
 
 def _input_sets(body: Program, step: TimedStep, device: str) -> list[list[torch.Tensor]]:
-    """Return equal inputs at as many addresses as it takes to exceed the caches."""
+    """Return several copies of the inputs of a call. Together they exceed the caches, so each call reads
+    from memory.
+    """
     generator = torch.Generator(device).manual_seed(1)
     first = inputs_for(body, step, device, generator)
     size = sum(tensor.untyped_storage().nbytes() for tensor in first)
@@ -94,12 +101,12 @@ def _input_sets(body: Program, step: TimedStep, device: str) -> list[list[torch.
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor with its strides, which are part of a call's types."""
+    """Return a copy of a tensor with the same strides, which are part of a call's types."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
-    """Return the candidate's code for the call, as a function of the body's inputs in order."""
+    """Load the candidate's code and return it as a function of the inputs of `body`, in order."""
     node, backend = call_of(body), candidate.backend
     built = None if candidate.executable is None else (candidate.executable, Path(str(candidate.folder)))
     if built is not None and BACKENDS[backend].executable is not None:
@@ -111,7 +118,7 @@ def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
 
 
 def _bound(function: Callable[..., Any], body: Program, node: fx.Node) -> Call:
-    """Return `function` with the call's attributes bound, as a function of the inputs."""
+    """Return `function` as a function of the inputs of `body` alone; the call's attributes are filled in."""
     place = {source: index for index, source in enumerate(body.placeholders())}
 
     def call(inputs: Sequence[torch.Tensor]) -> object:

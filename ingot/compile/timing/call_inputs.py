@@ -1,4 +1,4 @@
-"""The workload that a call is timed on: typical steps of its bucket class, and random inputs of the call's shapes."""
+"""Make the workload that a call is timed on: typical steps of its bucket class, and random inputs of its shapes."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,9 @@ _PROMPTS = 4  # sequences in the shorter step of prompts
 
 @dataclass(frozen=True)
 class TimedStep:
-    """A step of `tokens` tokens, spread over `sequences`; each attends to `context` positions, its own included."""
+    """A step of `tokens` tokens, spread over `sequences`. Each sequence attends to `context` positions, including the
+    step's.
+    """
 
     tokens: int
     sequences: int
@@ -29,8 +31,11 @@ class TimedStep:
 
 
 def timed_steps(body: Program) -> tuple[TimedStep, ...]:
-    """Return the steps that a call is timed in, by its bucket class: one decode step; or else a step of several short
-    prompts, and one of a long prompt that half fills the largest step."""
+    """Return the steps that the call in `body` is timed in: typical ones for its bucket class.
+
+    A class of decode steps has one step. Others have two: several short prompts, and a long prompt that half fills the
+    largest step.
+    """
     bucket = body.bucket or BucketClass(name="any", tokens=(1, body.dims["T"].hi if "T" in body.dims else 1))
     low, high = bucket.tokens
     most = body.dims["B"].hi if "B" in body.dims else high
@@ -48,13 +53,15 @@ def timed_steps(body: Program) -> tuple[TimedStep, ...]:
 
 
 def call_of(body: Program) -> fx.Node:
-    """Return the one call of the body."""
+    """Return the only call of a program."""
     return next(iter(body.calls()))
 
 
 def inputs_for(body: Program, step: TimedStep, device: str, generator: torch.Generator) -> list[torch.Tensor]:
-    """Return a tensor for each placeholder of the body, in order. Raises BackendError for an integer input that a step
-    does not define."""
+    """Return a tensor for each placeholder of `body`, in order: random floats, and the integers that describe the step.
+
+    Raises BackendError for an integer input that a step does not define.
+    """
     sizes = _sizes(body, step)
     integers = _integers(step, sizes, _page_size(body), generator)
     names = _parameters(body)
@@ -78,7 +85,7 @@ def _parameters(body: Program) -> dict[fx.Node, str]:
 
 
 def _page_size(body: Program) -> int:
-    """Return the positions of a page; 0 if the call has no paged cache."""
+    """Return the number of positions in a page; 0 if the call has no paged cache."""
     for spec in body.states.values():
         if spec.kind == "paged_kv":
             size = spec.type.shape[2]
@@ -94,7 +101,7 @@ def _sizes(body: Program, step: TimedStep) -> dict[str, int]:
 
 
 def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator: torch.Generator) -> torch.Tensor:
-    """Return normally distributed values. Zeros take less power on a GPU, so that it would run faster."""
+    """Return a tensor of normally distributed values. Zeros would take less power, so that a GPU would run faster."""
     shape = wanted.bind(sizes)
     strides = wanted.strides or torch.empty(shape, device="meta").stride()
     made = torch.empty_strided(shape, strides, dtype=wanted.dtype, device=device)
@@ -106,7 +113,7 @@ def _random(wanted: TensorType, sizes: Mapping[str, int], device: str, generator
 def _integers(
     step: TimedStep, sizes: Mapping[str, int], page: int, generator: torch.Generator
 ) -> dict[str, torch.Tensor]:
-    """Return the integer inputs of the step, by the op parameter that takes them.
+    """Return the integer inputs of a step, such as positions and page tables, by the op's parameter that takes them.
 
     The pages of a sequence are consecutive, as the pool allocates them: prefill attention loads such a tile at once
     (docs/gpu-kernels.md).

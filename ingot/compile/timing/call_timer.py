@@ -1,4 +1,4 @@
-"""Time the backends of a model's calls at compile time, once for each machine and each executable."""
+"""Time the backends of a model's calls during a compile, once for each machine and executable."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +26,10 @@ MeasureCall = Callable[[Program, Sequence[Candidate], Target], Mapping[str, tupl
 
 @dataclass
 class CallTimer:
-    """Find the times of calls that several backends could compute: in the cache, by the `exe_key` of each, or by
-    building and running them on this machine.
-    `untimed` says why nothing is timed; "" means that calls are. `on_done` receives the number of timed calls and the
-    total.
+    """Finds the times of calls that several backends can compute: in the cache, or by running them on this machine.
+
+    `untimed` is a reason to time nothing; "" means that calls are timed. `on_done` is called with the number of timed
+    calls and the total. `measure` replaces the timing in a worker process. `most` bounds the different calls.
     """
 
     emitter: Emitter
@@ -43,8 +43,12 @@ class CallTimer:
     def time(
         self, contests: Sequence[Contest], anyway: Callable[[], Sequence[Region]] = tuple
     ) -> list[BackendTimes | str]:
-        """Return the times of each contest, all different, or why there are none. Builds what timing needs in parallel
-        with the regions that `anyway` returns, which the compile needs next."""
+        """Return the times of each contest, or the reason why there are none. A contest is a call with the backends
+        that claim it.
+
+        Contests must be distinct. `anyway` returns regions that the compile needs next: they are compiled in parallel
+        with the code that timing needs.
+        """
         reasons = {one.key: self._refusal(one) for one in contests}
         self.emitter.tune([region for one in contests if not reasons[one.key] for region in _regions(one)])
         known = {one.key: self._known(one) for one in contests if not reasons[one.key]}
@@ -77,7 +81,7 @@ class CallTimer:
         return ""
 
     def _known(self, contest: Contest) -> dict[str, tuple[BackendTime, ...]] | None:
-        """Return the cached times of all backends, or None if one is missing."""
+        """Return the cached times of a call, by backend; None if a backend's are missing."""
         found = {}
         for region in _regions(contest):
             times = find_times(self.emitter.key(region), self._measured(contest))
@@ -87,7 +91,7 @@ class CallTimer:
         return found
 
     def _built(self, contests: Sequence[Contest], anyway: Sequence[Region]) -> dict[str, list[Candidate]]:
-        """Return the candidates of each contest, compiled in parallel."""
+        """Return the backends of each call with their compiled code, by the contest's key. They compile in parallel."""
         regions = {
             f"{number}.{one.backend}": one for number, contest in enumerate(contests) for one in _regions(contest)
         }
@@ -126,7 +130,9 @@ class CallTimer:
         return found
 
     def _measured(self, contest: Contest) -> dict[str, Any]:
-        """Return what identifies a measurement: the call, the steps, and the machine with its libraries."""
+        """Return the JSON that identifies a measurement in the cache: the call, the steps, and the machine with its
+        libraries.
+        """
         steps = [[one.tokens, one.sequences, one.context] for one in timed_steps(contest.body)]
         machine = {"gpu": self.target.gpu, "cores": self.target.cores}
         identity = self.target.identity(self.target.versions)
@@ -134,7 +140,7 @@ class CallTimer:
 
 
 def _regions(contest: Contest) -> list[Region]:
-    """Return the call as one region per backend."""
+    """Return one region for each backend of the contest. All have the same call."""
     return [Region("call", contest.body, backend) for backend in contest.backends]
 
 

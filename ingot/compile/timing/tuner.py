@@ -1,4 +1,4 @@
-"""Time tile sizes at compile time, once for each kind of GPU and compiler."""
+"""Time tile sizes of kernels for --tune, once for each kind of GPU and compiler."""
 
 import contextlib
 import os
@@ -28,9 +28,10 @@ MeasureTiles = Callable[[str, Choice, float], Choice]
 
 @dataclass
 class Tuner:
-    """Find the tile sizes of what is compiled for `target`: in the cache, or by timing on this machine's GPU.
+    """Finds the fastest tile sizes for a target: in the cache, or by timing on this machine's GPU.
 
-    Sizes of a given log stay. `on_done` receives the number of timed choices and the total.
+    Sizes from a given tuning log stay. `seconds` is the time for each choice. `on_done` is called with the number of
+    timed choices and the total. `measure` replaces the timing in a worker process.
     """
 
     target: Target
@@ -43,14 +44,16 @@ class Tuner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the measuring process, which holds some GPU memory until then."""
+        """Stop the worker process, which holds some GPU memory until then."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
     def tuned(self, backends: Mapping[str, Backend], regions: Sequence[Region]) -> dict[str, Backend]:
-        """Return the backends with the best sizes for the regions that they compile. Raises TargetError if sizes must
-        be timed and the GPU is not present."""
+        """Return the backends by name, with the fastest tile sizes for the regions that they compile.
+
+        Raises TargetError if sizes must be timed and the GPU is not present.
+        """
         result = dict(backends)
         for name, backend in backends.items():
             if not isinstance(backend, Tunable):
@@ -102,7 +105,9 @@ class Tuner:
 
 
 def _file(choice: Choice, compiler: str) -> Path:
-    """Return the cache file of a choice. Times hold for one GPU product, one compiler and one kernel source."""
+    """Return the file in the cache for the tile sizes of one kernel and problem. `compiler` is a digest of GPU,
+    compiler and kernel sources.
+    """
     key = digest_json({"kernel": choice.kernel, "problem": choice.problem, "compiler": compiler})
     return cache_folder("tuning") / f"{key}.json"
 

@@ -1,4 +1,4 @@
-"""The tuning log as a file: read from an artifact or a file of its own, written into an artifact."""
+"""Read a tuning log from an artifact or a file of its own, and make the one that an artifact stores."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +20,10 @@ LACKS = "the given log has none"
 
 
 def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog:
-    """Return a log from the path of its file or of an artifact, or from JSON values. Raises OptionError if it is no
-    log, and TargetError if it is for another target."""
+    """Return a tuning log. `given` is the path of its file or of an artifact, or the log's JSON values.
+
+    Raises OptionError if it is no log, and TargetError if it is for another target.
+    """
     value: object = given
     where = "tuning_log"
     if isinstance(given, str | Path):
@@ -44,8 +46,10 @@ _EXPECTED = f"an artifact that has a {TUNING}, or that file"
 
 
 def artifact_log(artifact: Artifact, target: Target) -> TuningLog | None:
-    """Return the choices that an artifact was compiled with; None if it had none. Raises ArtifactError if the log
-    cannot be read."""
+    """Return the tuning log of an artifact: the tile sizes and backends that it was compiled with; None if it has none.
+
+    Raises ArtifactError if the log cannot be read.
+    """
     if all(entry.path != TUNING for entry in artifact.manifest.files):
         return None
     try:
@@ -72,7 +76,9 @@ def _first(error: ValidationError | TypeError) -> str:
 
 
 def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Target) -> TuningLog:
-    """Return the log that an artifact stores: distinct choices and distinct calls, in a fixed order."""
+    """Return the tuning log that an artifact stores, of the tile sizes and the calls of a compile. Each is listed once,
+    in a fixed order.
+    """
     tiles, backends = {one.key: one for one in choices}, {one.key: one for one in calls}
     return TuningLog(
         target=target.name,
@@ -83,7 +89,7 @@ def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Tar
 
 
 def with_reasons(choices: Sequence[Choice], log: TuningLog | None) -> tuple[Choice, ...]:
-    """Return the choices; those that the given log lacks say so in their reason."""
+    """Return the tile sizes, and set the reason of those that the given log lacks. Without a log, change nothing."""
     known = frozenset(choice.key for choice in log.choices) if log is not None else None
     return tuple(
         choice if known is None or choice.key in known else choice.model_copy(update={"reason": LACKS})
