@@ -1,4 +1,4 @@
-"""Shared printing of the commands: consoles, tables, sizes, program text."""
+"""Printing that all commands share: consoles, tables, sizes in bytes, JSON, program text."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ _PIPE_WIDTH = 1 << 16
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Return a console: with colours and the window's width on a terminal, plain and uncut in a pipe."""
+    """Return a rich console for stdout, or stderr: coloured on a terminal, plain text of any width in a pipe."""
     from rich.console import Console
 
     class PlainConsole(Console):
@@ -31,7 +31,9 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> "Table":
-    """Return a table without lines. A column name that ends in ">" aligns right; cells are literal text."""
+    """Return a table of `rows` without ruled lines. A column whose name ends in ">" is aligned right. Cells are literal
+    text.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -46,7 +48,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: st
 
 
 def facts(rows: Sequence[tuple[str, object]]) -> "Table":
-    """Return a table of names and values, one a line."""
+    """Return a table with one row for each pair of a name and a value, the names in bold."""
     from rich.text import Text
 
     made = table(("", ""), [(Text(name, "bold"), value) for name, value in rows])
@@ -55,7 +57,7 @@ def facts(rows: Sequence[tuple[str, object]]) -> "Table":
 
 
 def print_table(out: "Console", made: "Table") -> None:
-    """Print a table; in a pipe, without the blanks that pad its last column."""
+    """Print a table. In a pipe, strip the trailing blanks of each line."""
     if out.is_terminal:
         out.print(made)
         return
@@ -66,7 +68,7 @@ def print_table(out: "Console", made: "Table") -> None:
 
 
 def size_text(count: int) -> str:
-    """Return bytes in decimal units: 13.6 MB."""
+    """Return a number of bytes as text in decimal units, such as "13.6 MB"."""
     value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while value >= 999.95 and len(units) > 1:
         value /= 1000
@@ -75,14 +77,14 @@ def size_text(count: int) -> str:
 
 
 class ByteCount(int):
-    """A number of bytes that prints as `size_text`, so that progress can count bytes."""
+    """An integer number of bytes whose `str` is, for example, "13.6 MB". Progress that counts bytes uses it."""
 
     def __str__(self) -> str:
         return size_text(self)
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    """Return counts as in `inductor 25, reference 40`, the largest first."""
+    """Return counts as text, the largest first, as in "reference 40, inductor 25"; "none" if there are none."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {count}" for name, count in ordered) or "none"
 
@@ -93,12 +95,14 @@ def print_json(value: Any) -> None:
 
 
 def json_text(value: Any) -> str:
-    """Return JSON for readers and programs: indented, with the fields in order."""
+    """Return indented JSON that ends with a newline. Fields keep their order."""
     return json.dumps(value, indent=2) + "\n"
 
 
 def print_program_text(text: str, dim: Sequence[bool] = ()) -> None:
-    """Print program text: unchanged in a pipe, coloured on a terminal. `dim` marks the lines to show dimmed."""
+    """Print the text of programs: unchanged in a pipe, coloured on a terminal. There, line n is dimmed if `dim[n]` is
+    true.
+    """
     out = console()
     if not out.is_terminal:
         sys.stdout.write(text)

@@ -64,17 +64,17 @@ for flag in ("--help", "--version"):
 
 
 def main() -> None:
-    """The entry point of `ingot`."""
+    """Run the command `ingot` with the process's arguments, and exit with its code."""
     sys.exit(run(INGOT, sys.argv[1:]))
 
 
 def compile_model_main() -> None:
-    """The entry point of `compile-model`."""
+    """Run the command `compile-model` with the process's arguments, and exit with its code."""
     sys.exit(run(COMPILE_MODEL, sys.argv[1:]))
 
 
 def run(app: App, arguments: Sequence[str]) -> int:
-    """Run one command line and return the exit code. Only SystemExit leaves this function."""
+    """Run one command line of `app`, report errors on stderr, and return the exit code. Raises SystemExit only."""
     for stream in (sys.stdout, sys.stderr):
         # A terminal or pipe without Unicode still receives the text, with escapes where needed.
         if hasattr(stream, "reconfigure"):
@@ -87,7 +87,7 @@ def run(app: App, arguments: Sequence[str]) -> int:
 
 
 def _refuse(app: App, error: CycloptsError) -> int:
-    """Report a command line that does not parse."""
+    """Report a command line that does not parse, with the command's usage. Return the exit code."""
     at = app
     for name in error.command_chain or ():
         at = at[name]
@@ -138,5 +138,5 @@ def _complain(message: str) -> None:
 
 
 def _drop_stdout() -> None:
-    """Discard the buffered output. Otherwise, Python would fail again when it flushes at exit."""
+    """Discard output that is still buffered. Otherwise Python fails again when it flushes stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,4 @@
-"""Live progress of a compile on stderr, by phase."""
+"""Show the progress of a compile on stderr, phase by phase."""
 
 import contextlib
 import time
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+# Called with the name of a phase, the steps done and the total; the total is 0 where it is not known.
 OnProgress = Callable[[str, int, int], None]
 
 # Seconds between two log lines about one phase: often enough to show progress.
@@ -18,12 +19,15 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
-    """Show nothing."""
+    """Do nothing: the callback of a caller that shows no progress."""
 
 
 @contextlib.contextmanager
 def live_progress() -> Iterator[OnProgress]:
-    """Yield a callback for `compile_model(progress=…)`: a live line per phase on a terminal, plain lines in a pipe."""
+    """Yield a callback that shows progress on stderr: a live line per phase on a terminal, plain lines in a pipe.
+
+    It is called with a phase's name, the steps done and the total, for example as `compile_model(progress=…)`.
+    """
     screen = console(stderr=True)
     if screen.is_terminal:
         with _bars(screen) as draw:

@@ -48,7 +48,7 @@ def bisect_artifact(
 
 
 def default_output(artifact: str) -> Path:
-    """Return NAME.bisect next to NAME.ingot."""
+    """Return the folder NAME.bisect next to the artifact NAME.ingot."""
     path = Path(artifact)
     path = path if path.name not in ("", "..") else path.resolve()  # "." has no name of its own
     return path.with_name(f"{path.name.removesuffix('.ingot')}.bisect")
@@ -59,7 +59,7 @@ _WHAT = {"recipe": "recipe step", "unconfirmed": "pass, unconfirmed"}
 
 
 def print_verdict(verdict: "Verdict") -> None:
-    """Print the verdict for readers."""
+    """Print what the bisection found, one row for each field that is set."""
     out = console()
     if not verdict and not verdict.blamed:
         out.print(f"healthy: no fault found ({verdict.runs} runs of programs)", markup=False)

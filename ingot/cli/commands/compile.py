@@ -129,7 +129,7 @@ def compile_checkpoint(
 
 
 def _folders(text: str | None) -> dict[str, str]:
-    """Return folders or hub names by alias, from "alias=FOLDER,alias=org/name". Raises OptionError."""
+    """Return the checkpoints by alias, from a text such as "draft=FOLDER,other=org/name". Raises OptionError."""
     folders: dict[str, str] = {}
     for item in text.split(",") if text else ():
         alias, equals, folder = item.partition("=")
@@ -140,7 +140,11 @@ def _folders(text: str | None) -> dict[str, str]:
 
 
 def _print_report(report: "CompileReport", output: str, started: float, total: float, *, servable: bool) -> None:
-    """Print the report. `output` is the path as the user gave it; `started` and `total` are seconds."""
+    """Print the result of a compile. `output` is the path as the user wrote it.
+
+    `started` are the seconds of imports, `total` those of everything. `servable` says whether `ingot run` can run it
+    here.
+    """
     out = console()
     out.print(f"\nCompiled {output} in {total:.1f} s\n", style="bold", markup=False, soft_wrap=True)
     phases = {"start": started, **report.seconds}

@@ -1,4 +1,4 @@
-"""`ingot diff`: show the semantic differences between two artifacts, passes or program files."""
+"""`ingot diff`: show the semantic differences between two artifacts, programs after passes, or program files."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -77,7 +77,9 @@ def _lines(found: "SidesDiff") -> list[str]:
 
 
 def _alike(pairs: "tuple[PairDiff, ...]") -> "dict[str, list[PairDiff]]":
-    """Return the pairs by the text of their diff: bucket classes often have the same diff."""
+    """Return the pairs of programs that differ, grouped by the text of their diff. Bucket classes often have the same
+    diff.
+    """
     found: dict[str, list[PairDiff]] = {}
     for pair in pairs:
         if pair:

@@ -159,7 +159,9 @@ def _row(call: "Call", columns: int) -> tuple[object, ...]:
 
 
 def _others(call: "Call") -> Iterator[str]:
-    """Yield the costs and times of the other candidates, then the refusals with their reasons."""
+    """Yield a text for each backend that does not compute the call: its cost and times, or the reason of
+    its refusal.
+    """
     others = {backend: claim for backend, claim in call.claims.items() if backend != call.backend}
     for backend, claim in others.items():
         if isinstance(claim, float):
@@ -169,7 +171,7 @@ def _others(call: "Call") -> Iterator[str]:
 
 
 def _count(value: int) -> str:
-    """Return a number in decimal units: 1.2 G."""
+    """Return a number as text in decimal units, such as "1.2 G"."""
     number = float(value)
     for unit in ("", " k", " M", " G", " T"):
         if number < 999.95:

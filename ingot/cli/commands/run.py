@@ -1,4 +1,4 @@
-"""`ingot run`: complete one prompt, streaming the text."""
+"""`ingot run`: complete one prompt, and print the text while it is generated."""
 
 import sys
 import time
@@ -131,7 +131,7 @@ def _conversation(prompt: str | None, system: str | None) -> list[dict[str, str]
 
 @dataclass
 class _Answer:
-    """The last output, and the seconds from the request to the first token and from the first to the last."""
+    """The last output of a request, the seconds until its first token, and from that to the last."""
 
     output: "RequestOutput"
     first_token_s: float
@@ -139,7 +139,7 @@ class _Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return the decode rate, without the first token; None if there is only one token."""
+        """Return the generated tokens per second after the first; None if there is only one token."""
         count = len(self.output.outputs[0].token_ids) - 1
         return count / self.rest_s if count > 0 and self.rest_s > 0 else None
 
@@ -186,14 +186,14 @@ def _stream(llm: "LLM", asked: "PromptLike", params: "SamplingParams", load_s: f
 
 
 def _tell_phases(seconds: Mapping[str, float]) -> None:
-    """Print a line for each phase of the start to stderr."""
+    """Print the seconds of each phase of the start to stderr, a line each."""
     width = max(map(len, seconds))
     for name, value in seconds.items():
         console(stderr=True).print(f"{name:{width}} {value:8.3f} s", style="dim", markup=False)
 
 
 def _bold(text: str) -> str:
-    """Return the text in bold. Use escapes instead of rich, which would turn a prompt's tabs into spaces."""
+    """Return the text with escapes for bold if stdout is a terminal. Rich would turn a prompt's tabs into spaces."""
     out = console()
     return f"\x1b[1m{text}\x1b[22m" if out.is_terminal and not out.no_color and sys.stdout.isatty() else text
 

@@ -54,7 +54,10 @@ def _no_gpu() -> str:
 
 
 def _features(target: "Target") -> list[dict[str, Any]]:
-    """Return the features that kernels may use; for a missing one, its requirement and what replaces it."""
+    """Return the features of a GPU that kernels may use, one dict each. "there" says whether the target has it.
+
+    For a missing feature, "needs" is what it requires and "without" what Ingot uses instead.
+    """
     from ingot.ir.machine.gpus import FEATURES, NVLINK, WITHOUT_NVLINK
 
     if target.sm is None:

@@ -1,1 +1,3 @@
-"""The views that the commands print, a file for each subject. They import neither torch nor a compiler."""
+"""Tables and texts about an artifact that commands print, a file for each subject. They import neither torch nor a
+compiler.
+"""

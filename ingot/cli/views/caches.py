@@ -1,4 +1,4 @@
-"""The cache groups for readers: a table, and notes that explain its numbers."""
+"""Print the cache groups of an artifact: a table, and notes that explain its numbers."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,10 @@ def print_caches(out: "Console", caches: dict[str, Any]) -> None:
 
 
 def scratch_text(one: dict[str, Any]) -> str:
-    """Return the text about a group's scratch pages, or why a group with a window has none."""
+    """Return a text about the scratch pages of a cache group, a dict of a `CacheSummary` as JSON.
+
+    If it has none, say why. Return "" for a group without a window, which never has any.
+    """
     if one["scratch_pages"]:
         return (
             f"{one['name']}: {one['scratch_pages']} scratch pages, {size_text(one['scratch_bytes'])} for all layers,"

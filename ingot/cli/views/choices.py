@@ -1,4 +1,4 @@
-"""The choices: each call's backend, the other candidates, and the refusals with their reasons."""
+"""Print which backend computes each call, the other candidates, and the refusals with their reasons."""
 
 import json
 from collections.abc import Sequence
@@ -20,9 +20,12 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Choice:
-    """A call of a final program, in the region `region` if any. `candidates` are the costs of the backends that would
-    compute it; `refusals` are the reasons of the others. `decision` says how one of several timeable backends was
-    chosen. `tiles` are the tile sizes of the kernels of the call or its region."""
+    """A call of a final program and the choice of its backend. `region` is the region that contains the call, or "".
+
+    `candidates` are the costs of the backends that can compute it; `refusals` are the reasons of the others. `decision`
+    says how one of several backends was chosen that can compute it by itself. `tiles` are the tile sizes of the kernels
+    of the call or its region.
+    """
 
     program: str
     region: str
@@ -37,7 +40,7 @@ class Choice:
 
 
 def choices_json(artifact: Artifact, wanted: Filter) -> Any:
-    """Return choices.json or, with a filter, the calls that match."""
+    """Return the content of choices.json or, with a filter, a list of the calls that match it."""
     if not wanted:
         return artifact.read_json("choices.json")
     return [
@@ -58,7 +61,10 @@ def choices_json(artifact: Artifact, wanted: Filter) -> Any:
 
 
 def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
-    """Return the matching calls in order, except views, which compute nothing. Raises OptionError if none match."""
+    """Return the calls that match the filter, in order. Views are left out: they compute nothing.
+
+    Raises OptionError if none match.
+    """
     stored: Any = artifact.read_json("choices.json")
     programs = read_programs(artifact.read_text(FINAL))
     wanted.check(programs)
@@ -101,7 +107,7 @@ def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
 
 
 def print_choices(artifact: Artifact, wanted: Filter) -> None:
-    """Print the calls with their backends, the tile sizes of kernels, and weights that are stored twice."""
+    """Print the calls that match the filter with their backends, then tile sizes and weights that are stored twice."""
     choices = choices_of(artifact, wanted)
     rows = [
         (
@@ -131,7 +137,7 @@ def print_choices(artifact: Artifact, wanted: Filter) -> None:
 
 
 def _print_decisions(choices: Sequence[Choice]) -> None:
-    """Print the calls that several backends could compute alone: their times, or why the cheapest claim won."""
+    """Print the calls that several backends can compute by themselves: the times, or why the cheapest claim won."""
     rows = [
         (
             one.program,
@@ -150,7 +156,7 @@ def _print_decisions(choices: Sequence[Choice]) -> None:
 
 
 def _print_tiles(choices: Sequence[Choice]) -> None:
-    """Print the tile sizes of kernels, one row per kernel of a region."""
+    """Print the tile sizes of each kernel, one row for each kernel of a region or call."""
     rows = {
         (_place(one), str(tiles)): (
             _place(one),
@@ -169,7 +175,7 @@ def _print_tiles(choices: Sequence[Choice]) -> None:
 
 
 def _place(choice: Choice) -> str:
-    """Return the program, and the region or call that the kernels belong to."""
+    """Return as text the program and the region or call to which kernels belong."""
     return f"{choice.program}, " + (f"region {choice.region}" if choice.region else f"%{choice.name}")
 
 

@@ -1,4 +1,4 @@
-"""Select lines of a program, instructions, weights and choices by layer, op and name."""
+"""The options --layer, --op and --name of `ingot inspect`: select lines, instructions, weights and choices."""
 
 import difflib
 import re
@@ -12,9 +12,11 @@ from ingot.ir.errors import OptionError
 
 @dataclass(frozen=True)
 class Filter:
-    """The conditions that every shown line must match. `layers` are the first and last of a range. `op` names an op
-    with or without its namespace ("linear", "slice" for aten.slice.Tensor). `name` is a pattern with
-    * and ? for a value."""
+    """Conditions that everything shown must match. None means any.
+
+    `layers` are the first and last layer of a range. `op` names an op with or without its namespace ("linear", "slice"
+    for aten.slice.Tensor). `name` is a pattern for a value's name, with * and ?.
+    """
 
     layers: tuple[int, int] | None = None
     op: str | None = None
@@ -22,7 +24,9 @@ class Filter:
 
     @staticmethod
     def of(layer: str | None, op: str | None, name: str | None) -> "Filter":
-        """Return the filter for a command line's options. Raises OptionError."""
+        """Return the filter for the options --layer ("3" or "2-5"), --op and --name. Raises OptionError for a wrong
+        layer.
+        """
         if layer is None:
             return Filter(None, op, name)
         given = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", layer)
@@ -40,7 +44,7 @@ class Filter:
         return " ".join(f"{option} {value}" for option, value in given if value is not None)
 
     def holds(self, name: str, ops: Iterable[str], layers: Iterable[int]) -> bool:
-        """Return whether an item with this name, these ops and these layers matches."""
+        """Return whether an item matches that has this name, any of these ops and any of these layers."""
         if self.layers is not None and not any(self.layers[0] <= layer <= self.layers[1] for layer in layers):
             return False
         if self.name is not None and not fnmatchcase(name, self.name):
@@ -48,11 +52,11 @@ class Filter:
         return self.op is None or any(_is_op(op, self.op) for op in ops)
 
     def takes(self, line: Line) -> bool:
-        """Return whether a line of a program's text, a declaration or a call, matches."""
+        """Return whether a line of a program's text matches. Only declarations and calls can."""
         return bool(line.name) and line.kind != "region" and self.holds(line.name, [line.op], line.layers)
 
     def check(self, programs: Iterable[ProgramLines]) -> None:
-        """Raise OptionError if no program has the op or the layer, so that a misspelling is an error."""
+        """Raise OptionError if no program has the filter's op or layer, which is a misspelling."""
         lines = [line for program in programs for line in program.lines]
         ops = sorted({line.op for line in lines if line.op})
         if self.op is not None and not any(_is_op(op, self.op) for op in ops):
@@ -82,15 +86,18 @@ def _is_op(op: str, wanted: str) -> bool:
 
 @dataclass(frozen=True)
 class Shown:
-    """A line of an excerpt; `asked` is False for a line of context."""
+    """A line to print. `asked` is True if it matches the filter, and False if it is context."""
 
     text: str
     asked: bool
 
 
 def excerpt(program: ProgramLines, wanted: Filter) -> list[Shown]:
-    """Return the matching lines with the program's header, the definitions of the values that they use, and their
-    regions; dots replace the other lines. Empty if nothing matches."""
+    """Return the lines of a program that match the filter, with context; empty if none match.
+
+    Context is the program's header, the definitions of values that the lines use, and the regions that contain them. A
+    line of dots replaces the lines between.
+    """
     lines = program.lines
     asked = {index for index, line in enumerate(lines) if wanted.takes(line)}
     if not asked:
@@ -114,5 +121,5 @@ def excerpt(program: ProgramLines, wanted: Filter) -> list[Shown]:
 
 
 def _scope(line: Line) -> str:
-    """Return the region whose names are in scope for a line; "" for the program's."""
+    """Return the region in which a line's names are defined; "" for the program itself."""
     return "" if line.kind == "region" else line.region

@@ -1,4 +1,4 @@
-"""A program's text as lines with their definitions and uses, and excerpts of it. Needs no torch, as parsing does."""
+"""Read a program's text as lines: what each defines, calls and uses. Unlike the parser, this needs no torch."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -18,9 +18,10 @@ _DECLARED = ("input", "param", "state")
 class Line:
     """One line of a program's text.
 
-    `kind` is its keyword, or "call", or "}". `name` is the value that it defines and `op` the op that it calls; `uses`
-    are the names of the values that it reads. `region` is the region that contains it. `layers` are those of its
-    origin; a declaration has those of its users, a line in a region those of the region's calls.
+    `kind` is its keyword, such as "input", or "call", or "}" at the end of a region. `name` is the value that it
+    defines, `op` the op that it calls, and `uses` the values that it reads. `region` is the region that contains it, or
+    "". `layers` are the model's layers that it belongs to: a call names them in its comment, a declaration has those of
+    the calls that read it, and a line in a region has those of the region's calls.
     """
 
     text: str
@@ -33,32 +34,32 @@ class Line:
 
     @property
     def backend(self) -> str:
-        """Return the backend that compiles the region that the line opens, or that computes the call."""
+        """Return the backend after "@" in the line: of a region's code, or of the call; "" if there is none."""
         return next((word[1:] for word in self.text.partition("  #")[0].split(" ") if word.startswith("@")), "")
 
 
 @dataclass(frozen=True)
 class ProgramLines:
-    """A program's lines; `title` is its bucket class, with its entry if that is not main."""
+    """The lines of a program. `title` is its bucket class, with its entry if that is not main."""
 
     title: str
     lines: tuple[Line, ...]
 
     def calls(self) -> Iterator[Line]:
-        """Yield the calls that are not in a region, in order."""
+        """Yield the lines of calls that are not in a region, in order."""
         return (line for line in self.lines if line.kind == "call" and not line.region)
 
     def body(self, call: Line) -> list[Line]:
-        """Return the lines in the region that a call calls; none for other calls."""
+        """Return the lines in the region that `call` calls; empty if it calls an op."""
         region = call.op.removeprefix("region.") if call.op.startswith("region.") else None
         return [line for line in self.lines if line.region == region and line.kind != "region"]
 
     def computed_by(self, call: Line) -> list[str]:
-        """Return the op of a call, and those in the region that it calls."""
+        """Return the op of a call, or of a region's call, followed by the ops in that region."""
         return [call.op, *(line.op for line in self.body(call) if line.op)]
 
     def readers(self, name: str) -> set[str]:
-        """Return the ops that read a value, including reads in regions and through views."""
+        """Return the ops that read the value `name`, also in regions and through views such as slice."""
         return set(self._readers(name, list(self.calls())))
 
     def _readers(self, name: str, among: Sequence[Line]) -> Iterator[str]:
@@ -73,7 +74,7 @@ class ProgramLines:
 
 
 def read_programs(text: str) -> list[ProgramLines]:
-    """Return the programs of a text, in order. Raises ParseError if the text does not begin with a program."""
+    """Return the programs in a text, in order. Raises ParseError if it does not begin with a program."""
     found: list[list[Line]] = []
     region = ""
     for raw, tokens in zip(text.split("\n"), scan(text), strict=True):
@@ -112,7 +113,9 @@ def _line(raw: str, tokens: Sequence[Token], region: str) -> Line:
 
 
 def _with_layers(lines: Sequence[Line]) -> Iterator[Line]:
-    """Yield the lines; declarations and regions have the layers of their users."""
+    """Yield the lines. Declarations receive the layers of the calls that read them, lines in a region those of its
+    calls.
+    """
     users: dict[str, set[int]] = {}
     for line in lines:
         if line.kind == "call" and not line.region:

@@ -1,4 +1,4 @@
-"""A plan's memory for readers: what serving takes, line by line."""
+"""Describe the memory that serving an artifact takes, a line for each part."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
 
 def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
-    """Return names and texts: weights, peak activations, KV cache, slots, and the sum for the limits."""
+    """Return pairs of a name and a text about weights, peak activations, KV cache, slots, and their sum
+    for the limits.
+    """
     from ingot.ir.cache.memory import MemoryNeed  # not at the top: `--help` loads no schemas
 
     need = MemoryNeed.of(plans)
@@ -43,18 +45,22 @@ def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
 
 
 def _slots_text(slot: int, sequences: int) -> str:
-    """Return the memory of states that are kept once per sequence."""
+    """Return the memory of states with a slot of `slot` bytes for each sequence, for `sequences` sequences."""
     kept = KEPT_PER_SEQUENCE * sequences
     return f"{size_text(slot)} a sequence, {size_text(slot * sequences)} for {sequences}, and up to {kept} kept"
 
 
 def _scratch_text(need: "MemoryNeed") -> str:
-    """Return the memory that groups with a window take once, in addition to the pages of sequences."""
+    """Return the memory of the scratch pages, which cache groups with a window take in addition to the pages of
+    sequences.
+    """
     pages = ", ".join(f"{one.pages} of {name}" for name, one in need.scratch.items() if one.pages)
     return f"{size_text(need.scratch_bytes)} ({pages}) for reads of one step"
 
 
 def _pages(name: str, need: "MemoryNeed") -> str:
-    """Return the pages that a sequence holds of a group between steps, and more in a step that has it alone."""
+    """Return as text how many pages of the group `name` a sequence holds between steps, and how many more in its
+    largest step.
+    """
     pages, beside = f"{need.groups[name].pages_per_sequence} pages", need.beside(name)
     return f"{pages}, and {beside} more in its largest step" if beside else pages

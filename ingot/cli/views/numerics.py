@@ -1,4 +1,4 @@
-"""The output of `--check-numerics`: each pass with its contract, overflows of the model, and risky weights."""
+"""Print the result of `--check-numerics`: each pass with its contract, overflows of the model, and risky weights."""
 
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_numerics(out: "Console", report: "NumericsReport") -> None:
-    """Print the report. Errors are the largest over the logits of all positions of the sample."""
+    """Print the report. An error is the largest over the logits of all positions of the sample requests."""
     tokens = ", ".join(map(str, report.sample))
     out.print("\nNumerics", style="bold")
     out.print(f"every contract is kept, on requests of {tokens} tokens", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The instructions of a plan, and the memory that they take."""
+"""Print the instructions of a plan, and the memory that they take."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,18 +21,20 @@ _EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to distingui
 
 
 def read_plans(artifact: Artifact) -> Plans:
-    """Return the plans of all entries, as the first rank runs them. Raises ArtifactError."""
+    """Return the plans of all entries, as rank 0 runs them. Raises ArtifactError."""
     return read_plan_file(artifact).of(0)
 
 
 def buckets_of(plans: Plans) -> list[tuple[str, BucketPlan]]:
-    """Return every bucket class of every entry, with its title."""
+    """Return the plan of every bucket class of every entry, each with its title, such as "decode" or "draft@decode"."""
     return [(trace_name(key, one.bucket.name), one) for key, plan in plans.plans.items() for one in plan.buckets]
 
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction, its index in its bucket class, and the line of the program that it executes."""
+    """An instruction of a plan. `index` counts within its bucket class; `line` is the call in the program's text that
+    it runs.
+    """
 
     bucket: str
     index: int
@@ -41,15 +43,20 @@ class Step:
     program: ProgramLines
 
     def taken_by(self, wanted: Filter) -> bool:
-        """Return whether the step matches: by the op of its call or the ops in its region, and by any value's name."""
+        """Return whether the instruction matches the filter by its ops, those of its region included, and by any
+        value's name.
+        """
         ops = self.program.computed_by(self.line)
         names = [self.line.name, *filter(None, (*self.instruction.results, *self.instruction.updates))]
         return any(wanted.holds(name, ops, self.line.layers) for name in names)
 
 
 def steps_of(artifact: Artifact, plans: Plans) -> Iterator[Step]:
-    """Yield all instructions with their calls. A plan has one for each call that computes something, in the program's
-    order. Raises ArtifactError if the two differ."""
+    """Yield all instructions of the plans, each with the line of its call.
+
+    A plan has one for each call that computes something, in the program's order. Raises ArtifactError if the two
+    differ.
+    """
     programs = {program.title: program for program in read_programs(artifact.read_text(FINAL))}
     for name, bucket in buckets_of(plans):
         calls = [line for line in programs[name].calls() if line.op != "getitem"] if name in programs else []
@@ -63,7 +70,7 @@ def steps_of(artifact: Artifact, plans: Plans) -> Iterator[Step]:
 
 
 def filtered_steps(artifact: Artifact, wanted: Filter) -> list[Step]:
-    """Return the matching instructions. Raises OptionError if there are none."""
+    """Return the instructions that match the filter. Raises OptionError if there are none."""
     steps = list(steps_of(artifact, read_plans(artifact)))
     wanted.check({id(step.program): step.program for step in steps}.values())
     found = [step for step in steps if step.taken_by(wanted)]
@@ -73,7 +80,9 @@ def filtered_steps(artifact: Artifact, wanted: Filter) -> list[Step]:
 
 
 def plan_json(artifact: Artifact, wanted: Filter) -> Any:
-    """Return plan.json or, with a filter, the matching instructions, each with its bucket class and index."""
+    """Return the content of plan.json or, with a filter, a list of the matching instructions with bucket class and
+    index.
+    """
     if not wanted:
         return artifact.read_json("plan.json")
     return [
@@ -83,7 +92,9 @@ def plan_json(artifact: Artifact, wanted: Filter) -> Any:
 
 
 def print_plan(artifact: Artifact, wanted: Filter) -> None:
-    """Print the instructions of every bucket class and their memory; with a filter, the matching ones."""
+    """Print the instructions of every bucket class and their memory or, with a filter, only the matching
+    instructions.
+    """
     plans = read_plans(artifact)
     if wanted:
         rows = [_row(step.bucket, step.index, step.instruction) for step in filtered_steps(artifact, wanted)]

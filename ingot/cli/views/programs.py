@@ -1,4 +1,4 @@
-"""The program of an artifact at its final stage, at the end of another stage, and after a pass."""
+"""Print an artifact's program: the final one, the one at the end of a stage, or the one after a pass."""
 
 from collections.abc import Mapping
 
@@ -15,13 +15,16 @@ _PLANNED = "PLANNED"  # the last stage of every pipeline
 
 
 def final_texts(artifact: Artifact) -> dict[str, str]:
-    """Return the final programs of all entries and bucket classes, one after another."""
+    """Return the text of the final programs, of all entries and bucket classes, under the title ""."""
     return {"": artifact.read_text(FINAL)}
 
 
 def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the program after the pass `name` by bucket class, "" if it ran once for all. If the pass ran for several
-    stages, the titles name the stage. Raises OptionError."""
+    """Return the program after the pass `name`, by bucket class.
+
+    The title is "" if the pass ran once for all classes. It names the stage too if the pass ran for several. Raises
+    OptionError if the pass did not run.
+    """
     try:
         runs = artifact.trace.runs(name)
     except OptionError as error:
@@ -34,7 +37,10 @@ def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
 
 
 def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the program at the end of a stage by bucket class, "" if there is one for all. Raises OptionError."""
+    """Return the program at the end of the stage `name`, by bucket class; the title is "" for a program of all classes.
+
+    Raises OptionError for an unknown stage, and ArtifactError if the artifact has no trace.
+    """
     wanted = name.upper()
     if wanted == _PLANNED:  # of all bucket classes, one after another
         return final_texts(artifact)
@@ -62,14 +68,17 @@ def _where(run: TraceEntry) -> str:
 
 
 def _with_stage(text: str, stage: str) -> str:
-    """Return the text with the stage. A trace may show the program before it was declared to be of the stage."""
+    """Return the program's text with this stage in its first line. A trace may show it before it was set."""
     header, _, body = text.partition("\n")
     words = [f"stage={stage}" if word.startswith("stage=") else word for word in header.split(" ")]
     return " ".join(words) + "\n" + body
 
 
 def excerpts(texts: Mapping[str, str], wanted: Filter) -> dict[str, list[Shown]]:
-    """Return each text's matching lines, without empty ones. Raises OptionError if nothing matches."""
+    """Return the lines of each text that match the filter, by title; titles without a match are left out.
+
+    Raises OptionError if nothing matches.
+    """
     programs = {title: read_programs(text) for title, text in texts.items()}
     wanted.check(program for several in programs.values() for program in several)
     found = {
@@ -82,7 +91,7 @@ def excerpts(texts: Mapping[str, str], wanted: Filter) -> dict[str, list[Shown]]
 
 
 def print_programs(texts: Mapping[str, str], wanted: Filter) -> None:
-    """Print the programs, or their matching lines; on a terminal, context lines are dim."""
+    """Print the texts or, with a filter, the matching lines and their context, which is dim on a terminal."""
     if not wanted:
         for text in texts.values():
             print_program_text(text)
@@ -92,7 +101,7 @@ def print_programs(texts: Mapping[str, str], wanted: Filter) -> None:
 
 
 def programs_json(texts: Mapping[str, str], wanted: Filter) -> dict[str, str]:
-    """Return the programs, or their matching lines, as JSON: texts by title."""
+    """Return the texts by title or, with a filter, their matching lines and the context."""
     if not wanted:
         return dict(texts)
     return {title: "".join(f"{line.text}\n" for line in lines) for title, lines in excerpts(texts, wanted).items()}

@@ -1,4 +1,4 @@
-"""A region of the final program: its body, its calls and its executable."""
+"""Print a region of the final program: its body, its calls and its executable."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,7 +14,7 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a region: the value that it defines, its instruction in the bucket class, its layers, its line."""
+    """A call of a region: the value that it defines, the index of its instruction, its layers, and its line of text."""
 
     name: str
     instruction: int
@@ -24,7 +24,9 @@ class Call:
 
 @dataclass(frozen=True)
 class RegionView:
-    """A region: the title of its program, the backend that compiled it, its text, its calls, and its executable."""
+    """A region to print. `program` is the title of the program that has it, `body` the region's text, `calls` its
+    calls.
+    """
 
     name: str
     program: str
@@ -48,8 +50,11 @@ class RegionView:
 
 
 def regions_of(artifact: Artifact, asked: str, wanted: Filter) -> list[RegionView]:
-    """Return the regions that `asked` names: `r0` in all programs, `r0@extend` in one. The filter's layers select their
-    calls; its op and name select lines of their bodies. Raises OptionError if nothing matches."""
+    """Return the regions that `asked` names: "r0" in all programs, or "r0@extend" in one.
+
+    The filter's layers select their calls; its op and name select lines of their bodies. Raises OptionError if nothing
+    matches.
+    """
     name, _, title = asked.partition("@")
     plans = read_plans(artifact)
     executables = plans.executables

@@ -1,4 +1,4 @@
-"""The time of a step on a GPU in `ingot explain`: totals by kind, and the gaps above the roofline."""
+"""Print the time of a step on a GPU for `ingot explain`: totals by kind of call, and where it exceeds the roofline."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def known_columns(step: "StepTime") -> int:
-    """Return the number of measurement columns: one for repeated equal calls, and one for a trace."""
+    """Return how many kinds of measurements a step has: 0, 1 (repeated calls), or 2 (and a trace)."""
     traced = any(one.traced is not None for one in step.kinds)
     return 2 if traced else 1 if step.measured is not None else 0
 
@@ -51,7 +51,10 @@ def print_step_time(step: "StepTime") -> None:
 
 
 def _times(roofline: float, predicted: float, known: Sequence[float | None]) -> list[str]:
-    """Return the cells of a row, with the `known` measurements; the first of them is compared with the roofline."""
+    """Return the time cells of a row. `known` are its measurements, None where one is missing.
+
+    The last cell is the roofline's share of the first measurement or, without one, of the predicted time.
+    """
     taken = known[0] if known and known[0] is not None else predicted
     share = f"{roofline / taken:.0%}" if roofline and taken > 0 else "–"
     return [time_text(roofline), time_text(predicted), *map(_known, known), share]

@@ -1,4 +1,4 @@
-"""The summary of an artifact: model, target, identities, sizes, and the result of each pass."""
+"""Summarize an artifact: model, target, identities, sizes, and the result of each pass."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 
 def summary(artifact: Artifact) -> dict[str, Any]:
-    """Return the summary as a JSON value, with sizes in bytes. Seconds are None if the artifact has no timings, and the
-    passes are None if it has no trace. "hub" is the checkpoint's commit there, None for a local one."""
+    """Return the summary of an artifact as JSON values, with sizes in bytes.
+
+    Times are None if the artifact has no timings. "passes" is None if it has no trace. "hub" is the checkpoint's commit
+    on the hub, None for a local one.
+    """
     manifest, plans = artifact.manifest, read_plans(artifact)
     backends: dict[str, int] = {}
     for _, bucket in buckets_of(plans):
@@ -78,7 +81,7 @@ def _pass(run: TraceEntry) -> dict[str, Any]:
 
 
 def print_summary(summary: dict[str, Any]) -> None:
-    """Print the summary for readers."""
+    """Print the result of `summary` as tables."""
     out = console()
     print_table(out, _identity(summary))
     out.print()
@@ -168,7 +171,9 @@ def _options_text(options: dict[str, Any]) -> str:
 
 
 def _sizes(artifact: Artifact) -> dict[str, int]:
-    """Return bytes by top-level folder; single files count together as "other"."""
+    """Return the bytes of an artifact's files by top-level folder, the largest first. "other" is the sum of single
+    files.
+    """
     sizes: dict[str, int] = {}
     for entry in artifact.manifest.files:
         folder, slash, _ = entry.path.partition("/")

@@ -1,4 +1,4 @@
-"""The weights of an artifact: types, files and recipes."""
+"""Print the weights of an artifact: types, files and recipes."""
 
 import re
 from typing import Any
@@ -14,8 +14,10 @@ _BYTES_PER_ELEMENT = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 
 
 
 def weights_json(artifact: Artifact, wanted: Filter) -> dict[str, Any]:
-    """Return weights.json or, with a filter, the weights that match by name, by layers, or by the ops that read them.
-    Raises OptionError if nothing matches."""
+    """Return the content of weights.json or, with a filter, the weights that match.
+
+    A weight matches by its name, its layers, or the ops that read it. Raises OptionError if nothing matches.
+    """
     index: Any = artifact.read_json("weights.json")
     if not isinstance(index, dict):
         raise ArtifactError("weights.json is malformed: it is not an object", where=str(artifact.folder))
@@ -36,7 +38,7 @@ def weights_json(artifact: Artifact, wanted: Filter) -> dict[str, Any]:
 
 
 def print_weights(artifact: Artifact, wanted: Filter = NO_FILTER) -> None:
-    """Print every weight with its file and recipe; with a filter, the matching ones."""
+    """Print every weight that matches the filter, with its file and recipe."""
     rows, total = [], 0
     shown: dict[str, str] = {}
     try:
@@ -64,9 +66,9 @@ _OUTPUT = re.compile(r"(?<=\))\.(\w+)")
 
 
 def _recipe_text(name: str, recipe: str, shown: dict[str, str]) -> str:
-    """Return a recipe, or only its results if a shown param has the same steps with other results.
+    """Return the recipe of the param `name` as text; only its result's name if an earlier param has the same steps.
 
-    `shown` maps each recipe without result names to its first param.
+    `shown` maps each recipe, without result names, to the first param that has it; this function adds to it.
     """
     steps, results = _OUTPUT.sub("", recipe), dict.fromkeys(_OUTPUT.findall(recipe))
     first = shown.setdefault(steps, name)

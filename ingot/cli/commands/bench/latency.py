@@ -1,4 +1,4 @@
-"""`ingot bench latency`: how long one batch of equal requests takes."""
+"""`ingot bench latency`: measure how long one batch of equal requests takes."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -84,7 +84,10 @@ def bench_latency(
 def _measure(
     engine: "BenchEngine", lengths: "Sequence[Lengths]", warm_up: int, count: int, seed: int, progress: "OnProgress"
 ) -> tuple[list[float], bool]:
-    """Return the seconds of each of `count` batches after `warm_up` others, and whether the run was interrupted."""
+    """Serve `warm_up` batches and then `count` measured ones, with requests of `lengths`.
+
+    Return the seconds of each measured batch, and whether an interrupt ended the measurement.
+    """
     from ingot.bench.drive import drive
     from ingot.bench.workload import make_workload
 

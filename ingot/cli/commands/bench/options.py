@@ -15,21 +15,24 @@ JsonFile = Annotated[str | None, Parameter(allow_leading_hyphen=True)]  # for "-
 
 
 def at_least(least: int, **options: int | None) -> None:
-    """Raise OptionError for an option below `least`; None is allowed."""
+    """Raise OptionError if one of the options, passed by name, is below `least`. None is allowed."""
     for name, value in options.items():
         if value is not None and value < least:
             raise _refused(name, value, f"{least} or more")
 
 
 def positive(**options: float) -> None:
-    """Raise OptionError for an option that is not a number above 0; infinity is allowed."""
+    """Raise OptionError if one of the options, passed by name, is not a number above 0. Infinity is allowed."""
     for name, value in options.items():
         if math.isnan(value) or value <= 0:
             raise _refused(name, f"{value:g}", "a number above 0")
 
 
 def at_most(most: int, artifact: "Artifact", what: str, **options: int) -> None:
-    """Raise OptionError if the options together exceed what the artifact was compiled for."""
+    """Raise OptionError if the sum of the options exceeds `most`, a limit that the artifact was compiled for.
+
+    The error calls the limit `what`, as in "tokens of a sequence".
+    """
     if sum(options.values()) > most:
         asked = " and ".join(f"{_flag(name)} {value}" for name, value in options.items() if value)
         raise OptionError(
@@ -39,7 +42,9 @@ def at_most(most: int, artifact: "Artifact", what: str, **options: int) -> None:
 
 
 def limit(artifact: "Artifact", name: str) -> int:
-    """Return a limit that the artifact was compiled for. Raises ArtifactError if its manifest lacks the limit."""
+    """Return a limit that the artifact was compiled for, such as "max_seq_len". Raises ArtifactError if its manifest
+    lacks it.
+    """
     value = artifact.manifest.model.get(name)
     if type(value) is not int or value < 1:
         raise ArtifactError(f"{name} is {value!r:.80}", where="manifest.json, model", expected="a whole number above 0")
@@ -47,7 +52,9 @@ def limit(artifact: "Artifact", name: str) -> int:
 
 
 def check_file(json: str | None) -> None:
-    """Raise OutputError before measuring if the file cannot be written."""
+    """Raise OutputError if the file of the option --json cannot be written, so that no measurement is lost. "-" is
+    stdout.
+    """
     if json in (None, "-"):
         return
     path = Path(str(json))

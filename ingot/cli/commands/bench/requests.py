@@ -45,12 +45,15 @@ class Requests:
     seed: int = 0
 
     def check(self) -> None:
-        """Raise OptionError for values that no artifact can take."""
+        """Raise OptionError for values that are wrong for every artifact."""
         options.at_least(1, num_prompts=self.num_prompts, input_len=self.input_len, output_len=self.output_len)
         options.at_least(0, prefix_len=self.prefix_len)
 
     def lengths(self, artifact: "Artifact") -> "list[Lengths]":
-        """Return each request's lengths, with the shared prefix in the prompt. Raises OptionError if it is too long."""
+        """Return the tokens of each request's prompt, with the shared prefix, and of its output.
+
+        Raises OptionError if the artifact's maximum sequence is too short.
+        """
         from ingot.bench.workload import Lengths, equal_lengths, sharegpt_lengths
 
         longest = options.limit(artifact, "max_seq_len")
@@ -67,7 +70,7 @@ class Requests:
         return [Lengths(self.prefix_len + one.prompt, one.output) for one in drawn]
 
     def asked(self) -> dict[str, Any]:
-        """Return the options that define the requests, for the answer."""
+        """Return the values of the options that apply, by name, for the JSON result."""
         equal = {"input_len": self.input_len, "output_len": self.output_len} if self.dataset == "random" else {}
         shared = {name: getattr(self, name) for name in ("dataset", "num_prompts", "prefix_len", "seed")}
         return {**shared, **equal}

@@ -109,7 +109,7 @@ def _rows(metrics: "Mapping[str, Any]", percentiles: "Sequence[float]") -> "Iter
 
 
 def _slos(texts: "Sequence[str]") -> dict[str, float]:
-    """Return the limits of --goodput by metric, in milliseconds. Raises OptionError."""
+    """Return the limits of --goodput in milliseconds, by metric, from texts such as "ttft:200". Raises OptionError."""
     from ingot.bench.metrics import SLOS
 
     found: dict[str, float] = {}
@@ -131,7 +131,7 @@ def _percentiles(text: str) -> list[float]:
 
 
 def _number(text: str) -> float | None:
-    """Return the number, or None for anything else, NaN included."""
+    """Return the number in the text; None if it is not a number, or NaN."""
     try:
         value = float(text)
     except ValueError:

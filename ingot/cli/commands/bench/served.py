@@ -1,4 +1,4 @@
-"""Run an artifact through a workload, with progress on stderr."""
+"""Run a workload on an artifact, with progress on stderr."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,12 @@ def serve(
     arrivals: Sequence[float] | None = None,
     max_concurrency: int | None = None,
 ) -> "tuple[Run, dict[str, Any]]":
-    """Serve requests of these lengths, which arrive all at once or at `arrivals`. Return the run, and how its steps
-    spent their time. Raises KeyboardInterrupt if an interrupt comes before anything is measured."""
+    """Serve requests of these lengths, and return the run and the figures of its steps (`step_metrics`).
+
+    All requests arrive at once, or at `arrivals`, in seconds. Prompts begin with `prefix_len` common tokens. `stream`
+    serves them as streams. At most `max_concurrency` run at a time. Raises KeyboardInterrupt if an interrupt comes
+    before a request is completed.
+    """
     from ingot.bench.drive import drive
     from ingot.bench.engine import open_engine
     from ingot.bench.steps import step_metrics
@@ -49,7 +53,7 @@ def serve(
 def _warm_up(
     engine: "BenchEngine", lengths: "Sequence[Lengths]", prefix_len: int, seed: int, progress: OnProgress
 ) -> None:
-    """Serve similar requests with other prompts and another prefix, to trigger one-time setup. Forget their steps."""
+    """Serve short requests with other prompts and another prefix, to trigger one-time setup. Discard their times."""
     from ingot.bench.drive import drive
     from ingot.bench.workload import Lengths, make_workload
 

@@ -1,4 +1,4 @@
-"""Print the results of `ingot bench`: rows for readers, JSON for programs."""
+"""Print the results of `ingot bench`: rows of text, or JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,11 @@ from ingot.ir.errors import OutputError
 
 
 def report(json: str | None, answer: Mapping[str, Any], title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print the rows, or only the JSON if it goes to stdout. Raises OutputError for a file that cannot be written."""
+    """Print the title and the rows of a result. `json` is the file to write `answer` to; if it is "-", print only the
+    JSON.
+
+    Raises OutputError if the file cannot be written.
+    """
     if json == "-":
         print_json(answer)
         return
@@ -24,7 +28,9 @@ def report(json: str | None, answer: Mapping[str, Any], title: str, rows: Sequen
 
 
 def step_rows(steps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield rows that say how the steps spent their time."""
+    """Yield rows, a name and a text, about where the time of the steps went. `steps` is the result of
+    `step_metrics`.
+    """
     yield "steps", f"{steps['steps']:,}, of them {steps['decode_steps']:,} with decode only"
     shares = ("launch_share", "launching steps"), ("wait_share", "waiting for them"), ("host_share", "the rest")
     yield "time of the host", ", ".join(f"{what} {share(steps[name])}" for name, what in shares)
