@@ -1,4 +1,4 @@
-"""The answer of a benchmark: its numbers, and their provenance."""
+"""Make the JSON object that `ingot bench` writes: the results, and what was measured, when and where."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -9,9 +9,10 @@ from ingot.runtime.artifact import Artifact
 
 
 def answer(artifact: Artifact, options: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one JSON object: `options` and `metrics` unchanged, and what was measured, when and where.
+    """Return the JSON object of a measurement: `options` and `metrics` as they are, with date, machine, versions and
+    artifact.
 
-    An infinite number becomes "inf", because JSON has no infinity.
+    An infinite option becomes "inf", because JSON has no infinity.
     """
     manifest = artifact.manifest
     return {

@@ -1,4 +1,4 @@
-"""Run measured child processes: start them with a clock, read their output, and end them with their children."""
+"""Run and time child processes, read the JSON that they write, and end them together with their own children."""
 
 import contextlib
 import json
@@ -21,12 +21,14 @@ _ERROR = ("Error", "error:", "Exception")
 
 
 class ChildError(Exception):
-    """A child failed; the message says how, in one line."""
+    """A child process failed. The message says how, in one line."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A child that succeeded: its start as time.time(), its seconds, and its JSON value."""
+    """The result of a child process that succeeded: its start as time.time(), its seconds, and the JSON value that it
+    wrote.
+    """
 
     started: float
     seconds: float
@@ -36,11 +38,12 @@ class Ended:
 def run_child(
     script: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout: float = 600.0, echo: bool = False
 ) -> Ended:
-    """Run a Python script that writes a JSON value to the FILE of its last option, `--json FILE`; return the value.
+    """Run a Python script with its arguments, and return its time and result.
 
-    `env` extends this process's environment. With `echo`, the child's output is passed on while it runs; otherwise only
-    its last lines, if it fails. Raises ChildError if it fails, writes nothing or takes more than `timeout` seconds; the
-    child and its children have ended by then.
+    The script must write a JSON value to the FILE of an option `--json FILE`, which this function appends. `env`
+    extends this process's environment. With `echo`, the child's output is passed on while it runs; otherwise its last
+    lines are printed if it fails. Raises ChildError if it fails, writes nothing or takes more than `timeout` seconds;
+    the child and its children have ended by then.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-child-") as folder:
         answer = Path(folder) / "answer.json"
@@ -58,7 +61,11 @@ def run_command(
     timeout: float = 600.0,
     echo: bool = False,
 ) -> Ended:
-    """Run any command like `run_child`, without a value."""
+    """Run a command and return its time; the result's `value` is None.
+
+    `env` extends this process's environment. With `echo`, the command's output is passed on while it runs; otherwise
+    its last lines are printed if it fails. Raises ChildError if it fails or takes more than `timeout` seconds.
+    """
     started, begin = time.time(), time.perf_counter()
     process = subprocess.Popen(
         list(map(str, command)),
@@ -101,7 +108,7 @@ def run_command(
 
 @contextlib.contextmanager
 def _ending_when_terminated() -> Iterator[None]:
-    """Raise SystemExit on SIGTERM, so that a terminated child ends its own children, which have their own session."""
+    """Turn SIGTERM into SystemExit inside the block, so that this process ends its child, which has its own session."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -113,7 +120,7 @@ def _ending_when_terminated() -> Iterator[None]:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """End the child if it still runs, and the processes that it left."""
+    """End the child process if it still runs, and the processes that it started."""
     if process.poll() is None:
         _signal(process, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -128,7 +135,7 @@ def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Return the last line that names an error, or else the last line."""
+    """Return the last of the output lines that names an error, or else the last line."""
     printed = [line for line in lines if line.strip()]
     errors = [line for line in printed if any(word in line for word in _ERROR)]
     return (errors or printed or [""])[-1]

@@ -1,4 +1,4 @@
-"""Drive an engine through a workload by the clock, and record when each token came."""
+"""Drive an engine through a workload in real time, and record when each token was reported."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ _WAKE_EARLY_SECONDS = 1e-3
 
 
 class Progress(NamedTuple):  # cheaper than a dataclass: a step makes one per sequence
-    """An engine's report on a request, by its index, after a step: the tokens so far, and whether it finished.
+    """The state of a request after a step. `request` is its index, `tokens` the number of tokens generated so far.
 
     `error` says why a request ended early; "" if it did not.
     """
@@ -26,14 +26,14 @@ class Progress(NamedTuple):  # cheaper than a dataclass: a step makes one per se
 
 
 class DrivenEngine(Protocol):
-    """An engine that one thread adds requests to and steps."""
+    """An engine that `drive` can use. One thread adds requests to it and runs its steps."""
 
     def add(self, index: int, request: BenchRequest) -> None:
-        """Add a request, identified by its index."""
+        """Queue a request. Its index identifies it in the results of `step`."""
         ...
 
     def step(self) -> Iterable[Progress]:
-        """Run a step and return the progress of requests with new tokens. May wait for the device."""
+        """Run a step and return the state of each request that has new tokens. May wait for the device."""
         ...
 
     def has_unfinished(self) -> bool: ...
@@ -41,10 +41,11 @@ class DrivenEngine(Protocol):
 
 @dataclass
 class Record:
-    """The history of a request; times are in seconds from the beginning.
+    """The history of a request. Times are in seconds from the beginning of the run.
 
-    `started` is its arrival, or the moment when one of `max_concurrency` requests ended and made room for it, as in
-    vLLM's client. Tokens that an engine reports together have the same time.
+    `started` is its arrival or, if `max_concurrency` requests were running then, the moment when one of them ended.
+    vLLM's client counts so too. `token_times` has a time for each token; tokens that a step reports together have the
+    same time.
     """
 
     request: BenchRequest
@@ -60,9 +61,9 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """The records of a workload's started requests, in order, and its seconds.
+    """The records of the requests that were started, in arrival order, and the seconds of the whole run.
 
-    `interrupted` says that a KeyboardInterrupt ended it early.
+    `interrupted` is True if a KeyboardInterrupt ended the run early.
     """
 
     records: tuple[Record, ...]
@@ -83,10 +84,10 @@ def drive(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Run:
-    """Add each request to the engine when it arrives, and step until all have ended.
+    """Add each request to the engine when it arrives, run steps until all have ended, and return their records.
 
-    `requests` are in arrival order. The engine has at most `max_concurrency` of them at a time. `on_finished` receives
-    the number of ended requests. An interrupt returns what was measured until then.
+    `requests` are in arrival order. The engine has at most `max_concurrency` of them at a time. `on_finished` is called
+    with the number of requests that have ended. A KeyboardInterrupt ends the run and returns the records so far.
     """
     waiting = deque(enumerate(requests))
     records: dict[int, Record] = {}
@@ -122,7 +123,7 @@ def drive(
 
 
 def wait_until(moment: float, begin: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Sleep until shortly before `moment`, in seconds from `begin`."""
+    """Sleep until 1 ms before `moment`, in seconds after `begin`, a time of `clock`. The caller polls for the rest."""
     left = moment - (clock() - begin)
     if left > _WAKE_EARLY_SECONDS:
         sleep(left - _WAKE_EARLY_SECONDS)

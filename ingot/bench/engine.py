@@ -1,4 +1,4 @@
-"""Adapt Ingot's engine to the benchmark driver, and list the tokens that prompts may have."""
+"""Adapt Ingot's engine to the benchmark driver, and list the token ids that prompts may contain."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from ingot.serve.llm import LLM
 
 @dataclass(frozen=True)
 class BenchEngine:
-    """An engine that generates tokens for benchmarks: greedy, past the end tokens, without detokenizing.
+    """Ingot's engine as `drive` uses it. It decodes greedily, past the end tokens, without detokenizing.
 
-    `tokens` are the ids for prompts. With `stream`, each new token is reported; otherwise a request is reported when
-    it ends.
+    `executor` times the steps. `tokens` are the ids that prompts may contain. With `stream`, each new token is
+    reported; otherwise a request is reported when it ends.
     """
 
     engine: Engine
@@ -44,9 +44,10 @@ class BenchEngine:
 
 
 def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
-    """Load an artifact as `LLM` does, and finish the idle work that a server does before its first requests.
+    """Load an artifact as `LLM` does, and return its engine.
 
-    Raises ArtifactError, TargetError or OptionError.
+    First finish the idle work, such as capturing CUDA graphs, that a server does before requests arrive. Raises
+    ArtifactError, TargetError or OptionError.
     """
     llm = LLM(artifact)
     engine = llm.llm_engine
@@ -65,7 +66,7 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
 
 
 def plain_tokens(loaded: Loaded) -> list[int]:
-    """Return the ids that prompts may contain: all but special ones."""
+    """Return the token ids that prompts may contain: the vocabulary without end tokens and other special ones."""
     special = set(loaded.eos_token_ids)
     if loaded.tokenizer is not None:
         special |= loaded.tokenizer.special_ids

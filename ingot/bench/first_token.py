@@ -1,4 +1,4 @@
-"""Measure an artifact's first token in its own process, which `startup` starts: the clock after each phase, as JSON.
+"""Time an artifact's first token in this process, which `ingot.bench.startup` starts, and write the times as JSON.
 
 python -m ingot.bench.first_token ARTIFACT TOKENS --json FILE
 """

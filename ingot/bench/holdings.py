@@ -1,4 +1,4 @@
-"""Count what a process holds: memory, files, runtime objects, and the resources of its engine's requests."""
+"""Count the resources that a process holds: memory, files, Python objects, and what its engine keeps for requests."""
 
 import ctypes
 import gc
@@ -17,12 +17,13 @@ _GRAPHS = "ingot.runtime.cuda."  # captured steps belong to no request
 
 @dataclass(frozen=True)
 class Holdings:
-    """The holdings at a moment when nothing is served.
+    """The resources that a process holds while no request runs. Growth between two such moments is a leak.
 
     anonymous   bytes of memory that no file backs
     device      used bytes of the GPU's memory, by any process; None without a GPU
     fds         open file descriptors
     objects     instances of the runtime's classes: requests, outputs and their parts
+    occupancy   what the engine keeps: requests, steps, device rows, KV pages
     """
 
     anonymous: int
@@ -33,14 +34,18 @@ class Holdings:
 
 
 def take_holdings(engine: Engine) -> Holdings:
-    """Return the holdings after garbage is collected and free memory is returned to the system."""
+    """Return the resources that this process holds, after collecting garbage and returning free memory
+    to the system.
+    """
     gc.collect()
     _trim()
     return Holdings(anonymous_memory(), _device_memory(), _open_files(), _runtime_objects(), engine.occupancy)
 
 
 def anonymous_memory() -> int:
-    """Return this process's resident bytes that no file backs; mapped weights are excluded."""
+    """Return the resident bytes of this process that no file backs. Weights, which are mapped from files, are not
+    counted.
+    """
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -48,7 +53,7 @@ def anonymous_memory() -> int:
 
 
 def _trim() -> None:
-    """Return free memory to the system if malloc is glibc's, which would otherwise keep the largest step's memory."""
+    """Make malloc return free memory to the system if it is glibc's: it would keep the memory of the largest step."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""The machine that runs a measurement, and the versions of its software."""
+"""Describe the machine that runs a measurement, and the versions of its software."""
 
 import os
 import platform
@@ -20,9 +20,11 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 class Machine(BaseModel):
-    """The machine of a measurement. `cores` are those available to the process; `memory` is in bytes. `load` is the
-    load average of the last minute, which shows whether other work ran. `gpu` and `driver` are nvidia-smi's names, None
-    without a GPU."""
+    """The machine that ran a measurement. `features` are the CPU's, as `ingot.ir.machine.target` names them.
+
+    `cores` are those available to the process; `memory` is in bytes. `load` is the load average of the last minute,
+    which shows whether other work ran. `gpu` and `driver` are nvidia-smi's names, None without a GPU.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
     processor: str
@@ -53,7 +55,7 @@ def this_machine() -> Machine:
 
 
 def package_versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the version of each package, or "not installed", and Python's."""
+    """Return the versions of Python and of the packages, by name; "not installed" for a package that is missing."""
     return {"python": platform.python_version(), **{name: _version(name) for name in packages}}
 
 
@@ -65,7 +67,10 @@ def _version(package: str) -> str:
 
 
 def _gpu() -> tuple[str | None, str | None]:
-    """Return the names of the first GPU and its driver. nvidia-smi reports them without GPU memory of this process."""
+    """Return the names of the first GPU and of its driver; None for both without a GPU.
+
+    nvidia-smi reports them, because asking CUDA would take GPU memory in this process.
+    """
     if shutil.which("nvidia-smi") is None:
         return None, None
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]

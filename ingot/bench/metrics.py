@@ -1,4 +1,4 @@
-"""Summarize a run under the field names of `vllm bench`."""
+"""Compute the results of a run, under the field names of `vllm bench`."""
 
 import itertools
 import math
@@ -17,7 +17,9 @@ SLOS = ("ttft", "tpot", "e2el")  # metrics with one value per request, which can
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolate between the two nearest values, as numpy does by default; 0 for no values, as in vLLM's results."""
+    """Return a percentile of `values`, interpolated between the two nearest as numpy does. 0 for no
+    values, as in vLLM.
+    """
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -28,7 +30,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def latency_metrics(latencies: Sequence[float]) -> dict[str, Any]:
-    """Return the fields of `vllm bench latency` for batches, in seconds."""
+    """Return the fields of `vllm bench latency`. `latencies` are the seconds of each batch."""
     return {
         "avg_latency": statistics.fmean(latencies),
         "std_latency": statistics.pstdev(latencies),
@@ -38,7 +40,9 @@ def latency_metrics(latencies: Sequence[float]) -> dict[str, Any]:
 
 
 def throughput_metrics(run: Run) -> dict[str, Any]:
-    """Return the fields of `vllm bench throughput` for requests submitted at once, and those of outputs alone."""
+    """Return the fields of `vllm bench throughput` for requests submitted at once, and two about output
+    tokens alone.
+    """
     inputs, outputs = _tokens(run.completed)
     done = len(run.completed)
     return {
@@ -57,8 +61,8 @@ def serve_metrics(
 ) -> dict[str, Any]:
     """Return the fields of `vllm bench serve` for requests that arrived over time.
 
-    `goodput` sets the maximum milliseconds of a request's `SLOS` to count as good; without it `request_goodput` is
-    None.
+    `goodput` holds the maximum milliseconds of each metric in `SLOS` for a request to count as good. Without it,
+    `request_goodput` is None.
     """
     done = run.completed
     inputs, outputs = _tokens(done)
@@ -80,7 +84,9 @@ def serve_metrics(
 
 
 def detail(run: Run) -> dict[str, Any]:
-    """Return each request's lengths and times in seconds: the fields of `vllm bench serve --save-detailed`."""
+    """Return lists of each request's lengths and times in seconds: the fields that `vllm bench serve --save-detailed`
+    adds.
+    """
     return {
         "input_lens": [len(one.request.prompt) for one in run.records],
         "output_lens": [len(one.token_times) if one.completed else 0 for one in run.records],
@@ -92,12 +98,14 @@ def detail(run: Run) -> dict[str, Any]:
 
 
 def _tokens(records: Sequence[Record]) -> tuple[int, int]:
-    """Return the number of prompt tokens and of generated tokens."""
+    """Return the total number of prompt tokens, and of generated tokens."""
     return sum(len(one.request.prompt) for one in records), sum(len(one.token_times) for one in records)
 
 
 def _of(record: Record, metric: str) -> Sequence[float]:
-    """Return a metric's values for one request: none if the metric needs two tokens and the output has one."""
+    """Return a metric's values for one request, in seconds. Empty if the metric needs two tokens and
+    there is only one.
+    """
     match metric:
         case "ttft":
             return (_first(record),)
@@ -124,7 +132,9 @@ def _gaps(record: Record) -> list[float]:
 
 
 def _summary(metric: str, seconds: Sequence[float], percentiles: Sequence[float]) -> list[tuple[str, float]]:
-    """Return mean, median, standard deviation and percentiles of a metric, in milliseconds."""
+    """Return pairs of a field and its value in milliseconds: mean, median, standard deviation and percentiles of a
+    metric.
+    """
     known = seconds or (0.0,)
     named = [
         (f"mean_{metric}_ms", statistics.fmean(known)),
@@ -136,7 +146,10 @@ def _summary(metric: str, seconds: Sequence[float], percentiles: Sequence[float]
 
 
 def _goodput(records: Sequence[Record], most: Mapping[str, float]) -> int:
-    """Return how many requests met all limits; an output of one token has a time per token of 0."""
+    """Return how many requests met all limits. `most` holds milliseconds by metric.
+
+    A request with one output token has 0 as its time per output token.
+    """
     kept = 0
     for one in records:
         found = {"ttft": _first(one), "tpot": _per_token(one), "e2el": one.token_times[-1] - one.started}
@@ -145,7 +158,9 @@ def _goodput(records: Sequence[Record], most: Mapping[str, float]) -> int:
 
 
 def _most_tokens_in_a_second(records: Sequence[Record]) -> float:
-    """Return the most tokens in one second; seconds count from the first start."""
+    """Return the largest number of tokens that were generated in one second. Seconds count from the first request's
+    start.
+    """
     if not records:
         return 0.0
     first = min(one.started for one in records)
@@ -158,7 +173,7 @@ def _most_tokens_in_a_second(records: Sequence[Record]) -> float:
 
 
 def _most_at_once(records: Sequence[Record]) -> int:
-    """Return the maximum of requests that ran at the same time."""
+    """Return the largest number of requests that ran at the same time."""
     # At equal times, an end sorts before a start.
     events = sorted([(one.started, 1) for one in records] + [(one.token_times[-1], -1) for one in records])
     most = now = 0

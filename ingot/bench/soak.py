@@ -1,4 +1,4 @@
-"""Serve the requests of a soak test by the clock, and check that each ends as it must."""
+"""Run a soak test: serve many kinds of requests in real time, and check that each ends as expected."""
 
 import heapq
 import math
@@ -20,11 +20,11 @@ _PATIENCE_SECONDS = 300.0
 
 @dataclass
 class Outcome:
-    """The outcome of a request; times are in seconds from the beginning.
+    """The fate of a request. Times are in seconds from the beginning.
 
     first       time of its first token; nan if there was none, or it was not reported
     tokens      generated tokens of all its sequences
-    token_ids   the output of a probe
+    token_ids   the output of a probe, a request that ran alone before; else empty
     ended       "" while it has not ended, else "stop", "length", "abort", "error" or "refused"
     fault       what is wrong with it, in words; "" if nothing is
     """
@@ -38,7 +38,9 @@ class Outcome:
 
 @dataclass
 class Soak:
-    """Requests in arrival order, their outcomes, and the maxima of running and waiting requests."""
+    """The result of a soak test: requests in arrival order, their outcomes, and the most that ran and
+    waited at a time.
+    """
 
     requests: Sequence[SoakRequest]
     outcomes: list[Outcome] = field(default_factory=list)
@@ -59,10 +61,10 @@ def run_soak(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Soak:
-    """Add each request to the engine when it arrives, cancel those that are to be cancelled, and step until all end.
+    """Add each request to the engine when it arrives, cancel those with a `cancel`, and step until all have ended.
 
     `requests` are in arrival order; `longest` is the maximum tokens of a sequence. The loop stops if the engine reports
-    no request for minutes; lost requests then have no `ended`. Errors of a step propagate.
+    no request for `_PATIENCE_SECONDS`; the outcome of a lost request then has no `ended`. Errors of a step propagate.
     """
     soak = Soak(requests)
     pending = deque(enumerate(requests))
@@ -142,13 +144,16 @@ def _tokens(output: RequestOutput) -> int:
 
 
 def _end(output: RequestOutput) -> str:
-    """Return how a request ended: "error" if one of its sequences did, else as its first sequence."""
+    """Return how a request ended: "error" if one of its sequences did, else the finish reason of its first sequence."""
     reasons = [sequence.finish_reason or "" for sequence in output.outputs]
     return "error" if "error" in reasons else reasons[0]
 
 
 def output_fault(request: SoakRequest, output: RequestOutput, longest: int) -> str:
-    """Return what is wrong with a final output, judged by its form; "" if nothing is."""
+    """Return what is wrong with the final output of a request, such as its number of tokens; "" if nothing is.
+
+    The tokens themselves are not judged. `longest` is the maximum tokens of a sequence.
+    """
     params = request.params
     most = min(params.max_tokens or longest, longest - len(request.tokens))
     if tuple(output.prompt_token_ids) != request.tokens or len(output.outputs) != params.n:

@@ -1,4 +1,4 @@
-"""The load of a soak test: requests of all kinds at once, drawn by seed; some are cancelled or must be refused."""
+"""Make the requests of a soak test: many kinds, drawn by a seed; some are cancelled, and some must be refused."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +36,7 @@ PRIORITIES = (-1, 0, 0, 0, 1)
 
 @dataclass(frozen=True)
 class Cancel:
-    """Cancel the request after `steps` launched steps since it arrived; `twice`: then cancel it again."""
+    """When to cancel a request: after `steps` steps launched since its arrival. If `twice`, cancel it again at once."""
 
     steps: int
     twice: bool
@@ -44,12 +44,12 @@ class Cancel:
 
 @dataclass(frozen=True)
 class SoakRequest:
-    """A request as in `ingot.runtime.engine.EngineRequest`, and its expected outcome.
+    """A request for `ingot.runtime.engine.Engine`, and what must happen to it.
 
     arrival   seconds from the beginning
     cancel    when to cancel it; None lets it run to its end
-    refused   it can never be served, and the engine must refuse it
-    probe     the number of a probe, with a known output; None for others
+    refused   True if it can never be served, so that the engine must refuse it
+    probe     the number of a probe, a request that also runs alone to compare outputs; None for others
     """
 
     tokens: tuple[int, ...]
@@ -70,7 +70,7 @@ class SoakRequest:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of prompts, and the function from a token to its text; None if the model has no tokenizer."""
+    """The tokens that prompts may contain. `text` returns a token's text; it is None if the model has no tokenizer."""
 
     tokens: Sequence[int]
     text: Callable[[int], str] | None = None
@@ -79,7 +79,10 @@ class Vocabulary:
 def soak_requests(
     count: int, rate: float, limits: Limits, vocabulary: Vocabulary, seed: int | str
 ) -> list[SoakRequest]:
-    """Return `count` requests that arrive as a Poisson process, `rate` per second."""
+    """Return `count` requests in arrival order, within the engine's limits. They are drawn by `seed`.
+
+    They arrive as a Poisson process of `rate` requests per second.
+    """
     rng = random.Random(f"{seed} requests")
     longest, tokens = limits.max_seq_len, vocabulary.tokens
     trunks = [tuple(rng.choices(tokens, k=longest // 2)) for _ in range(_TRUNKS)]
@@ -92,7 +95,11 @@ def soak_requests(
 
 
 def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int | str) -> list[SoakRequest]:
-    """Return greedy requests of mixed lengths with distinct prefixes."""
+    """Return greedy requests of mixed lengths and different prompts. Each can run alone and in a load, to compare
+    outputs.
+
+    `tokens` are the ids that prompts may contain.
+    """
     rng = random.Random(f"{seed} probes")
     output = min(_MOST_PROBE, limits.max_seq_len // 4)
     params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True, detokenize=False)
@@ -104,7 +111,9 @@ def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int 
 
 
 def spread_in(requests: Sequence[SoakRequest], probes: Sequence[SoakRequest], seconds: float) -> list[SoakRequest]:
-    """Return the requests and the probes by arrival; the probes are spread evenly over `seconds`."""
+    """Return the requests and the probes together in arrival order. The probes' arrivals are spread evenly over
+    `seconds`.
+    """
     placed = [replace(one, arrival=(index + 0.5) * seconds / len(probes)) for index, one in enumerate(probes)]
     return sorted([*requests, *placed], key=lambda one: one.arrival)
 
@@ -153,7 +162,10 @@ def _params(rng: random.Random, output: int, vocabulary: Vocabulary) -> Sampling
 
 
 def _stops(rng: random.Random, output: int, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the stop options: none for most; else many tokens, a few with a minimum length, or a string."""
+    """Return stop options as arguments of SamplingParams. Most requests only ignore the end tokens.
+
+    Others have many stop tokens, a few with a minimum length, or a stop string.
+    """
     if rng.random() >= STOPPED:
         return {"ignore_eos": True}
     tokens = vocabulary.tokens

@@ -1,4 +1,4 @@
-"""Measure the time from the start of a process to the first token of an artifact, in fresh processes.
+"""Time the start of an artifact, from a new process to its first token.
 
 All files of the artifact are read first, so that the page cache holds them. CUDA loads the code of all kernels eagerly,
 so that no later step has to.
@@ -20,7 +20,7 @@ PHASES = {"begun": "start", "imported": "import", "loaded": "load", "first": "pr
 
 @dataclass(frozen=True)
 class Start:
-    """One start: `first_token` are the seconds since the start of the process, and `phases` their parts.
+    """The times of one start, in seconds. `first_token` counts from the start of the process; `phases` are its parts.
 
     "start" is Python's own start, "import" the package's import, "load" making the engine (remaining imports, loading
     the model), "prompt" the prompt and its token. `loading` are the parts of "load", which may overlap.
@@ -32,19 +32,21 @@ class Start:
 
     @property
     def ready(self) -> float:
-        """Return the seconds from the start of the process until it can take requests."""
+        """Return the seconds from the start of the process until it can accept requests."""
         return self.first_token - self.phases["prompt"]
 
 
 def start(artifact: Path, *, tokens: int, timeout: float) -> Start:
-    """Start once, with a prompt of `tokens` tokens. Raises ChildError."""
+    """Start the artifact once in a new process, with a prompt of `tokens` tokens, and return the times. Raises
+    ChildError.
+    """
     read_files(artifact)
     script: list[str | Path] = ["-m", "ingot.bench.first_token", artifact, str(tokens)]
     return start_of(run_child(script, env={"CUDA_MODULE_LOADING": "EAGER"}, timeout=timeout))
 
 
 def start_of(ended: Ended) -> Start:
-    """Return the start of a process, of any engine, that records its clock at the end of each of `PHASES`."""
+    """Return the times of a child process, of any engine, that wrote the clock at the end of each phase of `PHASES`."""
     clock: Mapping[str, float] = ended.value["clock"]
     moments = [ended.started, *(clock[moment] for moment in PHASES)]
     phases = {name: moments[place + 1] - moments[place] for place, name in enumerate(PHASES.values())}
@@ -52,8 +54,11 @@ def start_of(ended: Ended) -> Start:
 
 
 def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:
-    """Summarize warm starts. `warm_startup` is the time to make the engine, as in `vllm bench startup`; `ready` and
-    `first_token` count from the start of the process. `phases` and `loading` are those of the median start."""
+    """Return the results of several starts. `warm_startup` fields are times to make the engine, as in `vllm bench
+    startup`.
+
+    `ready` and `first_token` count from the start of the process. `phases` and `loading` are those of the median start.
+    """
     loads = [one.phases["load"] for one in starts]
     middle = sorted(starts, key=lambda one: one.first_token)[(len(starts) - 1) // 2]
     return {
@@ -70,7 +75,7 @@ def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:
 
 
 def read_files(folder: Path) -> None:
-    """Read every file, so that the page cache holds it."""
+    """Read every file in the folder, so that the page cache of the system holds it."""
     block = bytearray(_BLOCK_BYTES)
     for path in sorted(folder.rglob("*")):
         if path.is_file():

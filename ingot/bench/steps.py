@@ -1,4 +1,4 @@
-"""Measure how steps spend their time: wrap the executor while an engine drives it."""
+"""Measure where the time of steps goes, by wrapping the executor of an engine."""
 
 import time
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from ingot.runtime.step import StepInputs
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One step, in seconds. `decode`: the step has one token of each of its sequences.
+    """The times of one step, in seconds. `decode` is True if the step has one token of each of its sequences.
 
     launch   host time to launch it; on a CPU all of its work
     wait     host time until its tokens arrived
     device   on a GPU, from its earliest begin to its end; None on a CPU. It includes launch time of the host while the
              GPU was idle, so that an idle share computed from it is a lower bound
-    since    on a GPU, from the end of the previous step to its end, if that was in flight at its launch
-    after_decode   whether the previous step was a decode step
+    since    on a GPU, from the end of the previous step to its end, if that was in flight at its launch; else None
+    after_decode   whether that previous step was a decode step
     """
 
     sequences: int
@@ -33,7 +33,9 @@ class StepTimes:
 
 
 class WatchedExecutor(StepLauncher):
-    """An executor that times its steps, by events on its `stream` if it has one. `steps` are the finished steps."""
+    """Runs steps with another executor and times them; on a GPU by events on its `stream`. `steps` are the finished
+    ones.
+    """
 
     def __init__(self, executor: StepLauncher, stream: torch.cuda.Stream | None = None) -> None:
         self.steps: list[StepTimes] = []
@@ -59,7 +61,7 @@ class WatchedExecutor(StepLauncher):
 
 
 class _WatchedHandle:
-    """A launched step, which is recorded when its tokens arrive: its events have completed by then."""
+    """The handle of a launched step. When the tokens arrive, it adds the step's times to `steps`."""
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class _WatchedHandle:
         return found
 
     def _seconds(self, earlier: torch.cuda.Event | None) -> float | None:
-        """Return the seconds from an event to the end of the step."""
+        """Return the seconds from the event `earlier` to the end of the step; None without events."""
         if earlier is None or self._ended is None:
             return None
         self._ended.synchronize()  # it comes after the event that the handle waits for
@@ -112,7 +114,10 @@ class _WatchedHandle:
 
 
 def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:
-    """Return the share of the time between the ends of consecutive decode steps in which a GPU idled; None without."""
+    """Return the share of time in which the GPU idled during decode, from 0 to 1.
+
+    It counts the time between the ends of consecutive decode steps. None if there are none, or on a CPU.
+    """
     busy = since = 0.0
     for one in steps:
         if one.decode and one.after_decode and one.device is not None and one.since is not None:
@@ -122,9 +127,10 @@ def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:
 
 
 def step_metrics(steps: Sequence[StepTimes], duration: float) -> dict[str, float | int | None]:
-    """Summarize the steps of a run that took `duration` seconds.
+    """Return a summary of a run's steps as JSON values. `duration` is the run's seconds.
 
-    `host_share` is neither launching nor waiting: scheduling, outputs, and sleeping until the next arrival.
+    Shares are parts of the duration. `host_share` is neither launching nor waiting: scheduling, outputs, and sleeping
+    until the next arrival.
     """
     launch, wait = (sum(getattr(one, name) for one in steps) for name in ("launch", "wait"))
     device = [one.device for one in steps if one.device is not None]

@@ -1,4 +1,4 @@
-"""The workload of a benchmark: requests of token ids with output lengths and arrival times, drawn by seed."""
+"""Make the workload of a benchmark: prompts of random tokens, output lengths and arrival times, drawn by a seed."""
 
 import math
 import random
@@ -12,7 +12,9 @@ _LEAST_TOKENS, _MOST_PROMPT, _MOST_TOTAL = 4, 1024, 2048
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """A prompt of token ids, the number of tokens to generate, and its arrival in seconds from the beginning."""
+    """A request: its prompt's token ids, the number of tokens to generate, and its arrival in seconds from the
+    beginning.
+    """
 
     prompt: tuple[int, ...]
     output_len: int
@@ -21,7 +23,7 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a prompt, and of its output."""
+    """The number of tokens of a prompt, and of its output."""
 
     prompt: int
     output: int
@@ -29,7 +31,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """A log-normal distribution by its mean and standard deviation."""
+    """A log-normal distribution, defined by its mean and standard deviation."""
 
     mean: float
     deviation: float
@@ -50,9 +52,9 @@ def equal_lengths(count: int, prompt: int, output: int) -> list[Lengths]:
 
 
 def sharegpt_lengths(count: int, seed: int, longest: int) -> list[Lengths]:
-    """Return lengths like those of ShareGPT's conversations, within vLLM's bounds and `longest` in total.
+    """Return `count` lengths distributed as ShareGPT's conversations, within vLLM's bounds.
 
-    `longest` is at least 8: the minimum prompt and the minimum output.
+    `longest` bounds the tokens of prompt and output together. It is at least 8: the minimum prompt and output.
     """
     rng = random.Random(seed)
     total = min(_MOST_TOTAL, longest)
@@ -69,7 +71,7 @@ def _clipped(drawn: float, most: int) -> int:
 
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Return the arrivals of requests in seconds: `rate` per second, or all at once if it is infinite.
+    """Return the arrivals of `count` requests, in seconds: `rate` per second, or all at 0 if the rate is infinite.
 
     As in `vllm bench serve`, the gaps follow a gamma distribution of shape `burstiness`: 1 is a Poisson process, larger
     is more even, smaller has bursts. They are scaled so that the last request arrives at count / rate.
@@ -94,10 +96,10 @@ def make_workload(
     arrivals: Sequence[float] | None = None,
     shared_prefix: int = 0,
 ) -> list[BenchRequest]:
-    """Return requests of these lengths, with prompts drawn from `tokens`, all at once or at `arrivals`.
+    """Return requests of these lengths, with prompts drawn from `tokens`. They arrive all at once, or at `arrivals`.
 
-    Workloads of the same seed begin with the same tokens, which a prefix cache would hit. The first `shared_prefix`
-    tokens are the same in all prompts and count towards their lengths.
+    The first `shared_prefix` tokens are equal in all prompts and count towards their lengths. Workloads of the same
+    seed begin with the same tokens, which a prefix cache would find.
     """
     rng = random.Random(seed)
     prefix = tuple(rng.choices(tokens, k=shared_prefix))
