@@ -4,7 +4,7 @@
 
 It uses only what every commit of Ingot has: `LLM`, and its `generate`, `idle` and `timings`. Times are in seconds.
 decode_method.py measures a decode step, once per process unless --tries says otherwise. For a long prompt the minimum
-of three tries counts. Graphs are captured before, as they are while an engine waits for requests.
+of three tries counts. All CUDA graphs are captured before measuring, as an idle engine does.
 """
 
 import time
@@ -38,7 +38,7 @@ _WARM_UP = (64, 8)  # requests, and output tokens of each, before the measured o
 
 
 class Engine:
-    """Generates greedily, past the end tokens, without detokenizing."""
+    """Ingot's `LLM`, set to decode greedily, past the end tokens, without detokenizing."""
 
     def __init__(self, artifact: Path) -> None:
         self.llm = LLM(artifact)

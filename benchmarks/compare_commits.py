@@ -10,8 +10,9 @@ start    from the start of a process to its first token after a prompt of 128: c
 decode   steps of some batches, in that process, as in decode.py: decode_method.py
 serve    a long prompt, and many requests at once, in that process
 host     host time of a step, which needs no GPU: engine_host.py of the checkout
-A round measures both sides, each in a new process; the order alternates. The output has the medians of all samples and
-their ratio. A bar holds if the new commit is no worse than its limit plus the spread of the samples (compared.py). FILE
+A round measures both commits, each in a new process; the order alternates. The output has the medians of all samples
+and their ratio. Most figures have a bar: the new commit must be no worse than a limit plus the spread of the samples
+(compared.py). FILE
 is written after every sample. A later call with the same --work, sources and sizes adds to it. The exit code is 1 if a
 bar is missed, or if a sample failed or had no time left.
 """
@@ -46,16 +47,16 @@ SIZES = {
 _SLACK = 1.2  # a sample may take this much longer than the longest of its kind so far
 _ERROR = ("Error", "error:")
 Figures = Mapping[str, float]
-Sample = Callable[["Side", float], Figures]  # returns a side's figures within so many seconds
+Sample = Callable[["Side", float], Figures]  # measures a commit within so many seconds
 
 
 class SampleError(Exception):
-    """A process returned no sample; the message says why, in one line."""
+    """A measuring process failed or took too long. The message says why, in one line."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """A checkout, and the folder with its artifact and caches."""
+    """One of the two compared commits, "old" or "new": its checkout, and a folder for its artifact and caches."""
 
     name: str
     checkout: Path
@@ -75,7 +76,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Turns:
-    """Take samples of both sides in turns until `deadline`, a reading of time.monotonic()."""
+    """Takes samples of both commits in turns, until `deadline`, a reading of time.monotonic().
+
+    After each sample, the comparison is written to `files`. `late` lists samples that had no time left.
+    """
 
     comparison: Comparison
     sides: Sequence[Side]
@@ -171,7 +175,7 @@ def part_names(text: str) -> tuple[str, ...]:
 
 
 def check_sides(sides: Sequence[Side], parts: Sequence[str]) -> None:
-    """Exit if a checkout has no Ingot, or if the artifact to measure was not compiled."""
+    """Exit if a checkout has no Ingot, or if `compile` is not among the parts and there is no artifact to measure."""
     for side in sides:
         if not (side.checkout / "ingot" / "__init__.py").is_file():
             sys.exit(f"{side.checkout} is not a checkout of Ingot: it has no ingot/__init__.py")
@@ -180,7 +184,9 @@ def check_sides(sides: Sequence[Side], parts: Sequence[str]) -> None:
 
 
 def sources_digest(checkout: Path) -> str:
-    """Return the digest of all files that `import ingot` can run. ingot/ links to the rooms' folders next to it."""
+    """Return a digest of all Python files that `import ingot` can run from a checkout. ingot/ links to the rooms'
+    folders.
+    """
     digest = hashlib.sha256()
     ingot = checkout / "ingot"
     folders = [path.resolve() for path in sorted(ingot.iterdir()) if path.is_dir()]
@@ -191,7 +197,7 @@ def sources_digest(checkout: Path) -> str:
 
 
 def machine() -> str:
-    """Return the GPU, or the processor if there is none."""
+    """Return the name of the GPU and its driver, or the kind of processor if there is no GPU."""
     if shutil.which("nvidia-smi") is not None:
         command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -214,7 +220,9 @@ def round_arguments(options: argparse.Namespace, vocab: int) -> list[str | int]:
 
 
 def round_sample(arguments: Sequence[str | int], side: Side, seconds: float) -> Figures:
-    """Return the sample of one process: its start, and its later measurements."""
+    """Start the artifact of one commit in a new process, and return its figures: of the start, and of what it measured
+    then.
+    """
     started = time.time()
     script = [HERE / "compare_child.py", side.artifact, "--checkout", side.checkout, *arguments]
     answer = measured(side, script, seconds)
@@ -237,7 +245,10 @@ def host_sample(running: int, cases: str, side: Side, seconds: float) -> Figures
 
 
 def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> Any:
-    """Run a script of this side and return the JSON that it writes to its last option, `--json FILE`."""
+    """Run a script with a commit's code, and return the JSON that it writes to the file of its last option, `--json`.
+
+    Raises SampleError if it fails or takes longer than `seconds`.
+    """
     side.work.mkdir(parents=True, exist_ok=True)
     answer = side.work / "answer.json"
     answer.unlink(missing_ok=True)
@@ -249,10 +260,11 @@ def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> 
 
 
 def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds: float, folder: Path) -> None:
-    """Run a Python script to its end in `folder`: in a checkout, `python -m ingot` would import that checkout.
+    """Run a Python script in `folder` and wait for its end. In a checkout, `python -m ingot` would import that
+    checkout.
 
-    Raises SampleError if it fails or takes longer; its children have ended by then. ingot.bench.children does the same,
-    but this process must not import either checkout.
+    Raises SampleError if it fails or takes longer than `seconds`; its children have ended by then. ingot.bench.children
+    does the same, but this process must not import either checkout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     running = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""The measurements of two commits by compare_commits.py: samples, medians, spreads, and which bars hold."""
+"""The result of compare_commits.py: samples of two commits, their medians and spreads, and whether the new one is
+slower.
+"""
 
 import json
 import statistics
@@ -14,8 +16,10 @@ SIDES = ("old", "new")
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure's description, and the limit of the ratio new / old (worse is larger) before spread. None: no limit, the
-    figure is only reported."""
+    """The description of a figure, and its bar: `limit` bounds the ratio of new to old. A larger ratio is worse.
+
+    The samples' spread is added to the limit. None means no limit: the figure is only reported.
+    """
 
     what: str
     limit: float | None = 1.02
@@ -26,7 +30,7 @@ class Bar:
         return self.unit == "tokens/s"
 
 
-# The figures in display order; `bar_of` makes those of other batches, prompts and cases.
+# Bars by figure, in display order. `bar_of` makes those of figures with a number, such as batch_8_step.
 BARS: Mapping[str, Bar] = {
     "compile": Bar("compile-model with empty caches", limit=1.1),
     "compile_cached": Bar("compile-model with its caches filled"),
@@ -55,8 +59,11 @@ def bar_of(name: str) -> Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Medians of both sides, and the ratio by which the new one is worse. A side's spread is the distance of its
-    quartiles over its median; `spread` is the larger one. `holds` is None if there is no limit."""
+    """The comparison of one figure: the medians of both commits, and the ratio by which the new one is worse.
+
+    A commit's spread is the distance of its quartiles over its median; `spread` is the larger one. `holds` says whether
+    the ratio is within limit and spread; None without a limit.
+    """
 
     old: float
     new: float
@@ -83,8 +90,10 @@ def _spread(samples: Sequence[float]) -> float:
 
 @dataclass
 class Comparison:
-    """`samples` are by figure and side; `failed` lists failures. `about` identifies what was compared: only samples of
-    the same are added."""
+    """All samples of a comparison, by figure and then by "old" and "new". `failed` lists failures.
+
+    `about` identifies what was compared; samples of an earlier call are kept only if it is equal.
+    """
 
     about: Mapping[str, Any]
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -95,19 +104,19 @@ class Comparison:
             self.samples.setdefault(name, {one: [] for one in SIDES})[side].append(value)
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Return the verdicts of the figures that both sides have."""
+        """Return the verdict of each figure that has samples of both commits."""
         names = [*(name for name in BARS if name in self.samples), *sorted(self.samples.keys() - BARS.keys())]
         pairs = {name: [self.samples[name][side] for side in SIDES] for name in names}
         return {name: verdict(bar_of(name), *pair) for name, pair in pairs.items() if all(pair)}
 
     def missed(self) -> list[str]:
-        """Return the bars that do not hold, or that lack samples of a side."""
+        """Return the figures whose bar does not hold, and those with a bar that lack samples of one commit."""
         found = self.verdicts()
         lacking = [name for name in self.samples if name not in found and bar_of(name).limit is not None]
         return [*(name for name, one in found.items() if one.holds is False), *lacking]
 
     def write(self, path: Path) -> None:
-        """Write the file atomically, since the call may be interrupted."""
+        """Write the comparison as JSON. The write is atomic, since the process may be interrupted."""
         verdicts = {name: asdict(one) for name, one in self.verdicts().items()}
         text = json.dumps({**asdict(self), "verdicts": verdicts, "missed": self.missed()}, indent=1, sort_keys=True)
         beside = path.with_suffix(".part")
@@ -116,7 +125,7 @@ class Comparison:
 
 
 def read_comparison(path: Path, about: Mapping[str, Any]) -> Comparison:
-    """Return the comparison of an earlier call at `path` if it compared the same; otherwise a new one."""
+    """Return the comparison that an earlier call wrote to `path`, if its `about` is equal; otherwise an empty one."""
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["about"] == about:

@@ -55,7 +55,9 @@ def main() -> None:
 
 
 def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:
-    """Return how much longer all layers take than few, if both were measured."""
+    """Return the ratio of the compile times of all layers and of a few layers, as one figure; empty if
+    one is missing.
+    """
     if "compile" not in found or "compile_few" not in found:
         return {}
     ratio = found["compile"].value / found["compile_few"].value
@@ -63,7 +65,7 @@ def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:
 
 
 def measure(way: str, options: argparse.Namespace) -> dict[str, Figure]:
-    """Return the figures of one compile. Raises ChildError."""
+    """Compile once in one of WAYS ("full", "cached", "few"), and return the figures. Raises ChildError."""
     work: Path = options.work
     work.mkdir(parents=True, exist_ok=True)
     extra, timeout = shlex.split(options.options), options.timeout

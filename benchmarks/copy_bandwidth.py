@@ -11,7 +11,9 @@ _TRIES = {"cuda": 20, "cpu": 5}
 
 
 def copy_bandwidth(device: str) -> float:
-    """Return the best of some copies on "cuda" or "cpu", and free the memory."""
+    """Return bytes read and written per second by a large copy on "cuda" or "cpu", the best of some.
+    Frees the memory.
+    """
     source = torch.ones(_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.zeros_like(source)
     timed = _cuda_seconds if device == "cuda" else _cpu_seconds

@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def measure(artifact: Artifact, device: torch.device, threads: int, repeats: int) -> dict[str, Figure]:
-    """Return bytes per second in each way on `threads` threads, the best of some repeats."""
+    """Return the bytes per second of each way to read the weights on `threads` threads, the best of `repeats`."""
     context = on_one_device(device.type)
     files = [artifact.file(relpath) for relpath in artifact.weight_files()]
     size = sum(file.stat().st_size for file in files)

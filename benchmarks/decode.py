@@ -3,8 +3,8 @@
     python benchmarks/decode.py ARTIFACT [--batch 1,32] [--shape phi-2] [--json FILE]
 
 It measures the whole engine, with sampling and scheduling, through `ingot.LLM`, by decode_method.py. traffic.py
-computes the bytes of a step at the mean context of the measured steps; they are compared with a plain copy in the same
-process.
+computes the bytes that a step must move, at the mean context of the measured steps. The resulting bandwidth is compared
+with that of a plain copy in the same process.
 """
 
 import argparse

@@ -3,9 +3,9 @@
     python benchmarks/decode_cpu.py [--checkpoint models/pico] [--batches 1,16] [--tokens 128] [--threads 2]
 
 Both sides decode greedily from the same prompts, in the checkpoint's dtype, with the same number of threads, in one
-process and in turns, so that both see the same machine state. The peer runs with its default cache, and again with a
-static cache; nothing of it is compiled, as by its defaults on a CPU. A round measures `tokens` + 1 tokens and one
-token; a decode step is the difference over `tokens`. Only minima count: other work on a machine only adds.
+process and in turns, so that both see the same machine state. transformers runs with its default cache, and again
+with a static cache; it compiles nothing, as by its defaults on a CPU. A round times `tokens` + 1 output tokens and one;
+the time of a decode step is the difference over `tokens`. Only minima count: other work on a machine only adds.
 """
 
 import argparse
@@ -48,7 +48,9 @@ def main() -> None:
 
 
 def measure(llm: LLM, peer: torch.nn.Module, batch: int, tokens: int, rounds: int) -> dict[str, Figure]:
-    """Return the seconds of a decode step on each side, and Ingot's speedup over the faster peer."""
+    """Return the seconds of a decode step of Ingot and of transformers, and Ingot's speedup over transformers' faster
+    cache.
+    """
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(10, peer.config.vocab_size, (batch, _PROMPT_TOKENS), generator=generator)
     ways: dict[str, Generate] = {

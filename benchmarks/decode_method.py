@@ -1,9 +1,9 @@
-"""Measure decode of any engine: prompts, lengths and formula.
+"""The method by which every engine's decode is measured: prompts, lengths and formula.
 
 The time of a step is the difference between long and short outputs over the number of tokens between them. One-time
 costs of a request, such as its prompt and its start, are in both and cancel. For each length the minimum of some tries
-counts, since other work on the machine only adds.
-Engines are measured in their own processes, which cannot import Ingot: this module needs only Python.
+counts, since other work on the machine only adds. Engines are measured in their own processes, which cannot import
+Ingot: this module needs only Python.
 """
 
 import argparse
@@ -20,7 +20,7 @@ Generate = Callable[[Prompts, int], object]  # prompts, and the number of tokens
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of long and of short outputs, and the tries of each."""
+    """The output lengths of a measurement: tokens of long and of short outputs, and how often each is timed."""
 
     long: int
     short: int
@@ -28,22 +28,22 @@ class Lengths:
 
     @property
     def context(self) -> float:
-        """Return the mean number of positions that a measured step attends to, its own included.
+        """Return the mean number of positions that a token of the measured steps attends to, including itself.
 
-        A step that makes token n of an output, counted from 1, attends to PROMPT_TOKENS + n - 1 of them; the measured
-        steps are those from short + 1 to long.
+        The step that generates token n of an output, counted from 1, attends to PROMPT_TOKENS + n - 1 positions; the
+        measured steps are those from short + 1 to long.
         """
         return PROMPT_TOKENS + (self.short + self.long - 1) / 2
 
     @property
     def tokens(self) -> int:
-        """Return the positions of a sequence at its longest."""
+        """Return the maximum positions of a sequence: prompt and long output."""
         return PROMPT_TOKENS + self.long
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """The seconds of every try."""
+    """The seconds of every try, with long and with short outputs."""
 
     lengths: Lengths
     long: tuple[float, ...]
@@ -51,19 +51,21 @@ class Decoded:
 
     @property
     def step(self) -> float:
-        """Return the seconds of a step."""
+        """Return the seconds of one decode step, from the fastest tries."""
         return (min(self.long) - min(self.short)) / (self.lengths.long - self.lengths.short)
 
 
 def lengths_of(batch: int) -> Lengths:
-    """Return the lengths to measure. A larger batch uses fewer tokens: its prefill is longer, its steps vary less."""
+    """Return the default lengths for a batch size. Larger batches use fewer tokens: prefill is longer,
+    steps vary less.
+    """
     return Lengths(640, 128, 3) if batch == 1 else Lengths(320, 64, 2)
 
 
 def measure_decode(generate: Generate, vocab: int, batch: int, lengths: Lengths) -> Decoded:
-    """Time `generate` on random prompts of `batch` sequences; every engine gets the same ones in the same order.
+    """Time `generate` on `batch` random prompts, with long and with short outputs. Every engine gets the same prompts.
 
-    Exits if the long outputs took no longer than the short ones.
+    Exits if the long outputs took no longer than the short ones, which means that the machine is too busy.
     """
     draw = random.Random(batch)
 
@@ -92,11 +94,11 @@ def add_length_options(parser: argparse.ArgumentParser) -> None:
 
 
 def length_changes(options: argparse.Namespace) -> dict[str, int]:
-    """Return the fields of Lengths that the options change."""
+    """Return the fields of Lengths that the options set, by name."""
     names = [field.name for field in fields(Lengths)]
     return {name: getattr(options, name) for name in names if getattr(options, name) is not None}
 
 
 def length_arguments(options: argparse.Namespace) -> list[str]:
-    """Return these fields as arguments of another script."""
+    """Return the fields of Lengths that the options set, as arguments for another script."""
     return [item for name, value in length_changes(options).items() for item in (f"--{name}", str(value))]

@@ -5,7 +5,7 @@
 All requests are added at once and run together, one token each per step, until all have ended. A step's time is that of
 `Engine.step`: scheduling, launching, taking the tokens, outputs. It is the CPU time of the engine's thread, which other
 work on the machine does not affect: the mean over the steps of one token each, the minimum of some tries. Each case
-uses other options, and reads from the outputs what its kind of caller reads:
+has its own sampling options, and reads the fields of the outputs that such a caller needs:
     alone      token ids at the end
     streamed   token ids, at every token
     sampled    token ids at the end, sampled with other options for each sequence: temperature, penalties, stops
@@ -60,7 +60,7 @@ _WORDS = [
 
 @dataclass(frozen=True)
 class Load:
-    """Sequences that run together, and the tokens of their prompts and outputs."""
+    """The workload: how many sequences run together, and the tokens of each prompt and output."""
 
     running: int
     prompt: int
@@ -69,7 +69,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Case:
-    """The sampling options by sequence number, and what a caller reads of the outputs."""
+    """A kind of caller. `params` returns the sampling options of a sequence by its number, `read` reads an output's
+    fields.
+    """
 
     params: Callable[[int], Mapping[str, object]]
     read: Callable[[RequestOutput], object]
@@ -114,7 +116,7 @@ CASES: Mapping[str, Case] = {
 
 
 class FreeExecutor:
-    """Returns tokens that were drawn beforehand, at once."""
+    """An executor that runs nothing: its steps return tokens that were drawn beforehand, at once."""
 
     def __init__(self, tokens: Sequence[Sequence[int]]) -> None:
         self._tokens = tokens
@@ -174,7 +176,7 @@ def case_figures(name: str, case: Case, load: Load, tokenizer: Tokenizer) -> dic
 
 
 def _served(case: Case, load: Load, tokenizer: Tokenizer) -> tuple[float, float, float]:
-    """Return the seconds of a decode step, of adding a request, and of a step with prompts."""
+    """Serve the workload once, and return the seconds of a decode step, of adding a request, and of a prefill step."""
     draw = random.Random(0)
     vocab = tokenizer.vocab_size
     usual = [token for token in range(1, vocab) if REPLACEMENT not in tokenizer.decode([token], False)]
@@ -218,7 +220,7 @@ def _engine(executor: FreeExecutor, load: Load, tokenizer: Tokenizer) -> Engine:
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """Return a byte-level BPE tokenizer like most models', for words with their spaces."""
+    """Return a small byte-level BPE tokenizer, trained on _WORDS. Most models' tokenizers are of this kind."""
     draw = random.Random(0)
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -5,9 +5,9 @@
 
 Each nonzero constant of a kernel is moved up and down by decreasing factors, as long as the predictions of the kernel's
 calls improve: the mean square of log(predicted / measured), with each call weighted by the root of its share of the
-step. With little data, a constant stays near its old value. The output is the table, and the errors before and after,
-also for the files of --check, which are not fitted. With --leave-out, each step is predicted by constants fitted to the
-other steps.
+step. With little data, a constant stays near its old value. The output is the new table of constants, and the errors
+of predictions before and after, also for the files of --check, which are not fitted. With --leave-out, each step is
+predicted by constants fitted to the other steps.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from ingot.ir.machine.gpu_times import H200_TIMES, GpuTimes, KernelTime
 
 _FIRST, _LAST = 0.3, 0.01  # range of the factor that moves a constant
 _SWEEPS = 30
-# Doubling a constant costs as much as calls that are off by some 3 %.
+# The weight of a constant's distance from its old value: doubling it counts as much as an error of some 3 % in calls.
 _STAYING = 0.002
 # Maximum shares of the device's peak. Data that was just written comes from caches, which are faster than its memory.
 _MOST = {"bandwidth": 1.25, "rate": 1.0}
@@ -44,7 +44,7 @@ _STEP = TypeAdapter(StepTime)
 
 @dataclass(frozen=True)
 class Step:
-    """A measured step: its calls, and the seconds of each in a sequence of equal calls."""
+    """A measured step: its calls, and the seconds of each, measured in a sequence of equal calls."""
 
     name: str
     works: tuple[Work, ...]
@@ -57,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Sample:
-    """Calls of equal work that take `seconds` each."""
+    """A call that was measured. Equal calls of a step are one sample; `weight` is its weight in the fit."""
 
     work: Work
     seconds: float
@@ -86,7 +86,10 @@ def main() -> None:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """Return the measured steps of a file. Raises OptionError if it has none, or if they are of another GPU."""
+    """Return the measured steps in a file of `ingot explain --measure --json`.
+
+    Raises OptionError if it has none, or if they ran on another kind of GPU than the table is for.
+    """
     try:
         buckets = json.loads(path.read_text(encoding="utf-8"))["buckets"]
         found = [_step(path.stem, bucket) for bucket in buckets if bucket["time"]["measured"] is not None]
@@ -112,7 +115,9 @@ def _step(name: str, bucket: Mapping[str, Any]) -> Step:
 
 
 def samples(steps: Iterable[Step]) -> list[Sample]:
-    """Return the samples. Equal calls of a step are one sample, with the median of their seconds."""
+    """Return the measured calls of some steps. Equal calls of a step are one sample, with the median of
+    their seconds.
+    """
     found = []
     for step in steps:
         whole = sum(step.seconds)
@@ -127,7 +132,7 @@ def samples(steps: Iterable[Step]) -> list[Sample]:
 
 
 def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
-    """Return the constants that predict these steps best, starting from `times`."""
+    """Return the constants that predict the measured steps best, starting the search from `times`."""
     taken = samples(steps)
     times = replace(times, between=_rounded(max(0.0, _between(steps, times.between))))
     move, begun = _FIRST, times.kernels
@@ -144,8 +149,10 @@ def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
 
 
 def _between(steps: Sequence[Step], begun: float) -> float:
-    """Return the time between two captured steps. Steps in a profiler's trace do not wait for a busy host, so they take
-    precedence."""
+    """Return the median gap between captured steps; `begun` if none was measured.
+
+    Gaps in a profiler's trace take precedence: they contain no waiting for a busy host.
+    """
     gaps = [kind for step in steps if step.time.captured for kind in step.time.kinds if kind.kind == GAPS]
     traced = [one.traced for one in gaps if one.traced is not None]
     measured = [one.measured for one in gaps if one.measured is not None]
@@ -157,7 +164,11 @@ def _has(work: Work, kernel: str) -> bool:
 
 
 def _nearer(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample], move: float) -> GpuTimes:
-    """Return the times after moving those constants of a kernel that improve its predictions."""
+    """Change each constant of the kernel `name` by the factor 1 + `move` or its inverse if that improves its
+    predictions.
+
+    Return the new times. `begun` are the constants before the fit, `taken` the samples of the kernel.
+    """
     least = _loss(times, name, begun, taken)
     for constant in fields(KernelTime):
         for factor in (1 + move, 1 / (1 + move)):
@@ -172,7 +183,9 @@ def _nearer(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sampl
 
 
 def _loss(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample]) -> float:
-    """Return how far the calls of a kernel are off, and its constants from their start values."""
+    """Return the value that the fit minimizes: the errors of a kernel's calls, and the distance of its constants from
+    `begun`.
+    """
     if not taken:
         return 0.0
     device, kernel = _device(times), times.kernels[name]
@@ -196,7 +209,7 @@ def _rounded(value: float) -> float:
 
 
 def source_of(times: GpuTimes) -> str:
-    """Return the kernels as Python source."""
+    """Return the table of kernel constants as Python source, to paste into gpu_times.py."""
     lines = [f'"{name}": {_constants(kernel)},' for name, kernel in times.kernels.items()]
     return "\n".join([*lines, f"between={_us(times.between)},"])
 
@@ -215,7 +228,10 @@ def _us(seconds: float) -> str:
 
 
 def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step], GpuTimes], name: str) -> None:
-    """Print the prediction errors before and after: of each step, and of its calls by kind."""
+    """Print a table of prediction errors, by `before` and by `after`: for each step, in total and by kind of call.
+
+    `after` returns the constants to predict a step with. `name` is the title of the rows.
+    """
     offs = [_offs(step, step.predicted(before), step.predicted(after(step))) for step in steps]
     kinds = [kind for kind in ("step", *KINDS) if any(kind in one for one in offs)]
     rows = [
@@ -230,7 +246,7 @@ def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step]
 
 
 def _offs(step: Step, *predicted: StepTime) -> dict[str, list[float]]:
-    """Return the relative errors of predictions of a step against its measurement, in total and by kind."""
+    """Return the relative errors of several predictions of a step, in total ("step") and by kind of call."""
     measured = {"step": step.time.measured, **{kind.kind: kind.measured for kind in step.time.kinds}}
     values = [{"step": one.predicted, **{kind.kind: kind.predicted for kind in one.kinds}} for one in predicted]
     return {kind: [one[kind] / taken - 1 for one in values] for kind, taken in measured.items() if taken}

@@ -43,7 +43,7 @@ PARTS = ("checkpoint", "compile", "decode", "cold_start", "serve", "peer", "comp
 
 @dataclass
 class Found:
-    """The measurements of the parts so far."""
+    """The results of the parts that have run so far. `missing` maps a part or figure to why it was not measured."""
 
     figures: dict[str, Figure] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def part_names(text: str) -> tuple[str, ...]:
-    """Return the parts of a list that is separated by commas."""
+    """Return the parts of PARTS in a text such as "decode,serve". Raises argparse's error for an unknown one."""
     names = tuple(filter(None, text.split(",")))
     if unknown := [name for name in names if name not in PARTS]:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
@@ -105,7 +105,7 @@ def asked_parts(options: argparse.Namespace) -> list[str]:
 
 
 def work_folder(options: argparse.Namespace) -> Path:
-    """Return the folder of a shape's checkpoint, artifact, caches and result so far."""
+    """Return the folder for a shape's checkpoint, artifact, caches and intermediate result."""
     folder: Path = options.work / options.shape
     return folder
 
@@ -115,7 +115,7 @@ def name_of(options: argparse.Namespace) -> str:
 
 
 def earlier(options: argparse.Namespace) -> Found:
-    """Return the measurements of earlier calls at the same commit, with the same packages."""
+    """Return the results of an earlier call with the same --work. Empty if commit or packages differ."""
     path = work_folder(options) / f"{name_of(options)}.json"
     if not path.exists() or (result := read_result(path)).revision != os.environ[REVISION]:
         return Found()
@@ -152,7 +152,7 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
 
 
 def run(part: str, command: list[str | Path], found: Found, seconds: float) -> None:
-    """Run a part within `seconds`, and record its measurements, or why it has none."""
+    """Run one part of the benchmark within `seconds`. Add its results to `found`, or the reason why it has none."""
     found.missing.pop(part, None)
     try:
         if seconds <= 0:
@@ -171,7 +171,7 @@ def run(part: str, command: list[str | Path], found: Found, seconds: float) -> N
 
 
 def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
-    """Write the result of the parts so far."""
+    """Write the result file with the parts that have run so far, and return its path."""
     return write_result(
         name_of(options),
         {"shape": options.shape, "batch": options.batch, "compile": options.options, "load": options.load},

@@ -52,13 +52,16 @@ def main() -> None:
 
 
 def build(shape: str, work: str) -> Ended:
-    """Compile the kernels for prefill.py. Raises ChildError."""
+    """Compile the kernels that prefill.py measures, into the folder `work`. Raises ChildError."""
     script: list[str | Path] = [sys.executable, KERNELS / "prefill.py", "--shape", shape, "--work", work, "--build"]
     return run_command(script, timeout=_BESIDE)
 
 
 def measure(part: str, options: argparse.Namespace, work: str, building: "Future[Ended] | None", found: Found) -> None:
-    """Run a part, and record its measurements, or why it has none."""
+    """Run one part's script. Add its results to `found`, or the reason why it has none.
+
+    `building` is the compile that the part "prefill" waits for.
+    """
     command = [KERNELS / f"{part}.py", "--shape", options.shape, "--seconds", str(options.seconds)]
     if part == "prefill" and building is not None:
         command += ["--work", work]
@@ -71,7 +74,7 @@ def measure(part: str, options: argparse.Namespace, work: str, building: "Future
 
 
 def write(options: argparse.Namespace, found: Found) -> Path:
-    """Write the result of the parts so far."""
+    """Write the result file with the parts that have run so far, and return its path."""
     options.out.mkdir(parents=True, exist_ok=True)
     return write_result(
         "kernels_" + re.sub(r"\W", "_", options.shape),

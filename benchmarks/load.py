@@ -43,7 +43,9 @@ def main() -> None:
 
 
 def measure(artifact: Path, threads: int, repeats: int) -> dict[str, Figure]:
-    """Return the figures of one artifact; each round measures every way once, so that all see the same machine."""
+    """Return the figures of one artifact. Each round times every way once, so that all see the same state of the
+    machine.
+    """
     files = sorted((artifact / "weights").glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)
     block, whole = bytearray(_BLOCK_BYTES), bytearray(max(file.stat().st_size for file in files))
@@ -82,7 +84,9 @@ def _read(files: list[Path], buffer: bytearray) -> None:
 
 
 def _artifact(folder: Path, size: int) -> Path:
-    """Return an artifact with weights of about `size` bytes in bfloat16, with as many layers as that needs."""
+    """Compile and return an artifact with about `size` bytes of random bfloat16 weights, in as many layers as that
+    takes.
+    """
     config = config_of("1b", vocab_size=32000)
     embedding = config["vocab_size"] * config["hidden_size"]
     layers = max(1, round((size / 2 - embedding) / sum(map(math.prod, layer_shapes(config).values()))))

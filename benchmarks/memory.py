@@ -5,7 +5,7 @@
 
 It makes a checkpoint of the shape of Llama 3.2 1B with random weights and compiles it. A new process loads the artifact
 and launches the largest step that the scheduler could make. One sequence has all tokens except one for each other
-sequence, and ends at its full length; each has a row of logits, and none is greedy.
+sequence, and ends at its full length. Each sequence has a row of logits and samples at random.
 activations  peak bytes of the step from torch's CPU allocator, as torch's profiler reports them call by call: values,
              temporaries, and oneDNN's scratch, which torch allocates. Exact, even on a busy machine
 resident     growth of the process's anonymous memory (RssAnon in /proc/self/status, sampled every millisecond) from

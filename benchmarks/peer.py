@@ -3,13 +3,13 @@
     python benchmarks/peer.py CHECKPOINT --peer vllm|sglang [--site FOLDER] [--batch 1,32] [--load-format dummy]
         [--prompt 4000 …] [--one-start] [--json FILE]
 
-The first start has empty caches (the peer compiles then); later ones use what it left. Each is a process of its own and
-ends with the first token after a prompt of 128 tokens. With `--one-start` there is only the first one. After the last
-start, decode_method.py measures decode and serve_method.py serving, with the options of serve.py. The names of figures
-contain the peer's version. With `--load-format dummy`, the default, the peer makes random weights and reads none; with
-"auto" it reads the checkpoint's. Its prefix cache is on if requests have a common prefix, and off otherwise: no other
-prompts share a prefix. FOLDER holds the peer if it is not installed. Without a peer, the benchmark reports that and
-exits.
+The first start of the peer, the other engine, has empty caches, and it compiles then; later starts use the filled
+caches. Each is a process of its own and ends with the first token after a prompt of 128 tokens. With `--one-start`
+there is only the first one. After the last start, decode_method.py measures decode and serve_method.py serving, with
+the options of serve.py. The names of figures contain the peer's version. With `--load-format dummy`, the default, the
+peer makes random weights and reads none; with "auto" it reads the checkpoint's. Its prefix cache is on if requests have
+a common prefix, and off otherwise: no other prompts share a prefix. FOLDER holds the peer's packages if they are not
+installed here. Without them, the script reports that and exits.
 """
 
 import argparse
@@ -85,14 +85,16 @@ def is_there(peer: Peer, site: Path | None) -> bool:
 
 
 def environment(peer: Peer, site: Path | None, caches: Path) -> dict[str, str]:
-    """Return the environment variables of the peer's processes that this one's lacks."""
+    """Return the environment variables to add for the peer's processes: its import path and its cache folders."""
     path = {} if site is None else {"PYTHONPATH": os.fspath(site)}  # without Ingot
     return {**path, **{name: os.fspath(caches / name.lower()) for name in peer.caches}}
 
 
 def figures(starts: list[Ended], last: Ended) -> dict[str, Figure]:
-    """Return the figures of the peer's starts and steps, under the names of Ingot's. `starts` are those before the
-    `last` one, in which steps were measured."""
+    """Return the figures of a peer's starts and steps, under the names that Ingot's have.
+
+    `starts` are those before the `last` one; steps were measured in the last.
+    """
     cold, *warm = [start_of(one) for one in (*starts, last)]
     found = {f"cold_{name}": figure for name, figure in first_token_figures([cold]).items()}
     if warm:

@@ -1,8 +1,8 @@
-"""Run a peer's measurements in its child process, for any engine: clock, decode, serving, as JSON.
+"""Run the measurements of another engine in a child process that peer.py starts: start, decode, serving. Write JSON.
 
     PYTHONPATH=SITE python benchmarks/NAME_child.py CHECKPOINT [--load-format dummy] [--batch 1,32] --json FILE
 
-It needs only the peer and plain Python: the modules next to this file, and those of ingot.bench that need no more.
+It needs only the engine and plain Python: the modules next to this file, and those of ingot.bench that need no more.
 """
 
 import argparse
@@ -32,8 +32,10 @@ MAX_MODEL_LEN = 4096  # tokens of a sequence, or more if the load needs them
 
 @dataclass(frozen=True)
 class Opening:
-    """The options to open an engine with. Sequences have up to `longest` positions. `memory_share` is the share of the
-    GPU's memory for the engine, as the engine counts it."""
+    """The options to open an engine with. Sequences have up to `longest` positions.
+
+    `memory_share` is the share of the GPU's memory for the engine, as the engine counts it.
+    """
 
     checkpoint: Path
     load_format: str
@@ -43,22 +45,27 @@ class Opening:
 
 
 class OpenedPeer(Protocol):
-    """An engine that is ready: greedy, past the end tokens, without detokenizing."""
+    """An engine that has loaded its model. It decodes greedily, past the end tokens, without detokenizing."""
 
     def generate(self, prompts: Prompts, count: int) -> object:
         """Generate exactly `count` tokens for each prompt."""
         ...
 
     def driven(self, *, by_token: bool) -> DrivenEngine:
-        """Return the same engine as a driven one that reports a request at every token, or when it has ended."""
+        """Return the engine in the form that `ingot.bench.drive` uses. It reports a request at every token, or only at
+        its end.
+        """
         ...
 
 
 def measure_peer(
     begun: float, package: str, settings: Mapping[str, str], open_peer: Callable[[Opening], OpenedPeer]
 ) -> None:
-    """Run the measurements of the command line. `begun` is when the process began to run its own code; `settings` are
-    environment variables to import the package with."""
+    """Run the measurements that the command line requests, and write them as JSON. `open_peer` loads the engine.
+
+    `begun` is the time at which the process began to run its own code. `package` is the engine's package, and
+    `settings` are environment variables to set before importing it.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--load-format", default="dummy")

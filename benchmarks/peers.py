@@ -1,4 +1,4 @@
-"""The other engines that Ingot is compared with, and the names of their figures."""
+"""The other engines, called peers, that Ingot is compared with, and the names of their figures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +12,10 @@ _COMPILER_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_W
 
 @dataclass(frozen=True)
 class Peer:
-    """`name` is the peer's package, and the prefix of its figures' names; `title` is its makers' spelling. `caches` are
-    the variables that set its cache folders and those of the compilers that it calls."""
+    """Another engine. `name` is its package and the prefix of its figures' names; `title` is its makers' spelling.
+
+    `caches` are environment variables that set the cache folders of the engine and of compilers that it calls.
+    """
 
     name: str
     title: str
@@ -21,20 +23,22 @@ class Peer:
 
     @property
     def child(self) -> Path:
-        """Return the script that measures it, in a process of its own."""
+        """Return the path of the script that measures this engine, in a process of its own."""
         return Path(__file__).with_name(f"{self.name}_child.py")
 
     def figure(self, version: str, name: str) -> str:
-        """Return the name of one of this peer's figures. One result may have several versions of the peer."""
+        """Return the name of a figure of this engine in a result. It has the version: a result may have several
+        versions.
+        """
         return f"{self.name}_{version}_{name}"
 
     def versions(self, figures: Mapping[str, Figure]) -> list[str]:
-        """Return the measured versions, in the order of the figures."""
+        """Return the versions of this engine that have figures, in the order of the figures."""
         parts = [name.split("_", 2) for name in figures]
         return list(dict.fromkeys(part[1] for part in parts if part[0] == self.name and len(part) > 2))
 
     def best(self, figures: Mapping[str, Figure], name: str) -> tuple[str, Figure] | None:
-        """Return the version with the best value of a figure, and the figure; None if no version has it."""
+        """Return the version with the best value of the figure `name`, and that figure. None if no version has it."""
         named = {version: self.figure(version, name) for version in self.versions(figures)}
         found = {version: figures[one] for version, one in named.items() if one in figures}
         if not found:

@@ -22,7 +22,9 @@ CAMPAIGN = ROOT / "tests" / "debug" / "campaign.py"
 
 
 def figures(tries: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    """Return the figures of a campaign. A try without a fault to plant counts as one that was not found."""
+    """Return the figures of a campaign, a list of tries. A try in which no fault could be planted counts
+    as not found.
+    """
     healthy = [one for one in tries if one.get("healthy")]
     faults = [one for one in tries if not one.get("healthy")]
     seconds = [one["seconds"] for one in faults if "truth" in one]

@@ -180,12 +180,12 @@ FAMILIES: Mapping[str, Config] = {
 
 
 def config_of(shape: str, **changes: Any) -> Config:
-    """Return the config.json of a shape by its name, with some fields changed."""
+    """Return the config.json of a shape, such as "8b", with some fields changed."""
     return {**{**SHAPES, **FAMILIES}[shape], **changes}
 
 
 def tensor_shapes(config: Config) -> TensorShapes:
-    """Return the tensors of a checkpoint with this config.json, in the order in which transformers stores them."""
+    """Return the shapes of a checkpoint's tensors, by name and in transformers' order, for this config.json."""
     import transformers
 
     kind = getattr(transformers, config["architectures"][0])
@@ -200,7 +200,7 @@ def tensor_shapes(config: Config) -> TensorShapes:
 
 
 def layer_shapes(config: Config) -> TensorShapes:
-    """Return the tensors of one layer, by their names within it."""
+    """Return the shapes of the tensors of one layer. Names have no layer prefix."""
     layers = tensor_shapes({**config, "num_hidden_layers": 1})
     return {name.partition(".0.")[2]: shape for name, shape in layers.items() if ".0." in name}
 
@@ -243,7 +243,7 @@ def _bytes(shape: tuple[int, ...]) -> int:
 
 
 def _shards(shapes: TensorShapes) -> Iterator[list[str]]:
-    """Yield the names in order, split so that a file has at most _SHARD_BYTES."""
+    """Yield the tensors' names in order, one list for each file of at most _SHARD_BYTES."""
     names: list[str] = []
     size = 0
     for name, shape in shapes.items():

@@ -1,4 +1,4 @@
-"""The result files of benchmarks: benchmarks/results/NAME.json.
+"""Write and read the result files of benchmarks, benchmarks/results/NAME.json.
 
 A benchmark is a script in this folder: it measures, then calls `write_result`. Times are minima of repeated runs unless
 a figure says otherwise, because other work on a machine only adds to them.
@@ -27,9 +27,10 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Figure(BaseModel):
-    """One number. `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s" or "" for a ratio; `what`
-    describes the measurement.
-    `values` are those of all tries, if `value` is derived from several and they were kept.
+    """One number of a result. `what` describes what it measures.
+
+    `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s", or "" for a ratio or count. `values` are
+    those of all tries, if `value` is derived from several and they were kept.
     """
 
     model_config = _FROZEN
@@ -47,8 +48,8 @@ class Result(BaseModel):
     """The result of one run of a benchmark.
 
     `name` names the file; `revision` is the commit, with "+" if files differed from it; `date` is the day, in UTC.
-    `settings` are the options of the benchmark, `figures` the numbers by name. `missing` maps what was requested and
-    not measured to the reason.
+    `settings` are the options of the benchmark, `figures` the numbers by name. `missing` maps each figure or part that
+    was not measured to the reason.
     """
 
     model_config = _FROZEN
@@ -63,7 +64,7 @@ class Result(BaseModel):
 
 
 def gpu_result(shape: str) -> str:
-    """Return the default name of gpu.py's result for a shape."""
+    """Return the default name of the result of gpu.py for a shape, such as "gpu_8b"."""
     return f"gpu_{shape.replace('-', '_').replace('.', '_')}"
 
 
@@ -77,10 +78,10 @@ def write_result(
     folder: Path = RESULTS,
     missing: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write NAME.json, replacing an earlier run's, and return its path.
+    """Write NAME.json into `folder`, replacing an earlier run's, and return its path.
 
     `packages` are those that affect the figures; their versions, or their absence, are recorded. `versions` are those
-    of software that this process cannot import.
+    of software that this process cannot import. `missing` maps each figure that was not measured to the reason.
     """
     result = Result(
         name=name,
@@ -99,19 +100,21 @@ def write_result(
 
 
 def read_result(path: Path) -> Result:
-    """Return a result that `write_result` wrote. Raises pydantic.ValidationError for a file that breaks the schema."""
+    """Return the result in a file of `write_result`. Raises pydantic.ValidationError for a file that
+    breaks the schema.
+    """
     return Result.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 def print_figures(figures: Mapping[str, Figure]) -> None:
-    """Print one line per figure."""
+    """Print the name, value and description of each figure, a line each."""
     width = max(map(len, figures), default=0)
     for name, figure in figures.items():
         print(f"{name:{width}}  {quantity(figure.value, figure.unit):14}  {figure.what}")
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Add --json FILE.json, for benchmarks that keep their result only on request; see `report`."""
+    """Add the option --json FILE.json to a benchmark that writes its result only if that is set. `report` writes it."""
     parser.add_argument("--json", type=_json_file, metavar="FILE", help="where to write the result, NAME.json")
 
 
@@ -120,7 +123,7 @@ def report(
     settings: Mapping[str, str | int | float | bool | None],
     figures: Mapping[str, Figure],
 ) -> None:
-    """Print the figures, and write the result to --json if that is set."""
+    """Print the figures, and write the result to the file `json` if it is not None."""
     print_figures(figures)
     if json is not None:
         folder = json.parent
@@ -128,7 +131,10 @@ def report(
 
 
 def revision() -> str:
-    """Return the measured commit. Exits if neither git nor the environment names it."""
+    """Return the commit that is measured, with "+" if files differ from it.
+
+    The environment variable INGOT_REVISION takes precedence over git. Exits if neither names a commit.
+    """
     if named := os.environ.get(REVISION):
         return named
 

@@ -2,11 +2,11 @@
 
     python benchmarks/schedule.py [--running 256] [--waiting 512] [--prompt 512] [--json FILE]
 
-The running sequences decode, and the others wait for a row. `schedule` makes the next step, before its launch; `retire`
-takes a step's tokens, after the launch of the next one. Both are means over steps in which the sequences fill equally
-many pages; the minimum of some tries counts. Times are CPU times, which other work on the machine does not affect, as a
-scheduler waits for nothing. Also measured are adding a request, with the hashes of its prompt, and admitting one whose
-prompt is in the prefix cache.
+The running sequences decode, and the others wait for a device row. `schedule` makes the next step, before its launch;
+`retire` takes a step's tokens, after the launch of the next one. Both are means over steps in which the sequences fill
+equally many pages; the minimum of some tries counts. Times are CPU times: a scheduler waits for nothing, and other work
+on the machine does not affect them. Also measured are adding a request, with the hashes of its prompt, and admitting
+one with a prompt that is in the prefix cache.
 """
 
 import argparse
@@ -33,7 +33,7 @@ _VOCAB = 128_000
 
 @dataclass(frozen=True)
 class Load:
-    """Running and waiting sequences, and the tokens of their prompts."""
+    """The workload: how many sequences run and how many wait, and the tokens of each prompt."""
 
     running: int
     waiting: int
@@ -41,7 +41,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Return the tokens of a sequence that decodes in all measured steps, with some to spare."""
+        """Return the maximum tokens of a sequence: it must decode in all measured steps, with some to spare."""
         return self.prompt + (_TRIES + 2) * _STEPS
 
 
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, Figure]:
-    """Return the times of the two parts of a decode step."""
+    """Return the seconds of `schedule` and of `retire` for a decode step. Their figures' names end in `suffix`."""
     scheduler = _filled(load, prefix_caching=prefix_caching)
     steps = _steps(scheduler)
     tries: list[tuple[float, float]] = []
@@ -82,7 +82,7 @@ def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, 
 
 
 def request_figures(load: Load) -> dict[str, Figure]:
-    """Return the one-time costs of a request."""
+    """Return the seconds of adding a request, and of a step that admits it with its prompt in the prefix cache."""
     draw = random.Random(0)
     trunk = _prompt(draw, load.prompt)
     scheduler = _scheduler(load, prefix_caching=True)
@@ -120,7 +120,7 @@ def _scheduler(load: Load, *, prefix_caching: bool) -> Scheduler:
 
 
 def _filled(load: Load, *, prefix_caching: bool) -> Scheduler:
-    """Return a scheduler with a decoding sequence in every row, and the others waiting."""
+    """Return a scheduler in which `load.running` sequences decode and `load.waiting` requests wait."""
     draw, scheduler = random.Random(0), _scheduler(load, prefix_caching=prefix_caching)
     for number in range(load.running + load.waiting):
         params = SamplingParams(max_tokens=None, ignore_eos=True)
@@ -131,7 +131,9 @@ def _filled(load: Load, *, prefix_caching: bool) -> Scheduler:
 
 
 def _steps(scheduler: Scheduler) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of scheduling a step and of retiring the previous one, with one step in flight."""
+    """Yield for each step the seconds of scheduling it, and of retiring the previous one. One step is
+    always in flight.
+    """
     before = scheduler.schedule()
     while True:
         begin = time.thread_time()

@@ -3,8 +3,8 @@
     python benchmarks/serve.py ARTIFACT [--prompt 4000,…] [--requests 512] [--input 512] [--output 256] [--spread 256]
         [--arrivals 256] [--rate 16,…] [--sharing 64] [--prefix 2048] [--json FILE]
 
-It measures the whole engine by serve_method.py, which describes the parts; a count of 0 leaves one out. Graphs of
-decode steps are captured before, as they are while an engine waits for requests; a peer captures its own at its start.
+It measures the whole engine by serve_method.py, which describes the parts; a count of 0 leaves one out. CUDA graphs of
+decode steps are captured before, as an idle engine does. Other engines (peer.py) capture theirs when they start.
 """
 
 import argparse

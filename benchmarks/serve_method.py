@@ -27,10 +27,13 @@ _PREFIX_OWN = 128  # tokens of each such prompt after the prefix
 
 @dataclass(frozen=True)
 class Load:
-    """The sizes of a load. `prompt`: tokens of each long prompt. `requests`, `input`, `output`: requests at once, and
-    their tokens in and out. `spread`: requests of spread lengths. `arrivals`, `rate`, `conversation`: requests that
-    arrive, their rate per second in each run, and the tokens of the longest. `sharing`, `prefix`: requests with a
-    common prefix, and its tokens."""
+    """The sizes of the parts of a serving measurement. A count of 0 leaves a part out.
+
+    `prompt`: tokens of each long prompt. `requests`, `input`, `output`: requests submitted at once, and their tokens in
+    and out. `spread`: requests of random lengths. `arrivals`, `rate`, `conversation`: requests that arrive over time,
+    their rate per second in each run, and the tokens of the longest. `sharing`, `prefix`: requests with a common
+    prefix, and its tokens.
+    """
 
     prompt: tuple[int, ...] = (4000,)
     requests: int = 512
@@ -45,7 +48,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Return the positions of the longest sequence of the load."""
+        """Return the tokens of the longest sequence, prompt and output together."""
         return max(
             *(tokens + 1 for tokens in self.prompt),
             (self.input + self.output) * (self.requests > 0),
@@ -57,8 +60,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Served:
-    """Every try of each long prompt with one output token, a run of arrivals at each rate, and the runs of the other
-    parts, empty if one was left out."""
+    """The runs of a serving measurement, by part; a part that was left out is empty.
+
+    `prompt` has all tries of each long prompt, with one output token. `arrivals` has a run for each rate.
+    """
 
     load: Load
     prompt: tuple[tuple[Run, ...], ...]
@@ -69,10 +74,11 @@ class Served:
 
 
 def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, load: Load) -> Served:
-    """Drive an engine with random prompts; every engine gets the same ones in the same order.
+    """Serve all parts of `load` with random prompts, and return the runs. Every engine gets the same prompts in the
+    same order.
 
-    `at_end` reports a request when it has ended, `by_token` at every token, which costs time. Loads that are submitted
-    at once need only the first.
+    `at_end` and `by_token` are the same engine. The first reports a request when it has ended, the second at every
+    token, which costs time. Requests that are submitted at once, without a common prefix, need only the first.
     """
     draw = random.Random(0)
     spread = [Lengths(draw.randint(*_SPREAD), draw.randint(*_SPREAD)) for _ in range(load.spread)]
@@ -113,7 +119,10 @@ def _warm_drive(
     arrivals: Sequence[float] | None = None,
     prefix: int = 0,
 ) -> Run:
-    """Drive a load after a warm-up of a few similar requests that are submitted at once."""
+    """Serve a few similar, shorter requests as a warm-up, and then the requests of `lengths`. Return the latter's run.
+
+    Prompts depend on `seed` and begin with `prefix` common tokens. Requests arrive all at once, or at `arrivals`.
+    """
     few, tokens = _WARM_UP
     short = [Lengths(one.prompt, min(one.output, tokens)) for one in lengths[:few]]
     _drive(engine, vocab, f"before {seed}", short, prefix=prefix)
@@ -138,7 +147,7 @@ def _drive(
 
 
 def served_of(answer: Mapping[str, Any]) -> Served:
-    """Return the object from its `dataclasses.asdict` form after JSON."""
+    """Return the Served that `dataclasses.asdict` and JSON encoded as `answer`."""
     runs = {name: _run_of(answer[name]) for name in ("requests", "spread", "prefix")}
     load = Load(**{name: tuple(value) if isinstance(value, list) else value for name, value in answer["load"].items()})
     prompt = tuple(tuple(map(_run_of, tries)) for tries in answer["prompt"])
@@ -154,7 +163,7 @@ def _run_of(answer: Mapping[str, Any]) -> Run:
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """Add the sizes of a load as options of a script that measures one."""
+    """Add an option for each field of Load to a script's parser."""
     for field in fields(Load):
         kind = type(field.default)
         if kind is tuple:  # all elements have the type of the first one
@@ -163,7 +172,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _above_zero(kind: type[int] | type[float], text: str) -> tuple[int | float, ...]:
-    """Return the numbers above 0 in a list that is separated by commas."""
+    """Return the numbers above 0 in a text such as "16,32"."""
     return tuple(filter(None, map(kind, text.split(","))))
 
 
@@ -172,7 +181,7 @@ def load_of(options: argparse.Namespace) -> Load:
 
 
 def load_settings(load: Load) -> dict[str, int | str]:
-    """Return a load's sizes by name; several values become a text with commas."""
+    """Return the fields of a load for a result's settings. Several values become a text with commas."""
     return {
         name: (",".join(f"{one:g}" for one in value) or "0") if isinstance(value, tuple) else value
         for name, value in asdict(load).items()
@@ -180,5 +189,5 @@ def load_settings(load: Load) -> dict[str, int | str]:
 
 
 def load_arguments(load: Load) -> list[str]:
-    """Return a load's sizes as arguments of another script."""
+    """Return the fields of a load as arguments for another script."""
     return [item for name, value in load_settings(load).items() for item in (f"--{name}", str(value))]

@@ -1,4 +1,4 @@
-"""Run SGLang on one checkpoint, in a process that peer.py starts; peer_child.py describes the measurements."""
+"""Run SGLang on one checkpoint, in a child process that peer.py starts. peer_child.py describes the measurements."""
 
 import time
 
@@ -29,8 +29,10 @@ def sampling(count: int) -> dict[str, object]:
 
 
 class DrivenSglang:
-    """SGLang as a driven engine, through `Engine.async_generate` with a task for each request, as its server does. Its
-    scheduler is a process of its own that reports tokens over a socket.
+    """SGLang in the form that `ingot.bench.drive` uses. Each request is a task of `Engine.async_generate`, as in its
+    server.
+
+    SGLang's scheduler is a process of its own that reports tokens over a socket.
     """
 
     def __init__(self, engine: Any, *, by_token: bool) -> None:
@@ -61,7 +63,7 @@ class DrivenSglang:
             self._told.put_nowait((index, error))  # `step` raises it, since nothing awaits the task
 
     def step(self) -> "Iterator[Progress]":
-        """Wait for one request, and report all that have news by then."""
+        """Wait until one request has new tokens, and yield the progress of all that have some by then."""
         reports = [self._engine.loop.run_until_complete(self._told.get())]
         while not self._told.empty():
             reports.append(self._told.get_nowait())

@@ -64,7 +64,9 @@ def main() -> None:
 
 
 def _round(llm: LLM, sequences: int, shared: int, steps: int, turn: int) -> float:
-    """Return the median seconds between decode steps."""
+    """Serve sequences with `shared` common tokens, and return the median seconds between decode steps. `turn` seeds
+    them.
+    """
     draw = random.Random(turn)
     vocab = llm.loaded.limits.vocab_size
     common = [draw.randrange(vocab) for _ in range(shared)]

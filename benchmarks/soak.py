@@ -6,8 +6,8 @@ Requests arrive as a Poisson process, R per second. The rate should be 0.8 of th
 which serve.py shows for several rates; the default is 0.8 of the engine's requests per second when they are submitted
 at once. Lengths are like ShareGPT's, one in twenty near the limit, one in twenty a few tokens. Sampling, stop
 conditions, priorities, shared prefixes and streaming are mixed. One in ten is cancelled, before its first token or
-later, and one in a hundred can never be served and must be refused. Probes among them are greedy requests that were
-answered alone before. All is drawn by --seed (ingot/bench/soak_load.py).
+later, and one in a hundred can never be served and must be refused. Probes are greedy requests among them that ran
+alone before, so that their tokens can be compared. All is drawn by --seed (ingot/bench/soak_load.py).
 The resources at the end are compared with those after a minute of the same load. The exit code is 1, with the reason,
 if a request did not end as it must, if something was not returned, or, for an artifact compiled with --deterministic,
 if a probe's tokens differ from those it got alone; for other artifacts the share that differs is reported.
@@ -42,8 +42,11 @@ _ALLOWED_DEVICE = 20 << 20
 
 @dataclass(frozen=True)
 class Soaked:
-    """The load, the probes' tokens when alone, and the resources before and after. `kept` are pages that the prefix
-    cache still finds after it was emptied."""
+    """The results of a soak: what ran, and the resources before and after. `alone` holds the probes' tokens when run
+    alone.
+
+    `kept` is the number of pages that the prefix cache still finds after it was emptied.
+    """
 
     soak: Soak
     alone: Sequence[tuple[int, ...]]
@@ -54,7 +57,7 @@ class Soaked:
 
     @property
     def equal(self) -> int:
-        """Return how many probes got the same tokens as when alone."""
+        """Return how many probes generated the same tokens in the load as alone."""
         pairs = zip(self.soak.requests, self.soak.outcomes, strict=True)
         return sum(one.token_ids == self.alone[asked.probe] for asked, one in pairs if asked.probe is not None)
 
@@ -99,7 +102,7 @@ def main() -> None:
 
 
 def answered(llm: LLM, seed: int) -> float:
-    """Return the requests per second that the engine serves when it always has a full batch."""
+    """Return the requests per second that the engine completes with a full batch at all times."""
     count = _BURST * llm.loaded.limits.max_batch
     burst = _requests(llm.loaded, count, math.inf, f"{seed} burst")
     return count / _run(llm, burst).seconds
@@ -176,8 +179,10 @@ def figures(soaked: Soaked) -> dict[str, Figure]:
 
 
 def waits(done: Soak) -> dict[str, float]:
-    """Return the 99th percentile of the seconds until the first token, for requests that arrived in the first third of
-    the time and in the last third."""
+    """Return the 99th percentile of the seconds until a request's first token, under "first" and "last".
+
+    These are the requests that arrived in the first third of the time, and in the last third.
+    """
     pairs = zip(done.requests, done.outcomes, strict=True)
     found = [(asked.arrival, one.first - asked.arrival) for asked, one in pairs if not math.isnan(one.first)]
     third = max(one.arrival for one in done.requests) / 3
@@ -187,7 +192,7 @@ def waits(done: Soak) -> dict[str, float]:
 
 
 def failures(soaked: Soaked) -> Iterator[str]:
-    """Yield what was lost or not returned."""
+    """Yield a text for each lost request, each resource that was not returned, and wrong tokens of probes."""
     before, after = soaked.before, soaked.after
     yield from soaked.faults[:10]
     if lost := soaked.ended(""):

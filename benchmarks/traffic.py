@@ -1,4 +1,4 @@
-"""Compute the bytes that a decode step must move from the artifact's program, to derive a bandwidth."""
+"""Compute from an artifact's program the bytes that a decode step must move, to derive a bandwidth."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,9 @@ from ingot.runtime.artifact import open_artifact
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """Bytes of one step. `weights` are read once for any batch; `cache` are keys and values, read and written."""
+    """The bytes that one step moves. `weights` are read once for any batch; `cache` are keys and values, read and
+    written.
+    """
 
     weights: int
     cache: int
@@ -28,7 +30,9 @@ class StepTraffic:
 
 
 def step_traffic(artifact: Path, batch: int, context: float) -> StepTraffic:
-    """Return `program_traffic` of the artifact's program for steps of `batch` tokens."""
+    """Return the minimum bytes that a decode step of an artifact moves, for `batch` sequences of `context` positions
+    each.
+    """
     programs = parse_programs(open_artifact(artifact, verify=False).read_text("program.ir"))
     program = next(one for one in programs if one.name == "main" and one.bucket and one.bucket.holds(batch, 1))
     return program_traffic(program, batch, context)
@@ -58,9 +62,9 @@ def program_traffic(program: Program, batch: int, context: float) -> StepTraffic
 
 
 def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node, tuple[str, ...]]]:
-    """Yield every call, including those in regions, with the params that it reads.
+    """Yield every call of a program, also those in regions, with the names of the params that it reads.
 
-    `names` maps the program's placeholders to the params' names.
+    `names` maps the program's placeholders to params' names.
     """
     for node in program.calls():
         if isinstance(node.target, RegionCall):
@@ -78,19 +82,19 @@ def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node
 
 
 def _window(program: Program, cache: str) -> float:
-    """Return the maximum positions of a cache that attention reads. Calls with states are outside regions."""
+    """Return the maximum positions of a cache that a token's attention reads; infinity without a window."""
     users = (node for node in program.calls() if any(_state(one) == cache for one in node.all_input_nodes))
     masks = (Mask.named(str(node.kwargs.get("mask", CAUSAL.name))) for node in users)
     return min((mask.size for mask in masks if mask.forgets), default=math.inf)
 
 
 def _state(node: fx.Node) -> str | None:
-    """Return the state that a node is a version of."""
+    """Return the name of the state if a node is a version of one; else None."""
     kind = node.meta["type"]
     return kind.name if isinstance(kind, StateType) else None
 
 
 def _position_bytes(cache: StateSpec) -> int:
-    """Return the bytes of one cached position: keys and values, [pages, 2, page_size, heads, head_dim]."""
+    """Return the bytes of one position in a cache: keys and values, [pages, 2, page_size, heads, head_dim]."""
     _, pair, _, heads, head_dim = cache.type.shape
     return int(pair) * int(heads) * int(head_dim) * cache.type.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Format numbers with their units for readers: 0.00075 s is 0.75 ms."""
+"""Format numbers with their units as text: 0.00075 s is 0.75 ms."""
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n"))
 _PREFIXED = ("s", "B", "B/s", "flop", "flop/s")
@@ -6,7 +6,10 @@ _SECONDS_FROM = 1.0  # longer times have no prefix
 
 
 def quantity(value: float, unit: str) -> str:
-    """Return three significant digits; units in _PREFIXED get a decimal prefix. Ratios and counts have no unit."""
+    """Return a number with its unit as text, with three significant digits. Units in _PREFIXED get a decimal prefix.
+
+    The unit "" stands for ratios and counts.
+    """
     if unit == "tokens/s":
         return f"{value:,.0f} {unit}"
     if unit == "" and value.is_integer():
@@ -20,7 +23,7 @@ def quantity(value: float, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return three significant digits, and all digits before the point."""
+    """Return a number as text with three significant digits, or with all digits before the point."""
     if abs(value) >= 100 or value == 0:
         return f"{value:.0f}"
     text = f"{value:#.3g}"

@@ -1,4 +1,4 @@
-"""Run vLLM on one checkpoint, in a process that peer.py starts; peer_child.py describes the measurements."""
+"""Run vLLM on one checkpoint, in a child process that peer.py starts. peer_child.py describes the measurements."""
 
 import time
 
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 class DrivenVllm:
-    """vLLM as a driven engine, as vLLM's server and its `LLM.generate` use it."""
+    """vLLM in the form that `ingot.bench.drive` uses: its engine, as its server and its `LLM.generate` drive it."""
 
     def __init__(self, llm: Any, *, by_token: bool) -> None:
         self._engine = llm.llm_engine

@@ -3,9 +3,10 @@
     python benchmarks/kernels/attention.py [--shape 8b] [--seconds 40] [--cache-dtype f8e4m3] [--json FILE]
 
 A step has one token of each sequence, through `append_attention`: rotary embedding, cache write and attention, with the
-lowering's own tile sizes. FlashInfer computes only the attention, and its plan is not timed. A CUDA graph of each holds
-a sequence of calls over pages of random numbers in random order, different ones for each call: half a GB of them, or
-128 calls. The graphs take turns. Results are poisoned, and the last one is compared with the reference. Bytes are those
+tile sizes that a compile would choose. FlashInfer computes only the attention, and its plan is not timed. A CUDA graph
+of each holds a sequence of calls over pages of random numbers in random order, different ones for each call: half a GB
+of them, or 128 calls. The graphs take turns. Result buffers begin as NaN, and the last result is compared with the
+reference. Bytes are those
 of the cached keys and values. Over 8-bit caches only Ingot's kernel is timed.
 """
 
@@ -44,19 +45,26 @@ CONTEXTS: dict[str, tuple[int, ...]] = {
 
 
 def problem_of(config: Config, sequences: int) -> DecodeProblem:
-    """Return the problem of a layer of this config.json, in the bucket class of so many sequences."""
+    """Return the decode attention problem of a layer of a model with this config.json, for steps of `sequences`
+    sequences.
+    """
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     tokens = next(tokens for tokens in CLASSES if sequences <= tokens)
     return DecodeProblem(kv_heads, heads // kv_heads, config["head_dim"], PAGE, "bf16", tokens, True)
 
 
 def cached_bytes(problem: DecodeProblem, contexts: Sequence[int]) -> int:
-    """Return the bytes of keys and values: 2 x key heads x bytes of a head, for each position of each sequence."""
+    """Return the bytes of keys and values that a step reads: 2 x key heads x bytes of a head, for each
+    cached position.
+    """
     return sum(contexts) * 2 * problem.kv_heads * problem.row_bytes
 
 
 def ours(machine: Machine, steps: Steps) -> Recorded:
-    """Record Ingot's calls, the first one last. Raises RuntimeError for wrong results."""
+    """Record calls of Ingot's kernel on all inputs in a CUDA graph, ending with the first input, which is checked.
+
+    Raises RuntimeError for wrong results.
+    """
     inputs, expected = steps.inputs, steps.expected
     call = checked(machine, known_tiles(steps.problem, machine.sm)[0], steps)
     graph = captured(partial(call, given) for given in reversed(inputs))
@@ -64,7 +72,10 @@ def ours(machine: Machine, steps: Steps) -> Recorded:
 
 
 def flashinfers(steps: Steps) -> Recorded:
-    """Record FlashInfer's calls in the same way."""
+    """Record calls of FlashInfer's kernel on all inputs in a CUDA graph, ending with the first input, which is checked.
+
+    Raises RuntimeError for wrong results.
+    """
     inputs, expected = steps.inputs, steps.expected
     scratch = flashinfer_peer.workspace(inputs[0][0].device)
     made = [
@@ -79,7 +90,11 @@ def flashinfers(steps: Steps) -> Recorded:
 def measure(
     machine: Machine, problem: DecodeProblem, contexts: tuple[int, ...], pool: Pool, peer: bool
 ) -> dict[str, list[float]]:
-    """Return the seconds of a step in each round, by contender. Raises RuntimeError for wrong results."""
+    """Return the seconds of a decode step in each round, by implementation: "triton" and, if `peer` is set,
+    "flashinfer".
+
+    `contexts` are the cached positions of each sequence. Raises RuntimeError for wrong results.
+    """
     steps = Steps(problem, Mix(contexts), pool)
     recorded = {"triton": ours(machine, steps)}  # run it first: its later writes repeat this one
     if peer:

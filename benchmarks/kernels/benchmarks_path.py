@@ -1,4 +1,4 @@
-"""Make the modules of benchmarks/ importable; every script here imports this first."""
+"""Make the modules of benchmarks/ importable. Every script in this folder imports this module first."""
 
 import sys
 from pathlib import Path

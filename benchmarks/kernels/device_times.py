@@ -1,4 +1,4 @@
-"""Measure times on a GPU: of calls that take turns, and of simple programs as references."""
+"""Measure times on a GPU: of calls that take turns, and of a large matmul as a reference."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _PRODUCTS = 4  # matmuls in a graph
 
 
 def this_machine() -> Machine:
-    """Return this GPU, as schedules describe it."""
+    """Return the properties of this GPU that kernels are chosen by."""
     found = torch.cuda.get_device_properties(0)
     sm = 10 * found.major + found.minor
     return Machine(sm, found.multi_processor_count, dependent=sm in FEATURES["dependent_launch"])
@@ -22,7 +22,7 @@ def this_machine() -> Machine:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A CUDA graph of some equal calls in sequence, and the objects that must stay alive for it."""
+    """A CUDA graph of `calls` equal calls in sequence. `kept` holds the objects that must stay alive for it."""
 
     graph: torch.cuda.CUDAGraph
     calls: int
@@ -32,8 +32,11 @@ class Recorded:
 def check(
     recorded: Recorded, result: torch.Tensor, expected: torch.Tensor, places: Sequence[int] | None = None
 ) -> Recorded:
-    """Return `recorded`. Raises RuntimeError if the result of its last call is wrong or incomplete. If the whole
-    expected result costs too much, only some `places` are compared."""
+    """Run a graph and return it. Raises RuntimeError if the result of its last call is wrong or incomplete.
+
+    `result` is overwritten with NaN before. `places`, if set, are the rows to compare with `expected`, if a whole
+    expected result costs too much.
+    """
     result.fill_(float("nan"))
     recorded.graph.replay()
     require_close(result if places is None else result[places], expected)
@@ -43,8 +46,10 @@ def check(
 
 
 def take_turns(recorded: Mapping[str, Recorded], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Return the seconds of one call in each round. A round replays each graph once, so that a slowdown of the GPU
-    affects all of them."""
+    """Return the seconds of one call in each round, by the graph's name.
+
+    A round replays each graph once, so that a slowdown of the GPU affects all of them.
+    """
     found: dict[str, list[float]] = {name: [] for name in recorded}
     for one in recorded.values():
         one.graph.replay()
@@ -55,8 +60,10 @@ def take_turns(recorded: Mapping[str, Recorded], rounds: int = ROUNDS) -> dict[s
 
 
 def product_rate() -> float:
-    """Return the operations per second of a large bfloat16 matmul by cuBLAS: the best of some. The numbers are random,
-    since a matmul of zeros takes less power and so runs at a higher clock."""
+    """Return the operations per second of a large bfloat16 matmul by cuBLAS, the best of some.
+
+    The numbers are random, since a matmul of zeros takes less power and so runs at a higher clock.
+    """
     generator = torch.Generator("cuda").manual_seed(1)
     a, b = (torch.randn(_SIDE, _SIDE, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     out = torch.empty_like(a)

@@ -1,5 +1,8 @@
-"""FlashInfer's own wrappers over Ingot's pages, used as its documentation shows: planned on the host, outside the
-timing. Its library compiles them on first use."""
+"""Call FlashInfer's own wrappers over Ingot's pages, as its documentation shows. They plan on the host, which is not
+timed.
+
+Its library compiles them on first use.
+"""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -15,14 +18,16 @@ def installed() -> bool:
 
 
 def missing(part: str) -> dict[str, str]:
-    """Return the result's entry for a missing FlashInfer."""
+    """Return an entry for a result's `missing`, named after the benchmark's part, if FlashInfer is not installed; else
+    empty.
+    """
     return (
         {} if installed() else {f"{part}.flashinfer": "FlashInfer is not installed (pip install 'ingot[flashinfer]')"}
     )
 
 
 def build(kernel: str, dim: int, dtype: torch.dtype) -> None:
-    """Compile the kernels of "fa2" or "fa3" for heads of `dim`, unless they are compiled. Needs nvcc, but no GPU."""
+    """Compile FlashInfer's kernels "fa2" or "fa3" for heads of `dim` elements, if needed. Needs nvcc, but no GPU."""
     from flashinfer.prefill import get_batch_prefill_module
 
     none = (0, False, False, False)  # no rotation, window, soft cap or matmuls in fp16
@@ -30,15 +35,18 @@ def build(kernel: str, dim: int, dtype: torch.dtype) -> None:
 
 
 def workspace(device: torch.device) -> torch.Tensor:
-    """Return the scratch memory of all calls on one stream."""
+    """Return the scratch memory that all calls of FlashInfer on one stream share."""
     return torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
 def decode_call(
     scratch: torch.Tensor, q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, contexts: Sequence[int]
 ) -> tuple[Callable[[], object], torch.Tensor]:
-    """Return a call and its result: attention of one token of each sequence, q [B, heads, dim], over pages [pages, 2,
-    page, kv_heads, dim]. It uses tensor cores, the faster kernel if several heads of q share one of k."""
+    """Return a function that computes decode attention with FlashInfer, and the tensor that receives the result.
+
+    q has one token of each sequence, [B, heads, dim]; kv has pages [pages, 2, page, kv_heads, dim]. It uses tensor
+    cores, the faster kernel if several heads of q share one of k.
+    """
     import flashinfer
 
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(scratch, "NHD", use_tensor_cores=True)
@@ -57,8 +65,11 @@ def prefill_call(
     fed: Sequence[int],
     contexts: Sequence[int],
 ) -> tuple[Callable[[], object], torch.Tensor]:
-    """Return a call and its result: causal attention of the last `fed` tokens of each sequence, q [sum(fed), heads,
-    dim]. FlashInfer chooses the kernel, FlashAttention-3 on compute capability 9.0."""
+    """Return a function that computes prefill attention with FlashInfer, and the tensor that receives the result.
+
+    q has the last `fed` tokens of each sequence, [sum(fed), heads, dim], and attention is causal. `contexts` are the
+    positions of each sequence. FlashInfer chooses the kernel, FlashAttention-3 on compute capability 9.0.
+    """
     import flashinfer
 
     wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(scratch, "NHD")
@@ -72,7 +83,9 @@ def prefill_call(
 
 
 def _pages(page_table: torch.Tensor, contexts: Sequence[int], page: int) -> tuple[torch.Tensor, ...]:
-    """Return where each sequence's pages begin in a list of all pages, that list, and the fill of each last page."""
+    """Return three integer tensors for FlashInfer: where each sequence's pages begin in a list of all pages, that list,
+    and the positions in use of each sequence's last page.
+    """
     needed = [-(-context // page) for context in contexts]
     indices = torch.cat([row[:count] for row, count in zip(page_table, needed, strict=True)])
     last = torch.tensor([(context - 1) % page + 1 for context in contexts], dtype=torch.int32).to(indices.device)

@@ -1,6 +1,8 @@
-"""Make figures of kernel times: against the minimum for their bytes and operations on this GPU, and against a peer.
+"""Make figures of kernel times: compared with the minimum for their bytes and operations, and with other
+implementations.
 
-A figure is named PART.CALL.CONTENDER. Its value is the median of rounds in which all contenders took turns.
+A figure is named PART.CALL.CONTENDER; contenders are the implementations that are compared. Its value is the median of
+rounds in which all contenders took turns.
 """
 
 import argparse
@@ -27,8 +29,10 @@ CONTENDERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Peak:
-    """Rates of simple programs on this GPU: `copy` in bytes per second, reads plus writes; `rate` in operations per
-    second, None if no call needs it."""
+    """The rates that this GPU reaches in simple programs. `copy` is in bytes per second, reads plus writes.
+
+    `rate` is in operations per second, of a large matmul; None if no call needs it.
+    """
 
     copy: float
     rate: float | None = None
@@ -44,7 +48,10 @@ class Peak:
 
 @dataclass(frozen=True)
 class Call:
-    """A call's name and description, the bytes that must come from memory, and the operations of its matmuls."""
+    """A kernel call that is measured. `what` describes it for readers.
+
+    `bytes` are those that must come from memory, `flop` the operations of its matmuls.
+    """
 
     name: str
     what: str
@@ -52,7 +59,9 @@ class Call:
     flop: int = 0
 
     def least(self, peak: Peak) -> tuple[float, str]:
-        """Return the minimum seconds of the call, and its limit: "of_copy" or "of_rate"."""
+        """Return the minimum seconds that a call can take, and what limits it: "of_copy" (memory) or "of_rate"
+        (operations).
+        """
         by_copy, by_rate = self.bytes / peak.copy, self.flop / peak.rate if peak.rate else 0.0
         return (by_copy, "of_copy") if by_copy >= by_rate else (by_rate, "of_rate")
 
@@ -66,8 +75,11 @@ def call_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> dict[str, Figure]:
-    """Return the figures for the seconds of each round by contender. `faster` is the peer's time over Ingot's, if both
-    were measured; its values are the ratios of the single rounds."""
+    """Return the figures of one call. `times` has the seconds of each round, by implementation.
+
+    The figure `faster` is the time of `peer` over that of `ours`, if both were measured; its values are the ratios of
+    the single rounds.
+    """
     name = f"{part}.{call.name}"
     least, share = call.least(peak)
     found = {f"{name}.bytes": Figure(value=call.bytes, unit="B", what=f"{call.what}: bytes from memory")}
@@ -95,8 +107,11 @@ def measure_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
-    """Measure calls one after another; return their figures, and the reasons of missing ones. After `seconds` no
-    further call begins. A call with a RuntimeError has no figure."""
+    """Measure calls one after another. Return their figures, and why calls are missing, by name.
+
+    `work` has each call with the function that measures it. After `seconds` no further call begins. A RuntimeError of
+    the function makes its call a missing one.
+    """
     figures, missing = peak.figures(part), {}
     deadline = time.monotonic() + seconds
     for call, measure in work:
@@ -113,12 +128,12 @@ def measure_figures(
 
 
 def slug(text: str) -> str:
-    """Return words as part of a name: "1 x 64k, 31 x 2k" is 1_x_64k_31_x_2k."""
+    """Return a text as part of a figure's name: "1 x 64k, 31 x 2k" becomes "1_x_64k_31_x_2k"."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
 def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
-    """Return a parser with the options of all kernel scripts."""
+    """Return a parser with the options of all kernel scripts. `seconds` is the default time of measuring."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--seconds", type=float, default=seconds, help="seconds after which no call begins")
@@ -127,7 +142,7 @@ def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
 
 
 def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: Mapping[str, str]) -> None:
-    """Print what is missing, and write the result to --json if that is set. Times are printed as they come."""
+    """Print which calls are missing, and write the result to the file of --json if that is set."""
     for name, reason in missing.items():
         print(f"{name} was not measured: {reason}")
     if options.json is not None:
@@ -137,7 +152,7 @@ def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: 
 
 
 def _print_times(call: Call, times: Times, peak: Peak) -> None:
-    """Print a line for each contender."""
+    """Print for each implementation the median time of a call, and its share of the GPU's peak."""
     least, share = call.least(peak)
     for contender, seconds in times.items():
         took = statistics.median(seconds)

@@ -3,10 +3,10 @@
     python benchmarks/kernels/linear.py [--shape 8b] [--seconds 40] [--json FILE]
 
 For steps of up to 64 tokens, Ingot's kernels compute a matmul with the norm, gate or residual of its region, with the
-lowering's own tile sizes; cuBLAS computes the matmul alone. For larger steps Ingot uses cuBLAS too. A CUDA graph of
-each holds a sequence of calls over random weights, different ones for each call: two GB of them, or 128 calls. The
-graphs take turns. Results are poisoned, and the last one is compared with the reference. Bytes are those of the weight:
-x and the result stay in the cache between the kernels of a step.
+tile sizes that a compile would choose; cuBLAS computes the matmul alone. For larger steps Ingot uses cuBLAS too. A CUDA
+graph of each holds a sequence of calls over random weights, different ones for each call: two GB of them, or 128 calls.
+The graphs take turns. Result buffers begin as NaN, and the last result is compared with the reference. Bytes are those
+of the weight: x and the result stay in the cache between the kernels of a step.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,11 @@ MANY = (512, 2048)  # tokens of steps with prompts
 
 @dataclass(frozen=True)
 class Case:
-    """A matmul of a step of `tokens` tokens. `problem` is what Ingot's region computes, None if it has no region."""
+    """A matmul of a decoder in steps of `tokens` tokens. `part` is its name, such as "qkv", and `bare` the matmul
+    alone.
+
+    `problem` adds the norm, gate or residual that Ingot's kernel computes with it; None where Ingot uses cuBLAS.
+    """
 
     part: str
     tokens: int
@@ -52,7 +56,9 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Return the call. Each result takes `depth` multiplications and as many additions."""
+        """Return the call for the figures. Each element of the result takes `depth` multiplications and as many
+        additions.
+        """
         what = f"{self.part}, {self.tokens} token{'s' * (self.tokens > 1)}"
         return Call(slug(what), what, self.bare.bytes, 2 * self.tokens * self.bare.columns * self.bare.depth)
 
@@ -68,12 +74,12 @@ def cases(decoder: Decoder) -> Iterator[Case]:
 
 
 def tiles_of(machine: Machine, problem: LinearProblem) -> AnyTiles:
-    """Return the lowering's own tile sizes."""
+    """Return the tile sizes that a compile would choose for a matmul."""
     return known_tiles(problem.product(), problem.tokens, machine.sm)[0]
 
 
 def ours(machine: Machine, bench: LinearBench, problem: LinearProblem) -> Recorded:
-    """Record Ingot's calls. Raises RuntimeError for wrong results."""
+    """Record calls of Ingot's kernel in a CUDA graph. Raises RuntimeError for wrong results."""
     call = launcher(machine, problem, tiles_of(machine, problem))
     inputs = [bench.inputs(problem) for _ in range(calls_of(problem))]
     call(inputs[-1])  # compile what was not compiled ahead
@@ -82,7 +88,7 @@ def ours(machine: Machine, bench: LinearBench, problem: LinearProblem) -> Record
 
 
 def cublas(bench: LinearBench, case: Case) -> Recorded:
-    """Record cuBLAS's calls. Raises RuntimeError for wrong results."""
+    """Record calls of cuBLAS for the matmul alone in a CUDA graph. Raises RuntimeError for wrong results."""
     x = torch.randn(case.tokens, case.bare.depth, generator=bench.pool.generator, device=device.DEVICE)
     x = x.to(DTYPES[case.bare.dtype])
     out = x.new_empty(case.tokens, case.bare.columns)
@@ -93,18 +99,21 @@ def cublas(bench: LinearBench, case: Case) -> Recorded:
 
 
 def calls_of(problem: LinearProblem) -> int:
-    """Return the number of calls in a graph."""
+    """Return how many calls a CUDA graph holds: enough to read TRAFFIC bytes of weights, within bounds."""
     return min(MOST_LAUNCHES, max(4, TRAFFIC // problem.bytes))
 
 
 def measure(machine: Machine, bench: LinearBench, case: Case) -> dict[str, list[float]]:
-    """Return the seconds of a call in each round, by contender. Raises RuntimeError for wrong results."""
+    """Return the seconds of a call in each round, by implementation: "cublas" and, for small steps, "triton".
+
+    Raises RuntimeError for wrong results.
+    """
     own = {"triton": ours(machine, bench, case.problem)} if case.problem is not None else {}
     return take_turns({**own, "cublas": cublas(bench, case)})
 
 
 def compile_ahead(machine: Machine, problems: list[LinearProblem]) -> None:
-    """Compile in other processes, into Triton's cache."""
+    """Compile the kernels of these matmuls in other processes; Triton's cache keeps the result."""
     with compilers() as processes:
         wait([processes.submit(compile_all, machine, problem, tiles_of(machine, problem)) for problem in problems])
 

@@ -1,4 +1,4 @@
-"""The matmuls of decoders' steps, on the machine that the tables of tile sizes are for."""
+"""The matmuls in the steps of some decoders, and the GPU that the tables of tile sizes are for."""
 
 from dataclasses import dataclass, replace
 
@@ -17,9 +17,9 @@ MACHINE = Machine(sm=90, cores=132)
 
 @dataclass(frozen=True)
 class Decoder:
-    """The shapes of a decoder's step.
+    """The sizes of a decoder's matmuls.
 
-    gated     feed-forward parts have gates, and matmuls include the norm before them
+    gated     the feed-forward part has a gate, and matmuls include the norm before them
     parallel  q, k, v and the feed-forward part read one norm, so their matmul is one
     """
 
@@ -35,14 +35,14 @@ class Decoder:
 
     @staticmethod
     def of(shape: str) -> "Decoder":
-        """Return the decoder of a shape by its name in SHAPES."""
+        """Return the decoder of a shape of random_checkpoint.py, such as "8b"."""
         config = SHAPES[shape]
         heads, kv_heads = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
         sizes = (config["hidden_size"], heads + 2 * kv_heads, heads, config["intermediate_size"], config["vocab_size"])
         return Decoder(shape, config["num_hidden_layers"], *sizes)
 
     def parts(self, tokens: int) -> dict[str, LinearProblem]:
-        """Return the matmuls of a layer and of the head, in a step of `tokens` tokens, by name."""
+        """Return the matmuls of a layer ("qkv", "o", …) and of the head, by name, in a step of `tokens` tokens."""
 
         def part(columns: int, depth: int, result: str = "bf16", **around: bool) -> LinearProblem:
             return LinearProblem(columns, depth, padded_tokens(tokens), "bf16", result, **around)
@@ -68,11 +68,11 @@ DECODERS = (
 
 
 def best_known(problem: LinearProblem) -> AnyTiles:
-    """Return the lowering's own tile sizes."""
+    """Return the tile sizes that a compile for MACHINE would choose for a matmul."""
     return known_tiles(problem.product(), problem.tokens, MACHINE.sm)[0]
 
 
 def for_other_tokens(problem: LinearProblem, tiles: Tiles) -> Tiles:
-    """Return the same tiles with as many stages as fit with more tokens."""
+    """Return `tiles` for a problem with more tokens: the same sizes, with as many pipeline stages as fit."""
     most = stages_that_fit(problem, MACHINE, tiles.block_n, tiles.block_k, tiles.splits, 1)
     return replace(tiles, stages=min(tiles.stages, most))

@@ -1,4 +1,6 @@
-"""Run all matmuls of a decoder's step in sequence, where a kernel must also leave room for the next one."""
+"""Choose tile sizes by running all matmuls of a decoder's step in sequence. There, a kernel must also leave room for
+the next one.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,12 +35,14 @@ def _pause(nanoseconds: tl.constexpr):
 
 
 def pause() -> None:
-    """Imitate attention over a short context: equally long, on as many multiprocessors, without reading weights."""
+    """Wait for PAUSE nanoseconds on all multiprocessors, without reading memory. It replaces attention over a short
+    context.
+    """
     _pause[(MACHINE.cores,)](PAUSE, num_warps=4, launch_pdl=True)
 
 
 class Stack:
-    """All matmuls of a decoder's step in sequence, with a pause in place of attention."""
+    """All matmuls of a decoder's step in sequence, in a CUDA graph, with a pause in place of attention."""
 
     def __init__(self, bench: LinearBench, decoder: Decoder, tokens: int) -> None:
         self.bench, self.decoder, self.tokens = bench, decoder, tokens
@@ -46,7 +50,10 @@ class Stack:
         self.calls: dict[tuple[LinearProblem, AnyTiles], Launcher] = {}
 
     def seconds(self, chosen: Mapping[str, AnyTiles]) -> float:
-        """Return the seconds of the stack. Raises Triton's error for tiles that do not fit."""
+        """Return the seconds of all matmuls of a step. `chosen` are the tile sizes by part.
+
+        Raises Triton's error for tiles that do not fit.
+        """
         for part, problem in self.parts.items():
             if (problem, chosen[part]) not in self.calls:  # make and load it outside the recording
                 call = self.calls[problem, chosen[part]] = launcher(MACHINE, problem, chosen[part])
@@ -67,7 +74,11 @@ class Stack:
     def refine(
         self, pool: ProcessPoolExecutor, found: Sequence[TimedLinear], deadline: float
     ) -> tuple[dict[str, AnyTiles], float, float]:
-        """Return the best sizes for the stack, its time with the best sizes of each single matmul, and with these."""
+        """Search the tile sizes for which the whole stack is fastest, until `deadline`.
+
+        `found` are measurements of single matmuls. Return the sizes by part, the stack's seconds with the best sizes of
+        the single matmuls, and the seconds with the sizes found here.
+        """
         tried = {part: self._tried(problem, found) for part, problem in self.parts.items()}
         jobs = [(problem, tiles) for part, problem in self.parts.items() for tiles in tried[part]]
         wait([pool.submit(compile_all, MACHINE, problem, tiles) for problem, tiles in jobs])
@@ -86,7 +97,9 @@ class Stack:
         return best, first, least
 
     def _tried(self, problem: LinearProblem, found: Sequence[TimedLinear]) -> list[AnyTiles]:
-        """Return the tiles that are fastest alone, fastest first; some that prefetch weights; and the known tiles."""
+        """Return the tile sizes to try for a matmul: its fastest ones first, variants that prefetch weights, and the
+        known ones.
+        """
         fastest = [one.tiles for one in sorted(found, key=microseconds) if one.problem == problem][:KEPT]
         ahead: list[AnyTiles] = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
         for one in fastest[:4]:
@@ -110,6 +123,6 @@ class Stack:
 
 
 def sizes(problem: LinearProblem, tiles: AnyTiles) -> dict[str, Any]:
-    """Return a matmul with its tile sizes, as JSON values."""
+    """Return a matmul's sizes and its tile sizes as JSON values."""
     shape = {"columns": problem.columns, "depth": problem.depth, "gated": problem.gated}
     return {**shape, "tokens": STEPS[problem.tokens], **asdict(tiles)}

@@ -6,8 +6,8 @@ A step has chunks of prompts, and possibly a token of other sequences, through `
 sequence are consecutive, as a pool allocates them for a prompt, or scattered if the name says so. Ingot's kernels are
 compiled as for a model, into --work, where a later call finds them. FlashInfer runs through its own wrapper, without
 its plan's time. A CUDA graph of each holds a sequence of calls with their own random numbers: four times the last-level
-cache, or 32 calls. The graphs take turns. Results are poisoned, and the last one is compared with the reference.
-Operations are those of the pairs of query and key: a multiplication with the key and one with the value.
+cache, or 32 calls. The graphs take turns. Result buffers begin as NaN, and the last result is compared with the
+reference. Operations are those of the pairs of query and key: a multiplication with the key and one with the value.
 """
 
 import math
@@ -52,7 +52,10 @@ SCATTERED = ("8192 after 24000",)  # also measured over pages in a random order
 
 @dataclass(frozen=True)
 class Case:
-    """A step: (tokens of the step, positions cached before) of each sequence, with consecutive or scattered pages."""
+    """A prefill step. `sequences` has for each sequence its tokens in the step, and the positions cached before.
+
+    The pages of a sequence are consecutive, or in random order if `scattered`.
+    """
 
     name: str
     heads: Heads
@@ -69,9 +72,12 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Return the call. A query attends to all cached positions, to the earlier tokens of its chunk, and to itself.
-        Each pair takes two multiplications of `dim` elements. It reads q and each cached position once, and writes a
-        result as large as q."""
+        """Return the call for the figures, with its bytes and operations.
+
+        A query attends to all cached positions, to the earlier tokens of its chunk, and to itself. Each pair takes two
+        multiplications of `dim` elements. The call reads q and each cached position once, and writes a result as large
+        as q.
+        """
         pairs = sum(fed * before + fed * (fed + 1) // 2 for fed, before in self.sequences)
         elements = 2 * sum(self.fed) * self.heads.q + 2 * sum(self.contexts) * self.heads.kv
         flop = 4 * pairs * self.heads.q * self.heads.dim
@@ -79,7 +85,7 @@ class Case:
 
 
 class Step:
-    """The tensors of a case."""
+    """The tensors of one call of a case: q, cache pages, page table and lengths, with random numbers."""
 
     def __init__(self, case: Case, generator: torch.Generator) -> None:
         heads, needed = case.heads, [-(-context // PAGE) for context in case.contexts]
@@ -105,13 +111,13 @@ class Step:
 
     @property
     def checked(self) -> list[int]:
-        """Return the places of the tokens with compared results."""
+        """Return the indices of the tokens that are compared with the reference: the last ones of each sequence."""
         ends = zip(self.lens[0].tolist(), self.case.fed, strict=True)
         return [place for start, fed in ends for place in range(start + max(0, fed - CHECKED), start + fed)]
 
     @property
     def expected(self) -> torch.Tensor:
-        """Return the results of those tokens, by the reference in float32."""
+        """Return the reference's results for the checked tokens, computed in float32."""
         count = self.lens[1].clamp(max=CHECKED)
         starts = (count.cumsum(0) - count).int()
         args = (self.q[self.checked].float(), self.kv.float(), self.table, starts, count, self.lens[2])
@@ -120,7 +126,7 @@ class Step:
 
 
 def ours(run: Run, steps: list[Step]) -> Recorded:
-    """Record Ingot's calls. Raises RuntimeError for wrong results."""
+    """Record calls of one of Ingot's kernels in a CUDA graph. Raises RuntimeError for wrong results."""
     run(*steps[-1].inputs)  # run the setup of a first call outside the recording
     results: list[torch.Tensor] = []
     graph = captured(partial(lambda step: results.append(run(*step.inputs)[0]), step) for step in steps)
@@ -128,7 +134,7 @@ def ours(run: Run, steps: list[Step]) -> Recorded:
 
 
 def flashinfers(steps: list[Step]) -> Recorded:
-    """Record FlashInfer's calls. Raises RuntimeError for wrong results."""
+    """Record calls of FlashInfer's wrapper in a CUDA graph. Raises RuntimeError for wrong results."""
     scratch, case = flashinfer_peer.workspace(steps[0].q.device), steps[0].case
     made = [
         flashinfer_peer.prefill_call(scratch, step.q, step.kv, step.table, case.fed, case.contexts) for step in steps
@@ -139,7 +145,10 @@ def flashinfers(steps: list[Step]) -> Recorded:
 
 
 def measure(case: Case, runs: Mapping[str, Run], peer: bool, cache: int) -> dict[str, list[float]]:
-    """Return the seconds of a call in each round, by contender. Raises RuntimeError for wrong results."""
+    """Return the seconds of a call in each round, by implementation. `runs` are Ingot's kernels by name.
+
+    `peer` adds FlashInfer; `cache` is the size of the last-level cache. Raises RuntimeError for wrong results.
+    """
     generator = torch.Generator(device.DEVICE).manual_seed(1)
     least, most = CALLS
     count = max(least, min(most, math.ceil(CACHES * cache / case.call.bytes)))

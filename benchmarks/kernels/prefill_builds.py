@@ -1,4 +1,6 @@
-"""Compile prefill attention as for a model, in other processes: nvcc takes a minute for some of it."""
+"""Compile kernels for prefill attention as a compile of a model does, in other processes: nvcc takes a
+minute for some.
+"""
 
 import json
 import multiprocessing
@@ -37,7 +39,7 @@ Run = Callable[..., list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Heads:
-    """The heads of a layer."""
+    """The number of query heads and of key heads of an attention layer, and the elements of one."""
 
     q: int
     kv: int
@@ -45,18 +47,22 @@ class Heads:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Heads":
-        """Return the heads of a config.json."""
+        """Return the heads that a config.json describes."""
         return Heads(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
 
 
 def contenders(sm: int) -> tuple[str, ...]:
-    """Return Ingot's kernels, cheapest claim first: a compiled model uses the first available one."""
+    """Return the names of Ingot's kernels for compute capability `sm`, cheapest claim first. A compile uses the first
+    one that does not refuse.
+    """
     return ("fa3", "triton", "fa2") if kernel_for(sm, PAGE) == "fa3" else ("triton", "fa2")
 
 
 def build_all(heads: Heads, sm: int, folder: Path) -> None:
     """Compile Ingot's kernels for these heads into `folder`, and FlashInfer's into its own cache if it is installed.
-    Kernels from an earlier call are not compiled again."""
+
+    Kernels from an earlier call are not compiled again.
+    """
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as processes:
         waiting = [processes.submit(emit, heads, contender, folder / contender) for contender in contenders(sm)]
         if flashinfer_peer.installed():
@@ -67,7 +73,7 @@ def build_all(heads: Heads, sm: int, folder: Path) -> None:
 
 
 def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
-    """Load what `build_all` made: return the callables by contender, and the reasons of those that are missing."""
+    """Load the kernels that `build_all` compiled. Return them by name, and why the others refused, by name."""
     runs, refusals = {}, {}
     for contender in contenders(sm):
         own = folder / contender
@@ -82,7 +88,9 @@ def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
 
 
 def emit(heads: Heads, contender: str, folder: Path) -> None:
-    """Compile the call for these heads as the driver does, or write the reason of the refusal."""
+    """Compile one kernel for these heads into `folder`, as the compile of a model does. If it refuses, write the reason
+    there.
+    """
     if (folder / _EXECUTABLE).exists() or (folder / _REFUSAL).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +105,7 @@ def emit(heads: Heads, contender: str, folder: Path) -> None:
 
 
 def body_of(heads: Heads) -> Program:
-    """Return a program with one call of `paged_attention`."""
+    """Return a program with one call of `paged_attention` for these heads."""
     dims = {name: Dim(name, 1, SEQUENCES if name == "B" else LIMIT) for name in "TBP"}
     program = Program("main", Stage.LOWERED, dims, bucket=BUCKET)
     ints = TensorType(torch.int32, ("B",))

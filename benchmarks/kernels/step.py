@@ -44,7 +44,10 @@ LOWERINGS: Mapping[str, Lowering] = {
 
 @dataclass(frozen=True)
 class Lowered:
-    """A call with its launches. `outputs` are results; `states` are the places of the inputs that it writes."""
+    """A call of an op as kernel launches (`schedule`). `outputs` are its results.
+
+    `states` are the positions, among the inputs, of those that the call writes.
+    """
 
     op: Op
     schedule: Schedule
@@ -53,7 +56,7 @@ class Lowered:
 
 
 def lower(case: Case, args: Sequence[torch.Tensor], machine: Machine) -> Lowered:
-    """Lower a case for a step with as many tokens as the case has rows, and for tensors of these types."""
+    """Return the kernel launches for a case with these arguments, in a step of as many tokens as the case has rows."""
     op = OPS[case.op]
     tensors = {name: one for name, one in op.bind(args, dict(case.kwargs)).items() if isinstance(one, torch.Tensor)}
     values: dict[str, Value | None] = {
@@ -94,8 +97,10 @@ def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
 def check_once(
     case: Case, lowered: Lowered, launcher: Launcher, inputs: Sequence[torch.Tensor], args: Sequence[torch.Tensor]
 ) -> None:
-    """Call it on `inputs`, which are `args` with states that were written. Raises RuntimeError if a result differs from
-    the reference's."""
+    """Run a call once and compare its results with the reference's. Raises RuntimeError if they differ.
+
+    `args` are the arguments before the call. `inputs` are the same, but earlier calls have changed their states.
+    """
     outputs = [launcher.buffers[str(value.buffer)] for value in lowered.outputs]
     for one in outputs:
         one.fill_(float("nan") if one.is_floating_point() else torch.iinfo(one.dtype).min)
@@ -115,7 +120,7 @@ def bytes_of(case: Case, args: Sequence[torch.Tensor]) -> int:
 
 
 def calls(shape: str, machine: Machine, only: set[str], cache: int) -> Iterator[tuple[Call, Callable[[], Times]]]:
-    """Yield each call, and the function that measures it."""
+    """Yield each call to measure, with the function that measures it. `only` are the ops to measure; empty for all."""
     for rows in ROWS:
         for case in cases(Sizes.of(SHAPES[shape]), rows, "cuda"):
             if not only or case.op in only:

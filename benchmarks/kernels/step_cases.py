@@ -1,4 +1,4 @@
-"""The calls of a step's small kernels, on random numbers."""
+"""Calls of the small kernels of a step, with random arguments, for step.py."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +11,11 @@ SLOTS, PAGES = 64, 64  # sequences, and entries of the page table: 1024 position
 
 @dataclass(frozen=True)
 class Case:
-    """A call of an op. `draw` returns tensors in the order of its parameters, new ones each time except tables and
-    states. `asked` are bytes beyond the op's count, which assumes requests without extra options."""
+    """A call of an op to measure. `what` says how it differs from other calls of the op.
+
+    `draw` returns its tensors in the order of the op's parameters, new ones each time except tables and states. `asked`
+    are bytes beyond the op's own count, which assumes requests without extra options.
+    """
 
     op: str
     what: str
@@ -29,7 +32,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a decoder."""
+    """The sizes of a decoder that the calls depend on."""
 
     vocab: int
     hidden: int
@@ -39,13 +42,13 @@ class Sizes:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Sizes":
-        """Return the sizes in a config.json."""
+        """Return the sizes that a config.json describes."""
         names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim")
         return Sizes(*(config[name] for name in names))
 
 
 def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
-    """Yield the cases of a step with `rows` rows."""
+    """Yield the calls of a step with `rows` rows of logits, with tensors on `device`."""
     g = torch.Generator(device).manual_seed(rows)
     f32, vocab, hidden = torch.float32, sizes.vocab, sizes.hidden
 

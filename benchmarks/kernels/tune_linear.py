@@ -36,7 +36,7 @@ from ingot.backends.triton.tune.search import compilers, measure_all, microsecon
 
 @dataclass(frozen=True)
 class Found:
-    """A measurement, with the decoder and the part of its matmul."""
+    """A measurement of tile sizes for one matmul, the part `part` of a decoder."""
 
     decoder: str
     part: str
@@ -57,8 +57,10 @@ class Found:
 def tune(
     bench: LinearBench, pool: ProcessPoolExecutor, tokens: int, earlier: Sequence[TimedLinear], deadline: float
 ) -> list[TimedLinear]:
-    """Return measurements of all parts for steps of `tokens`: of all candidates or, if `earlier` has measurements for
-    another number of tokens, of the best sizes there."""
+    """Measure tile sizes for the matmuls of all decoders in steps of `tokens` tokens, until `deadline`.
+
+    If `earlier` has measurements for another number of tokens, try only the best sizes there; otherwise all candidates.
+    """
     jobs: list[list[tuple[LinearProblem, AnyTiles]]] = []
     for decoder in DECODERS:
         for part in decoder.parts(tokens).values():
@@ -77,7 +79,7 @@ def tune(
 
 
 def best_of(found: Sequence[TimedLinear]) -> dict[LinearProblem, TimedLinear]:
-    """Return the fastest measurement for each matmul and number of tokens."""
+    """Return the fastest measurement of each matmul."""
     best: dict[LinearProblem, TimedLinear] = {}
     for one in sorted(found, key=microseconds):
         best.setdefault(one.problem, one)
@@ -85,7 +87,7 @@ def best_of(found: Sequence[TimedLinear]) -> dict[LinearProblem, TimedLinear]:
 
 
 def named(found: Sequence[TimedLinear]) -> list[Found]:
-    """Return the measurements by the decoders' parts, in order."""
+    """Return each measurement with the decoder and part of its matmul, in order of tokens, decoders and parts."""
     return [
         Found(decoder.name, part, one)
         for tokens in sorted({STEPS[one.problem.tokens] for one in found})
@@ -97,7 +99,7 @@ def named(found: Sequence[TimedLinear]) -> list[Found]:
 
 
 def print_table(best: Sequence[Found]) -> None:
-    """Print the best sizes of single matmuls, as lines for the tables of lower/linear_tiles.py."""
+    """Print the fastest sizes of single matmuls, as lines for the tables of lower/linear_tiles.py."""
     for one in best:
         problem, timed = one.timed.problem, one.timed
         place = f"{STEPS[problem.tokens]:2} tokens, {one.decoder} {one.part}:"
@@ -106,7 +108,9 @@ def print_table(best: Sequence[Found]) -> None:
 
 
 def _share_of(deadline: float, part: float) -> float:
-    """Return the moment when `part` of the time until the deadline is over."""
+    """Return the moment, a reading of time.monotonic(), at which the fraction `part` of the time until `deadline` has
+    passed.
+    """
     now = time.monotonic()
     return now + part * max(0.0, deadline - now)
 
