@@ -3,10 +3,10 @@
     python benchmarks/cache_groups.py ARTIFACT [--long 32768] [--short 8192] [--output 64] [--folder FOLDER]
 
 A prompt of --long tokens is served alone, and the memory of its sequence is read before every step. In groups with a
-window the sequence gets only the pages that one step with the maximum of tokens needs. With more free pages, a
-prefill chunk would take more, so that the prefix cache has more positions to resume from. Then a second request has
-the prompt, its answer and some more tokens, as the next turn of a chat. The number of sequences of --short tokens that
-fit is computed from the page pools. For a model that keeps every token in all caches, each ratio is 1.
+window the sequence gets only the pages that one step with the maximum of tokens needs. With more free pages, a prefill
+chunk would take more, so that the prefix cache has more positions to resume from. Then a second request has the prompt,
+its answer and some more tokens, as the next turn of a chat. The number of sequences of --short tokens that fit is
+computed from the page pools. For a model that keeps every token in all caches, each ratio is 1.
     peak      cache bytes of the long sequence during prefill, including scratch pages, over those of every token
     between   the same during decode
     found     tokens of the second turn found in the prefix cache, over those in whole pages

@@ -12,9 +12,8 @@ serve    a long prompt, and many requests at once, in that process
 host     host time of a step, which needs no GPU: engine_host.py of the checkout
 A round measures both commits, each in a new process; the order alternates. The output has the medians of all samples
 and their ratio. Most figures have a bar: the new commit must be no worse than a limit plus the spread of the samples
-(compared.py). FILE
-is written after every sample. A later call with the same --work, sources and sizes adds to it. The exit code is 1 if a
-bar is missed, or if a sample failed or had no time left.
+(compared.py). FILE is written after every sample. A later call with the same --work, sources and sizes adds to it. The
+exit code is 1 if a bar is missed, or if a sample failed or had no time left.
 """
 
 import argparse

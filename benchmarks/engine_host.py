@@ -4,8 +4,8 @@
 
 All requests are added at once and run together, one token each per step, until all have ended. A step's time is that of
 `Engine.step`: scheduling, launching, taking the tokens, outputs. It is the CPU time of the engine's thread, which other
-work on the machine does not affect: the mean over the steps of one token each, the minimum of some tries. Each case
-has its own sampling options, and reads the fields of the outputs that such a caller needs:
+work on the machine does not affect: the mean over the steps of one token each, the minimum of some tries. Each case has
+its own sampling options, and reads the fields of the outputs that such a caller needs:
     alone      token ids at the end
     streamed   token ids, at every token
     sampled    token ids at the end, sampled with other options for each sequence: temperature, penalties, stops

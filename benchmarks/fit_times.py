@@ -5,8 +5,8 @@
 
 Each nonzero constant of a kernel is moved up and down by decreasing factors, as long as the predictions of the kernel's
 calls improve: the mean square of log(predicted / measured), with each call weighted by the root of its share of the
-step. With little data, a constant stays near its old value. The output is the new table of constants, and the errors
-of predictions before and after, also for the files of --check, which are not fitted. With --leave-out, each step is
+step. With little data, a constant stays near its old value. The output is the new table of constants, and the errors of
+predictions before and after, also for the files of --check, which are not fitted. With --leave-out, each step is
 predicted by constants fitted to the other steps.
 """
 

@@ -6,8 +6,7 @@ A step has one token of each sequence, through `append_attention`: rotary embedd
 tile sizes that a compile would choose. FlashInfer computes only the attention, and its plan is not timed. A CUDA graph
 of each holds a sequence of calls over pages of random numbers in random order, different ones for each call: half a GB
 of them, or 128 calls. The graphs take turns. Result buffers begin as NaN, and the last result is compared with the
-reference. Bytes are those
-of the cached keys and values. Over 8-bit caches only Ingot's kernel is timed.
+reference. Bytes are those of the cached keys and values. Over 8-bit caches only Ingot's kernel is timed.
 """
 
 from collections.abc import Sequence
