@@ -41,7 +41,9 @@ def main() -> None:
 
 
 def first_token_figures(tries: Sequence[Start]) -> dict[str, Figure]:
-    """Return the time to the first token, and its parts in the best try."""
+    """Return figures of the time to the first token: of the fastest start, with its parts and the times
+    of all starts.
+    """
     best = min(tries, key=lambda one: one.first_token)
     totals = tuple(one.first_token for one in tries)
     found = {

@@ -50,7 +50,10 @@ def main() -> None:
 
 
 def check_limits(limits: Mapping[str, int], measured: Mapping[int, Lengths]) -> None:
-    """Exit if the artifact was compiled for less than the benchmark measures."""
+    """Exit if the artifact was compiled for fewer sequences, or shorter ones, than the benchmark needs.
+
+    `limits` are those of the artifact; `measured` are the output lengths by batch size.
+    """
     most, longest = limits["max_batch"], limits["max_seq_len"]
     for batch, lengths in measured.items():
         if lengths.short >= lengths.long:

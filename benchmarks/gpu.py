@@ -133,7 +133,7 @@ def check_commands() -> None:
 
 
 def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path]]]:
-    """Yield the command of each part, in order."""
+    """Yield each part's name and its command line, in the order of PARTS."""
     work = work_folder(options)
     checkpoint, artifact = work / "checkpoint", work / "model.ingot"
     compiling = [HERE / "compile_time.py", checkpoint, "--work", work, f"--options={options.options}", "--measure"]

@@ -97,7 +97,7 @@ def _measure(artifact: Path) -> dict[str, int]:
 
 
 def _growth(call: Callable[[], object]) -> int:
-    """Return the peak growth of the process's anonymous memory in bytes while `call` runs."""
+    """Call `call`, and return by how many bytes the process's anonymous memory grew at most while it ran."""
     from ingot.bench.holdings import anonymous_memory
 
     before = peak = anonymous_memory()

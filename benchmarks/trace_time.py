@@ -51,7 +51,9 @@ def main() -> None:
 
 
 def seconds(shape: str, layers: int) -> float:
-    """Return the CPU seconds of building and tracing `layers` layers of a shape."""
+    """Return the CPU seconds of building and tracing a model of `layers` layers with the sizes of `shape`, such as
+    "8b".
+    """
     spec = read_spec({**_SHAPES[shape], "num_hidden_layers": layers})
     begin = time.process_time()
     trace(spec, _LIMITS)

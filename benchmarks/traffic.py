@@ -39,7 +39,7 @@ def step_traffic(artifact: Path, batch: int, context: float) -> StepTraffic:
 
 
 def program_traffic(program: Program, batch: int, context: float) -> StepTraffic:
-    """Return the minimum that a step of `batch` sequences moves, each with `context` positions, its own included.
+    """Return the minimum bytes that a decode step moves, of `batch` sequences that attend to `context` positions each.
 
         weights = Σ over weights that come from the checkpoint, each once: their bytes
         cache   = batch × Σ over paged caches: (min(context, window) + 1) × bytes of a position

@@ -1,12 +1,12 @@
-"""Measure the small kernels of a step on this GPU: its ends, sampling with penalties, log-probabilities, norms, gates.
+"""Measure the small kernels of a step on this GPU: embedding, norms, gates, sampling with penalties, log-probabilities.
 
     python benchmarks/kernels/step.py [--shape 8b] [--seconds 30] [--only sample,feed] [--json FILE]
 
 A CUDA graph holds a sequence of calls, each of which may begin before the previous one has ended, as in a captured
 step. Each has its own random numbers, up to four times the last-level cache or 400 calls. Smaller data stays in the
-cache, as in a step, where the previous kernel has just written it. Then the results of one more call, over poison, are
-compared with the op's reference. Bytes are those of the op's own count, plus what a call with more options reads and
-writes.
+cache, as in a step, where the previous kernel has just written it. Then the results of one more call, into buffers
+filled with NaN, are compared with the op's reference. Bytes are those of the op's own count, plus what a call with more
+options reads and writes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,7 +78,10 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 
 
 def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
-    """Return the seconds of a call in each round. Raises RuntimeError for wrong results."""
+    """Return the seconds of a call in each round, under "triton". `cache` is the size of the GPU's last-level cache.
+
+    Raises RuntimeError for wrong results.
+    """
     first = case.draw()
     lowered = lower(case, first, machine)
     launcher = Launcher(lowered.schedule, lowered.outputs[0] if lowered.outputs else None, {})

@@ -62,11 +62,13 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
         return torch.full(shape or (rows,), value, dtype=dtype, device=device)
 
     def logits() -> torch.Tensor:
-        """Return logits rounded to bfloat16, as from a linear. A thousand or more tokens have most of the mass."""
+        """Return random logits, rounded to bfloat16 as a linear computes them. A thousand or more tokens have most of
+        the probability.
+        """
         return (randn(rows, vocab) * 2).to(f32)
 
     def peaked() -> torch.Tensor:
-        """Return logits. A dozen tokens have most of the probability."""
+        """Return random logits in which a dozen tokens have most of the probability."""
         found = logits()
         found[:, ::5003] += 12
         return found

@@ -1,10 +1,10 @@
-"""Try tile sizes of decode attention on this GPU: a tool, whose document is no benchmark result.
+"""Try tile sizes of decode attention on this GPU, and write their times. A tool, not a benchmark with a result file.
 
     python benchmarks/kernels/tune_attention.py [--out tune_attention.json] [--seconds 90] [--cache-dtype f8e4m3]
 
 It times what `compile-model --tune` times (backends/triton/tune/attention.py), for more problems at once: steps of 1,
 16, 32, 64 and 512 tokens with heads of 64 and 128 elements, some with heads of 80, over mixes of contexts. It prints
-the best by the criterion there, for the tables of lower/attention_tiles.py; the document has the times of all.
+the best by the same criterion, for the tables of lower/attention_tiles.py, and writes the times of all to --out.
 attention.py measures the kernel with the sizes of the tables.
 """
 

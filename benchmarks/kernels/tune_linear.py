@@ -1,4 +1,4 @@
-"""Try tile sizes of the linear kernels on this GPU: a tool, whose document is no benchmark result.
+"""Try tile sizes of the linear kernels on this GPU, and write their times. A tool, not a benchmark with a result file.
 
     python benchmarks/kernels/tune_linear.py [--out tune_linear.json] [--seconds 120] [--tokens 1,32,8,64]
 

@@ -1,4 +1,4 @@
-"""The bucket classes of a compile: the ranges of steps that share one lowering."""
+"""Divide the steps of a compile into bucket classes: ranges of step sizes that share one lowering."""
 
 from collections.abc import Sequence
 

@@ -107,7 +107,7 @@ def _candidates(program: Program) -> dict[str, dict[str, float]]:
 
 
 def _calls(program: Program) -> Iterator[fx.Node]:
-    """Yield the calls of a program and of its regions."""
+    """Yield the calls of a program, and those in its regions."""
     bodies = (region.body for region in program.regions.values())
     return (node for one in (program, *bodies) for node in one.calls())
 

@@ -295,7 +295,9 @@ def _few_collections() -> Iterator[Callable[[], None]]:
 
 
 def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, plans: Plans) -> None:
-    """Write the files of the executables, the documents that their keys digest, and the tokenizer's files."""
+    """Write the files of the executables, the documents with the inputs of their `exe_key`s, and the
+    tokenizer's files.
+    """
     for executable in plans.all_executables():
         folder = f"exe/{request.target.name}/{executable.id}"
         for name in executable.files:

@@ -1,4 +1,4 @@
-"""Emit executables in parallel worker processes, with a cache by `exe_key`."""
+"""Compile executables in parallel worker processes. The cache keeps them by `exe_key`."""
 
 import json
 import queue

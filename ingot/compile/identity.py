@@ -1,6 +1,6 @@
-"""The identities that name work before it is done: `exe_key` of an executable, `request_key` of a compile.
+"""Compute the keys that identify work before it is done: `exe_key` of an executable, `request_key` of a compile.
 
-Each is the SHA-256 of the canonical JSON of a document that lists everything that determines the result, by field. The
+A key is the SHA-256 of the canonical JSON of a document that lists everything that determines the result, by field. The
 artifact stores these documents, and `ingot why-miss` compares them.
 """
 
@@ -127,7 +127,9 @@ def _plain(document: Document) -> Document:
 
 
 def _pipeline(pipeline: tuple[Phase, ...]) -> Document:
-    """Return the options of each pass by its name, and the order of the passes that lead to each stage."""
+    """Return a JSON document of the pipeline: the options of each pass under its name, and under "order" the passes
+    that lead to each stage.
+    """
     passes: Document = {}
     for phase in pipeline:
         for one in phase.passes:

@@ -1,4 +1,4 @@
-"""Statistics of a model's weights that show which rewrites are risky for it."""
+"""Compute statistics of a model's weights that show which rewrites would make it less accurate."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

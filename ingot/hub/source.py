@@ -1,4 +1,4 @@
-"""The source of a checkpoint: a local folder, or a commit on the hub."""
+"""Find where a checkpoint is: in a local folder, or in a commit on the hub."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -32,7 +32,7 @@ def diff_artifacts(
         An artifact; one after a pass, as in NAME.ingot:merge-linears, NAME.ingot:choose-backends@decode or
         NAME.ingot:cse@NORMAL; one at the end of a stage, as in NAME.ingot:FUSED; or a file of programs, NAME.ir.
     after
-        The side to compare with it.
+        The artifact, program or file to compare with it, in one of these forms.
     exit_code
         Exit with 3 if they differ.
     """

@@ -11,7 +11,7 @@ _NONE = "cache groups  none: the model has no paged KV cache"
 
 
 def print_caches(out: "Console", caches: dict[str, Any]) -> None:
-    """Print the cache groups. `caches` is a `CacheSummary` as JSON."""
+    """Print the cache groups of an artifact, and notes about them. `caches` is a `CacheSummary` as JSON."""
     groups = caches["groups"]
     if groups:
         columns = ("cache group", "keeps", "page>", "between steps>", "in a step>", "layers", "a token in each layer")
