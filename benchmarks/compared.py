@@ -110,7 +110,7 @@ class Comparison:
         return {name: verdict(bar_of(name), *pair) for name, pair in pairs.items() if all(pair)}
 
     def missed(self) -> list[str]:
-        """Return the figures whose bar does not hold, and those with a bar that lack samples of one commit."""
+        """Return the figures above their bar, and those with a bar that lack samples of one commit."""
         found = self.verdicts()
         lacking = [name for name in self.samples if name not in found and bar_of(name).limit is not None]
         return [*(name for name, one in found.items() if one.holds is False), *lacking]

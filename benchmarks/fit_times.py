@@ -228,9 +228,10 @@ def _us(seconds: float) -> str:
 
 
 def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step], GpuTimes], name: str) -> None:
-    """Print a table of prediction errors, by `before` and by `after`: for each step, in total and by kind of call.
+    """Print a table of the errors of predictions with the constants `before`, and with those that `after` returns for a
+    step.
 
-    `after` returns the constants to predict a step with. `name` is the title of the rows.
+    Each step has a row, with its errors in total and by kind of call. `name` is the title of the rows.
     """
     offs = [_offs(step, step.predicted(before), step.predicted(after(step))) for step in steps]
     kinds = [kind for kind in ("step", *KINDS) if any(kind in one for one in offs)]

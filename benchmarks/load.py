@@ -43,8 +43,9 @@ def main() -> None:
 
 
 def measure(artifact: Path, threads: int, repeats: int) -> dict[str, Figure]:
-    """Return the figures of one artifact. Each round times every way once, so that all see the same state of the
-    machine.
+    """Return the figures of one artifact: the seconds of each way to read or load its weights.
+
+    Each round times every way once, so that all see the same state of the machine.
     """
     files = sorted((artifact / "weights").glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files)

@@ -31,8 +31,8 @@ def console(*, stderr: bool = False) -> "Console":
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "") -> "Table":
-    """Return a table of `rows` without ruled lines. A column whose name ends in ">" is aligned right. Cells are literal
-    text.
+    """Return a table of `rows` without ruled lines. A column name that ends in ">" aligns its column right. Cells are
+    literal text.
     """
     from rich.table import Table
     from rich.text import Text
@@ -77,7 +77,7 @@ def size_text(count: int) -> str:
 
 
 class ByteCount(int):
-    """An integer number of bytes whose `str` is, for example, "13.6 MB". Progress that counts bytes uses it."""
+    """An integer number of bytes that prints as, for example, "13.6 MB". Progress that counts bytes uses it."""
 
     def __str__(self) -> str:
         return size_text(self)

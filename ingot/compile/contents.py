@@ -43,7 +43,7 @@ def write_program(
 ) -> None:
     """Write program.ir, plan.json and choices.json.
 
-    `lowered` holds the passes' results by entry. `choices` holds the tile sizes of executables, by their ids.
+    `lowered` holds the passes' results by entry, such as "main". `choices` holds the tile sizes of executables, by id.
     """
     programs = [program for one in lowered.values() for program in one.programs.values()]
     writer.write_text("program.ir", "".join(map(print_program, programs)))
@@ -54,7 +54,7 @@ def write_program(
 def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
     """Write the record of every pass, and return the seconds that this took.
 
-    `level` is "full", "summary" or "none". `lowered` holds the passes' results by entry.
+    `level` is "full", "summary" or "none". `lowered` holds the passes' results by entry, such as "main".
     """
     begin = time.perf_counter()
     traced = {entry: print_program(program) for entry, program in model.entries.items()} if level == "full" else {}
@@ -72,10 +72,11 @@ def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
 
 
 def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, Any]:
-    """Return the value of choices.json: for each entry and bucket class, by title, what was chosen and why.
+    """Return the value of choices.json: what was chosen and why, by the title of an entry's bucket class, such as
+    "decode".
 
-    That is the backend of each node, the other candidates, the refusals with their reasons, the tile sizes, and the
-    weights that are stored twice. `tiles` holds the tile sizes of executables, by their ids.
+    For each, it has the backend of each node, the other candidates, the refusals with their reasons, the tile sizes,
+    and the weights that are stored twice. `tiles` holds the tile sizes of executables, by id.
     """
     choices: dict[str, Any] = {}
     copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
@@ -100,8 +101,9 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
 
 
 def _candidates(program: Program) -> dict[str, dict[str, float]]:
-    """Return the costs of each call's candidate backends, by node and backend. Regions with equal text are listed
-    once.
+    """Return the costs of each call's candidate backends, by node and backend.
+
+    Calls in a region have one entry, even if the region is called several times.
     """
     return {node.name: node.meta["candidates"] for node in _calls(program) if "candidates" in node.meta}
 
@@ -120,9 +122,7 @@ def _contests(program: Program) -> Iterator[tuple[fx.Node, BackendTimes | str]]:
 
 
 def backend_times(lowered: Mapping[str, Lowered]) -> list[BackendTimes]:
-    """Return the measured or given times by which backends of calls were chosen, over all entries and bucket
-    classes.
-    """
+    """Return the measured or given times by which backends of calls were chosen, in all programs."""
     programs = [program for one in lowered.values() for program in one.programs.values()]
     return [times for program in programs for _, times in _contests(program) if isinstance(times, BackendTimes)]
 

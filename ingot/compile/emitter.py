@@ -26,12 +26,13 @@ from ingot.ir.text import print_program
 
 @dataclass
 class Emitter:
-    """Compiles regions for one target, with up to `jobs` worker processes and the cache of executables.
+    """Compiles regions, the calls that one compiler compiles together, in up to `jobs` worker processes.
 
-    `backends` are by name. `tuner`, if set, replaces them by backends with timed tile sizes. `on_done` is called with
-    the number of finished regions and the total. The other fields describe the executables so far, by id: `folders`
-    holds the cache folder of the files, `documents` the document that the id digests, `choices` the tile sizes, and
-    `seconds` the time of compiling. `hits` are the ids that were in the cache.
+    Executables in the cache are not compiled again. `backends` are by name. `tuner`, if set, replaces them by backends
+    with timed tile sizes. `on_done` is called with the number of finished regions and the total. The other fields
+    describe the executables so far, by id: `folders` holds the cache folder of the files, `documents` the JSON that the
+    id is computed from, `choices` the tile sizes, and `seconds` the time of compiling. `hits` are the ids that were in
+    the cache.
     """
 
     backends: Mapping[str, Backend]
@@ -110,7 +111,7 @@ class Emitter:
     def measure(self, regions: Sequence[Region], sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the peak bytes that a call of each region's executable allocates, by the region's name.
 
-        `sizes` are the sizes of dims such as T and B. A size that the cache lacks is measured by one call in a worker.
+        `sizes` are the sizes of dims such as T and B. A region without a cached result is called once in a worker.
         """
         results: dict[str, int] = {}
         keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}

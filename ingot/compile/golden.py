@@ -87,7 +87,9 @@ class InstructionSeconds:
 
 @dataclass(frozen=True)
 class Recording:
-    """A golden run, and the times of its instructions by title of entry and bucket class."""
+    """A golden run, and the times of its instructions by the title of a bucket class, such as "decode" or
+    "draft@decode".
+    """
 
     run: GoldenRun
     instructions: dict[str, InstructionSeconds]

@@ -77,8 +77,9 @@ def _widest(output: str, types: Sequence[str]) -> str:
 
 
 def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
-    """Return the maximum of each field, since the largest step has the largest inputs. The cache groups are equal in
-    all classes.
+    """Return the memory of a plan from that of its bucket classes: the maximum of each field.
+
+    The largest step has the largest inputs. The cache groups are equal in all classes.
     """
     names = [name for name in ResidentMemory.model_fields if name != "groups"]
     return memories[0].model_copy(update={name: max(getattr(one, name) for one in memories) for name in names})

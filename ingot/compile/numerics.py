@@ -38,11 +38,14 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class PassNumerics:
-    """The effect of one pass on the logits of sample inputs.
+    """The effect of one pass on the logits of sample inputs, in the numbers of its contract.
 
-    `ingot.ir.numerics.contracts.Deviation` describes the numbers `meaning` to `lost`. `numerics` is the pass's
-    contract: EXACT, ROUNDING or LOSSY. `kl` is the KL divergence in nats, for a LOSSY pass. `changed` is False if the
-    pass left the program unchanged, so that nothing was computed.
+    `numerics` is the contract: EXACT, ROUNDING or LOSSY. `changed` is False if the pass left the program unchanged, so
+    that nothing was computed. `meaning` is the change of the float64 logits. `error` is what the contract bounds: for
+    EXACT the change of the computed logits, for ROUNDING their error against float64 (`before` is that of the program
+    before), for LOSSY the same as `meaning`. `relative` is `error` as a multiple of the largest logit. `allowed` bounds
+    `error`; None without a bound. `lost` logits were not finite before the pass and are excluded. `kl` is the KL
+    divergence in nats, for a LOSSY pass.
     """
 
     name: str

@@ -257,8 +257,9 @@ class Request:
         return digest_json(self.identity(model))
 
     def buckets(self, entry: Program) -> tuple[BucketClass, ...]:
-        """Return the bucket classes of an entry, smallest steps first. If the entry's inputs have no tokens, count
-        sequences.
+        """Return the bucket classes of an entry, smallest steps first.
+
+        If the entry's inputs have no tokens, the size of a step is its number of sequences.
         """
         limits = self.limits
         tokens = limits.max_tokens if "T" in entry.dims else limits.max_batch

@@ -86,7 +86,7 @@ class Snapshot:
     def missing(self) -> list[str]:
         """Return the names of files that the checkpoint needs and the cache lacks, found without the hub.
 
-        The list has no files that the cache records as absent from the repository.
+        Those of `_DECISIVE` are left out if the cache records that the repository does not have them.
         """
         weights = [SINGLE]
         if (self.folder / INDEX).is_file():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint whose config.json is in `folder`; its weights may still be on the hub. `snapshot` is None if it is
+    """A checkpoint. `folder` has its config.json; its weights may still be on the hub. `snapshot` is None if it is
     local.
     """
 

@@ -55,7 +55,7 @@ def why_artifacts_differ(
 
 
 def _requested(checkpoint: str, options: Sequence[str]) -> "Document":
-    """Return the document whose digest is the `request_key`, for a compile of the checkpoint with these options."""
+    """Return the document of a compile of the checkpoint with these options. Its digest is the `request_key`."""
     parser = App(name="why-miss")
     parser.default(compile_checkpoint)
     try:

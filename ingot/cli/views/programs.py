@@ -15,15 +15,14 @@ _PLANNED = "PLANNED"  # the last stage of every pipeline
 
 
 def final_texts(artifact: Artifact) -> dict[str, str]:
-    """Return the text of the final programs, of all entries and bucket classes, under the title ""."""
+    """Return the text of the final programs, of all entries and bucket classes together, under the key ""."""
     return {"": artifact.read_text(FINAL)}
 
 
 def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the program after the pass `name`, by bucket class.
+    """Return the program after the pass `name`, by bucket class; "" if the pass ran once for all classes.
 
-    The title is "" if the pass ran once for all classes. It names the stage too if the pass ran for several. Raises
-    OptionError if the pass did not run.
+    If the pass ran in several stages, the keys name the stage too. Raises OptionError if the pass did not run.
     """
     try:
         runs = artifact.trace.runs(name)
@@ -37,7 +36,7 @@ def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
 
 
 def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the program at the end of the stage `name`, by bucket class; the title is "" for a program of all classes.
+    """Return the program at the end of the stage `name`, by bucket class; "" for a program of all classes.
 
     Raises OptionError for an unknown stage, and ArtifactError if the artifact has no trace.
     """
@@ -68,7 +67,9 @@ def _where(run: TraceEntry) -> str:
 
 
 def _with_stage(text: str, stage: str) -> str:
-    """Return the program's text with this stage in its first line. A trace may show it before it was set."""
+    """Return the program's text with `stage` in its first line. A trace may show the program with its
+    previous stage.
+    """
     header, _, body = text.partition("\n")
     words = [f"stage={stage}" if word.startswith("stage=") else word for word in header.split(" ")]
     return " ".join(words) + "\n" + body

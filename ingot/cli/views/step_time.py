@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 def known_columns(step: "StepTime") -> int:
-    """Return how many kinds of measurements a step has: 0, 1 (repeated calls), or 2 (and a trace)."""
+    """Return how many columns of measured times a step has: 0 if it was only predicted, 1 if its calls were timed, and
+    2 if a trace has times too.
+    """
     traced = any(one.traced is not None for one in step.kinds)
     return 2 if traced else 1 if step.measured is not None else 0
 

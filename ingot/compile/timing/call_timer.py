@@ -29,7 +29,7 @@ class CallTimer:
     """Finds the times of calls that several backends can compute: in the cache, or by running them on this machine.
 
     `untimed` is a reason to time nothing; "" means that calls are timed. `on_done` is called with the number of timed
-    calls and the total. `measure` replaces the timing in a worker process. `most` bounds the different calls.
+    calls and the total. `measure` replaces the timing in a worker process. At most `most` different calls are timed.
     """
 
     emitter: Emitter

@@ -89,7 +89,7 @@ def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Tar
 
 
 def with_reasons(choices: Sequence[Choice], log: TuningLog | None) -> tuple[Choice, ...]:
-    """Return the tile sizes, and set the reason of those that the given log lacks. Without a log, change nothing."""
+    """Return the tile sizes. Those that the log lacks get a `reason` that says so. Without a log, change nothing."""
     known = frozenset(choice.key for choice in log.choices) if log is not None else None
     return tuple(
         choice if known is None or choice.key in known else choice.model_copy(update={"reason": LACKS})
