@@ -8,8 +8,8 @@ from typing import NamedTuple, Protocol
 
 from ingot.bench.workload import BenchRequest
 
-# A sleep before the next arrival ends this much early; a loop waits for the rest. Sleeping is only as exact as the
-# kernel's timer slack, 50 µs, and the scheduler of a busy machine (prctl(2), PR_SET_TIMERSLACK).
+# A sleep before the next arrival ends this much early; `drive` polls the clock for the rest. Sleeping is only as exact
+# as the kernel's timer slack, 50 µs, and the scheduler of a busy machine (prctl(2), PR_SET_TIMERSLACK).
 _WAKE_EARLY_SECONDS = 1e-3
 
 

@@ -13,8 +13,8 @@ from ingot.ir.errors import RequestError
 from ingot.runtime.engine import Engine, EngineRequest
 from ingot.runtime.outputs import RequestOutput
 
-# An engine that reports no request for this long has lost them. The longest legitimate silence: requests without
-# streaming, of some thousand tokens, in parallel on a slow CPU.
+# An engine that reports no request for this long has lost them. A healthy one is silent at most while a slow CPU serves
+# many requests without streaming, of some thousand tokens each.
 _PATIENCE_SECONDS = 300.0
 
 

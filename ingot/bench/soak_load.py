@@ -13,7 +13,7 @@ from ingot.runtime.sampling_params import SamplingParams
 NEAR_LIMIT, VERY_SHORT, REFUSED = 0.05, 0.05, 0.01
 CANCELLED, CANCELLED_EARLY, CANCELLED_TWICE = 0.10, 1 / 3, 1 / 3  # the last two are shares of the cancelled requests
 SHARED, SALTED, STREAMED, SEEDED, STOPPED = 0.4, 0.1, 0.5, 0.5, 0.3  # SALTED is a share of those with a shared prefix
-_TRUNKS = 8  # shared prefixes
+_TRUNKS = 8  # different shared prefixes
 _EARLY_STEPS = 2  # while a request is queued or its long prompt is in prefill
 _MOST_LEFT, _MOST_SHORT = 16, 3  # tokens left by a prompt near the limit, and tokens of a very short one
 _MOST_PROBE = 64  # tokens of a probe's output

@@ -6,21 +6,22 @@ from ingot.ir.artifact.plan import FEW_TOKENS, GPU_FEW_TOKENS, BucketClass, owed
 from ingot.ir.backend import Backend, LibraryBuilder, RegionCompiler
 from ingot.ir.machine.target import Target
 
-# By the first number of tokens. On a GPU the kernels for few tokens differ in the rows of a matmul tile: one, a tile of
-# 16 (the minimum for tensor cores), two and four of these tiles.
+# Name and minimum tokens of each bucket class. On a GPU the kernels for few tokens differ in the rows of a matmul tile:
+# one, a tile of 16 (the minimum for tensor cores), two and four of these tiles.
 _CLASSES = {
     "cpu": (("decode", 1), ("extend", FEW_TOKENS + 1)),
     "cuda": (("decode-1", 1), ("decode-16", 2), ("decode-32", 17), ("decode-64", 33), ("extend", GPU_FEW_TOKENS + 1)),
 }
-# In deterministic mode. There, one attention kernel serves all steps, and one token takes a matmul tile of 16. A CPU
-# has one lowering for all steps.
+# The same for deterministic mode. There, one attention kernel serves all steps, and one token takes a matmul tile of
+# 16. A CPU has one lowering for all steps.
 _INVARIANT_CLASSES = {
     "cpu": (("any", 1),),
     "cuda": (("decode-16", 1), ("decode-32", 17), ("decode-64", 33), ("extend", GPU_FEW_TOKENS + 1)),
 }
-# Above these, a step of one token per sequence still counts as decode. Its attention uses the kernels for few tokens,
-# which read every context once; prefill kernels would fill a tile of 128 rows with one. Its matmuls are those of many
-# tokens. A class this large leaves attention two splits of a context, the minimum for a long context among short ones.
+# A bucket class for large steps with one token per sequence, which still count as decode. Its attention uses the
+# kernels for few tokens, which read every context once; prefill kernels would fill a tile of 128 rows with one. Its
+# matmuls are those of many tokens. A class this large leaves attention two splits of a context, the minimum for a long
+# context among short ones.
 _WIDE = "decode-512", 512
 
 

@@ -27,7 +27,7 @@ from ingot.runtime.loader import Loaded
 
 SEED = 20  # arbitrary; seeds the tokens and the order of the pages
 TOP = 8  # logits stored per position
-# The files that a run reads. The others serve people and the tokenizer.
+# The files and folders that a golden run depends on. The other files are for readers, or for the tokenizer.
 _RUN_FILES = ("plan.json", "weights.json")
 _RUN_FOLDERS = (WEIGHTS_FOLDER, EXE_FOLDER)
 _AGAIN = "compile the model again"

@@ -31,7 +31,7 @@ Document = dict[str, Any]
 
 # The rooms that define the meaning of a program's text and its rewriting. Any change in them changes the compile.
 _ROOMS = ("ir", "passes", "backends")
-# The files of the front door that determine an artifact's files: packing weights, merging plans, writing them.
+# The files outside the rooms that determine an artifact's content: packing weights, merging plans, timing calls.
 _DRIVER = (
     "compile/buckets.py",
     "compile/contents.py",

@@ -28,11 +28,12 @@ from ingot.passes.pipeline import OPTIONAL
 Read = Callable[[str], torch.Tensor]
 _Params = list[dict[str, torch.Tensor]]
 
-# One token, past one page of 16, past two: 51 tokens in all. The longest first, for programs of small batches.
+# Tokens of the sample requests: past two pages of 16, past one, and one token. A small max_batch takes the first ones.
 _LENGTHS = (33, 17, 1)
 _CHUNK = 11  # tokens of a sequence in a step: cuts pages and prompts at odd places, and reads the earlier steps' cache
 _SEED = 3  # seeds the order of page allocation
-# Programs with stored logits: the one before, the one after, and the one that all bucket classes start from.
+# Maximum programs with stored logits. Needed are those before and after a pass, and the one that all bucket classes
+# start from.
 _KEPT = 4
 
 

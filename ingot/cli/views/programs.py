@@ -57,8 +57,8 @@ def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
         entries = dict.fromkeys(run.entry for run in runs)
         return {"" if entry == "main" else entry: artifact.trace.traced_text(entry) for entry in entries}
     last = {_where(run): run for run in runs if run.stage == wanted}
-    apart = {run.entry for run in last.values() if run.bucket}  # the stage ends separately for each class
-    last = {title: run for title, run in last.items() if run.bucket or run.entry not in apart}
+    split = {run.entry for run in last.values() if run.bucket}  # the stage ends separately for each class
+    last = {title: run for title, run in last.items() if run.bucket or run.entry not in split}
     return {title: _with_stage(run.after_text, wanted) for title, run in last.items()}
 
 
