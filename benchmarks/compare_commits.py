@@ -259,11 +259,11 @@ def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> 
 
 
 def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds: float, folder: Path) -> None:
-    """Run a Python script in `folder` and wait for its end. In a checkout, `python -m ingot` would import that
-    checkout.
+    """Run a Python script in `folder` and wait for its end.
 
-    Raises SampleError if it fails or takes longer than `seconds`; its children have ended by then. ingot.bench.children
-    does the same, but this process must not import either checkout.
+    The folder is no checkout, or else `python -m ingot` would import that checkout. Raises SampleError if the script
+    fails or takes longer than `seconds`; its children have ended by then. ingot.bench.children does the same, but this
+    process must not import either checkout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     running = subprocess.Popen(

@@ -52,8 +52,10 @@ class Heads:
 
 
 def contenders(sm: int) -> tuple[str, ...]:
-    """Return the names of Ingot's kernels for compute capability `sm`, cheapest claim first. A compile uses the first
-    one that does not refuse.
+    """Return the names of Ingot's prefill attention kernels for a GPU (`sm` is 90 for capability 9.0), cheapest claim
+    first.
+
+    A compile uses the first one that does not refuse.
     """
     return ("fa3", "triton", "fa2") if kernel_for(sm, PAGE) == "fa3" else ("triton", "fa2")
 
@@ -73,7 +75,10 @@ def build_all(heads: Heads, sm: int, folder: Path) -> None:
 
 
 def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
-    """Load the kernels that `build_all` compiled. Return them by name, and why the others refused, by name."""
+    """Load the prefill attention kernels that `build_all` compiled into `folder`.
+
+    Return them by name, and by name the reasons of those that refused.
+    """
     runs, refusals = {}, {}
     for contender in contenders(sm):
         own = folder / contender

@@ -36,7 +36,7 @@ from ingot.backends.triton.tune.search import compilers, measure_all, microsecon
 
 @dataclass(frozen=True)
 class Found:
-    """A measurement of tile sizes for one matmul, the part `part` of a decoder."""
+    """A measurement of tile sizes for one matmul: the part `part`, such as "qkv", of a decoder."""
 
     decoder: str
     part: str

@@ -248,8 +248,10 @@ class LLM:
     ) -> "list[RequestOutput]":
         """Return the assistant's next message in a conversation, or in each of a list of conversations.
 
-        A conversation is a list of {"role": …, "content": …}; `preprocess_chat` explains the keyword arguments. Raises
-        RequestError before anything runs if one conversation cannot be served.
+        A conversation is a list of {"role": …, "content": …}. The prompt ends with the header of the assistant's turn,
+        or, with `continue_final_message` and without `add_generation_prompt`, inside the last message. `tools` and
+        `chat_template_kwargs` go to the model's chat template. Raises RequestError before anything runs if one
+        conversation cannot be served.
         """
         prompts = self.preprocess_chat(
             messages,

@@ -40,9 +40,10 @@ def make_engine(
 ) -> Engine | PoolingEngine:
     """Return the engine for a loaded artifact: an Engine, or a PoolingEngine if the model ends in pooling.
 
-    A limit of None takes the artifact's compiled limit. `prefix_caching` None shares prefixes if the model has a paged
-    KV cache. `cascade` allows attention that reads a shared prefix once for all its sequences. Raises OptionError for a
-    limit above the compiled one, and for `prefix_caching` True without a paged cache.
+    A limit of None takes the artifact's compiled limit, and at most DEFAULT_MIXED_TOKENS for `max_num_mixed_tokens`.
+    `prefix_caching` None shares prefixes if the model has a paged KV cache. `cascade` allows attention that reads a
+    shared prefix once for all its sequences. Raises OptionError for a limit above the compiled one, and for
+    `prefix_caching` True without a paged cache.
     """
     limits, ending = loaded.limits, parse_ending(loaded.plan.ending)
     pools, whole = ending.name == POOL.name, feeds_whole(ending)
