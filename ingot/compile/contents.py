@@ -115,8 +115,9 @@ def _calls(program: Program) -> Iterator[fx.Node]:
 
 
 def _contests(program: Program) -> Iterator[tuple[fx.Node, BackendTimes | str]]:
-    """Yield each call that several backends can compute by itself, with their times, or with the reason why it was not
-    timed.
+    """Yield each call that several backends can compute as a call of its own, not fused into a region.
+
+    It comes with the backends' times, or with the reason why they were not timed.
     """
     return ((node, node.meta["contest"]) for node in _calls(program) if "contest" in node.meta)
 

@@ -41,8 +41,8 @@ class CompileReport:
     """The result of a compile, as `compile_model` returns it.
 
     `seconds` are by phase. `regions` counts the calls of regions over all bucket classes, `distinct_regions` the
-    executables among them, `cached_executables` those that the cache had. `second_copies` are the weights stored in two
-    layouts. `numerics` is set by `check_numerics`.
+    different executables, and `cached_executables` those of them that the cache had. `second_copies` are the weights
+    stored in two layouts. `numerics` is None unless `check_numerics` was set.
     `origin` is the commit of a checkpoint on the hub, as in "org/name@COMMIT", and "" for a local folder.
     `notes` say which parts of the checkpoint are ignored or read differently from how they are written.
     `no_golden_run` says why the golden run was skipped, so that `ingot verify` has nothing to repeat; "" if it ran.

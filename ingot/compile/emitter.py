@@ -128,10 +128,10 @@ class Emitter:
         return results
 
     def key(self, region: Region) -> str:
-        """Return the cache key of the code that computes the one call in `region`: of its executable, or of its
-        backend's library.
+        """Return the cache key of the code for the one call in `region`.
 
-        A backend without compiled code has a key of the call and the backend.
+        It is the key of the call's executable, or of its backend's kernel library. For a backend that builds nothing,
+        it is a digest of the call and the backend.
         """
         backend = self.backends[region.backend]
         return digest_json(exe_document(None if isinstance(backend, LibraryBuilder) else region, backend, self.target))

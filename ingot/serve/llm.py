@@ -204,10 +204,11 @@ class LLM:
         *,
         priority: Sequence[int] | None = None,
     ) -> "Iterator[RequestOutput]":
-        """Yield the output so far of a request whenever it grows; the last one has `finished` set.
+        """Yield the output so far of a request whenever it grows; the last output of a request has `finished` set.
 
-        Takes the arguments of `generate`. Requests of all prompts run together, so their outputs alternate. Closing the
-        iterator early aborts the unfinished requests.
+        A prompt is a text or {"prompt_token_ids": [...]}; `prompts` is one or a list. All run together, so the outputs
+        of several requests alternate. With the scheduling policy "priority", prompts of lower `priority` run first.
+        Closing the iterator early aborts the unfinished requests. Raises RequestError if a prompt cannot be served.
         """
         return self._run(prompts, sampling_params, priority, stream=True)
 

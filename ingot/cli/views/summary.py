@@ -171,8 +171,9 @@ def _options_text(options: dict[str, Any]) -> str:
 
 
 def _sizes(artifact: Artifact) -> dict[str, int]:
-    """Return the bytes of an artifact's files by top-level folder, the largest first. "other" is the sum of single
-    files.
+    """Return the bytes of an artifact's files by top-level folder, the largest first.
+
+    "other" is the sum of single files, and "total" that of all files.
     """
     sizes: dict[str, int] = {}
     for entry in artifact.manifest.files:
