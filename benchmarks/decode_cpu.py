@@ -2,9 +2,9 @@
 
     python benchmarks/decode_cpu.py [--checkpoint models/pico] [--batches 1,16] [--tokens 128] [--threads 2]
 
-Both sides decode greedily from the same prompts, in the checkpoint's dtype, with the same number of threads, in one
-process and in turns, so that both see the same machine state. transformers runs with its default cache, and again with
-a static cache; it compiles nothing, as by its defaults on a CPU. A round times `tokens` + 1 output tokens and one; the
+Both decode greedily from the same prompts, in the checkpoint's dtype, with the same number of threads. They take turns
+in one process, so that both see the same machine state. transformers runs with its default cache, and again with a
+static cache; it compiles nothing, as by its defaults on a CPU. A round times `tokens` + 1 output tokens and one; the
 time of a decode step is the difference over `tokens`. Only minima count: other work on a machine only adds.
 """
 

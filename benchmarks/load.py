@@ -2,8 +2,8 @@
 
     python benchmarks/load.py [--gigabytes 1.0] [--threads 2] [--repeats 7]
 
-It makes a checkpoint of that size with random weights and compiles it with the reference backend (executables open in
-the same way for every backend, and take milliseconds). It measures in turns, with a warm page cache:
+It makes a checkpoint of that size with random weights and compiles it with the reference backend. Executables open in
+the same way for every backend, and take milliseconds. It measures in turns, with a warm page cache:
 read         read() of all weight files into one reused buffer of 1 MiB, one thread
 read_whole   the same into one reused buffer as large as the largest file, which exceeds all CPU caches
 read_bytes   Path.read_bytes() of every file into new memory, as a loader that keeps the weights there would

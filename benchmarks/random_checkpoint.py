@@ -208,7 +208,7 @@ def layer_shapes(config: Config) -> TensorShapes:
 def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
     """Write a checkpoint of this config.json into `folder`, which must not exist yet, and return the folder.
 
-    Matrices are normal with a deviation of 1/sqrt(columns), biases with one of 0.02, and norms multiply by 1, so that
+    Matrices are normal with a deviation of 1/sqrt(columns), biases with one of 0.02, and norms multiply by 1. So
     activations keep their size through any number of layers. The same seed makes the same weights on the same kind of
     device.
     """

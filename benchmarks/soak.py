@@ -9,8 +9,8 @@ conditions, priorities, shared prefixes and streaming are mixed. One in ten is c
 later, and one in a hundred can never be served and must be refused. Probes are greedy requests among them that ran
 alone before, so that their tokens can be compared. All is drawn by --seed (ingot/bench/soak_load.py).
 The resources at the end are compared with those after a minute of the same load. The exit code is 1, with the reason,
-if a request did not end as it must, if something was not returned, or, for an artifact compiled with --deterministic,
-if a probe's tokens differ from those it got alone; for other artifacts the share that differs is reported.
+if a request did not end as it must, or if something was not returned. For an artifact compiled with --deterministic it
+is also 1 if a probe's tokens differ from those it got alone; for other artifacts the share that differs is reported.
 """
 
 import argparse

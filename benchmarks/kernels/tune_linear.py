@@ -3,7 +3,7 @@
     python benchmarks/kernels/tune_linear.py [--out tune_linear.json] [--seconds 120] [--tokens 1,32,8,64]
 
 It times the matmuls of the decoders' layers as a step calls them, with the norm, gate or residual of their regions. A
-CUDA graph holds a sequence of launches, each of which may begin before the previous one has ended, over weights spread
+CUDA graph holds a sequence of launches, and each may begin before the previous one has ended. Their weights are spread
 over 3 GB, so that no cache holds any. Bytes are those of the weights. The fraction is of a copy in the same run, reads
 plus writes. Kernels are compiled in other processes, ahead of the measurements. At the end whole stacks of layers run,
 with a pause in place of attention. Each matmul in turn tries its best sizes and keeps those that are best for the

@@ -43,10 +43,10 @@ class PassNumerics:
 
     `numerics` is the contract: EXACT, ROUNDING or LOSSY. `changed` is False if the pass left the program unchanged, so
     that nothing was computed. `meaning` is the change of the float64 logits. `error` is what the contract bounds: for
-    EXACT the change of the computed logits, for ROUNDING their error against float64 (`before` is that of the program
-    before), for LOSSY the same as `meaning`. `relative` is `error` as a multiple of the largest logit. `allowed` bounds
-    `error`; None without a bound. `lost` logits were not finite before the pass and are excluded. `kl` is the KL
-    divergence in nats, for a LOSSY pass.
+    EXACT the change of the computed logits, for ROUNDING their error against float64, for LOSSY the same as `meaning`.
+    `before` is the error against float64 of the program before the pass. `relative` is `error` as a multiple of the
+    largest logit. `allowed` bounds `error`; None without a bound. `lost` logits were not finite before the pass and are
+    excluded. `kl` is the KL divergence in nats, for a LOSSY pass.
     """
 
     name: str

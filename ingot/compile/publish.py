@@ -49,8 +49,8 @@ class ArtifactWriter:
             build_id = writer.publish(manifest)
 
     Leaving the block without `publish`, by an exception or not, removes the written files. Entering it also removes the
-    leftovers of killed writers of the same output. Raises OutputError if the output exists or cannot be written, or if
-    the disk is full, including a full disk that other code meets inside the block.
+    leftovers of killed writers of the same output. Raises OutputError if the output exists or cannot be written. Any
+    error inside the block that a full disk caused becomes one too.
     """
 
     def __init__(self, output: str | Path) -> None:

@@ -135,7 +135,7 @@ class LLM:
         them partly overlap: "engine" imports torch and the engine; "context" and "cublas" create the GPU context and
         cuBLAS's first handle, in parallel with the imports; the rest are the loader's (`ingot.runtime.loader.Loaded`).
         Each CUDA graph captured so far has an entry: "graph 8" for decode steps of 8 sequences, "graph 8 shared" for
-        those that read shared prefixes once, "graph 512/64" for steps of 512 tokens that include prompts."""
+        those with cascade attention, "graph 512/64" for steps of 512 tokens and 64 sequences that prefill."""
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
         captured = self._loaded.executor.captured
         found |= {f"graph {rows}": seconds for rows, seconds in captured.decode.items()}

@@ -20,8 +20,8 @@ class Line:
 
     `kind` is its keyword, such as "input", or "call", or "}" at the end of a region. `name` is the value that it
     defines, `op` the op that it calls, and `uses` the values that it reads. `region` is the region that contains it, or
-    "". `layers` are the model's layers that it belongs to: a call names them in its comment, a declaration has those of
-    the calls that read it, and a line in a region has those of the region's calls.
+    "". `layers` are the model's layers that it belongs to: a call names them in its comment. A declaration has those of
+    the calls that read it, and a line in a region those of the region's calls.
     """
 
     text: str
