@@ -219,8 +219,9 @@ def round_arguments(options: argparse.Namespace, vocab: int) -> list[str | int]:
 
 
 def round_sample(arguments: Sequence[str | int], side: Side, seconds: float) -> Figures:
-    """Start the artifact of one commit in a new process, and return its figures: of the start, and of what it measured
-    then.
+    """Measure start, decode and serving of one commit in a new process, and return its figures.
+
+    `arguments` are those of compare_child.py after --checkout. `seconds` is the time limit.
     """
     started = time.time()
     script = [HERE / "compare_child.py", side.artifact, "--checkout", side.checkout, *arguments]

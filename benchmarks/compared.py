@@ -16,7 +16,7 @@ SIDES = ("old", "new")
 
 @dataclass(frozen=True)
 class Bar:
-    """The description of a figure, and its bar: `limit` bounds the ratio of new to old. A larger ratio is worse.
+    """The description of a figure, and its bar: `limit` bounds the ratio by which the new commit may be worse.
 
     The samples' spread is added to the limit. None means no limit: the figure is only reported.
     """
@@ -110,7 +110,9 @@ class Comparison:
         return {name: verdict(bar_of(name), *pair) for name, pair in pairs.items() if all(pair)}
 
     def missed(self) -> list[str]:
-        """Return the figures above their bar, and those with a bar that lack samples of one commit."""
+        """Return the names of the figures that exceed their bar, and of those with a bar that lack samples of one
+        commit.
+        """
         found = self.verdicts()
         lacking = [name for name in self.samples if name not in found and bar_of(name).limit is not None]
         return [*(name for name, one in found.items() if one.holds is False), *lacking]
