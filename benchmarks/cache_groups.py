@@ -7,7 +7,7 @@ window the sequence gets only the pages that one step with the maximum of tokens
 chunk would take more, so that the prefix cache has more positions to resume from. Then a second request has the prompt,
 its answer and some more tokens, as the next turn of a chat. The number of sequences of --short tokens that fit is
 computed from the page pools. For a model that keeps every token in all caches, each ratio is 1.
-    peak      maximum cache bytes of the long sequence in prefill, scratch pages included, relative to keeping all tokens
+    peak      maximum cache bytes of the long sequence in prefill, with scratch pages, relative to keeping all tokens
     between   the same in decode
     found     tokens of the second request that the prefix cache finds, relative to those in whole pages
     fitting   sequences of --short tokens that fit at a time, relative to keeping all tokens

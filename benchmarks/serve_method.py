@@ -172,7 +172,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _above_zero(kind: type[int] | type[float], text: str) -> tuple[int | float, ...]:
-    """Return the numbers above 0 in a text such as "16,32"."""
+    """Return the numbers of type `kind` in a text such as "16,32", without those that are 0."""
     return tuple(filter(None, map(kind, text.split(","))))
 
 

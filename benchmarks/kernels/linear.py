@@ -56,8 +56,9 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Return the call for the figures. Each element of the result takes `depth` multiplications and as many
-        additions.
+        """Return the case as a call with its name, bytes and operations, which figures are computed from.
+
+        Each element of the result takes `depth` multiplications and as many additions.
         """
         what = f"{self.part}, {self.tokens} token{'s' * (self.tokens > 1)}"
         return Call(slug(what), what, self.bare.bytes, 2 * self.tokens * self.bare.columns * self.bare.depth)

@@ -50,7 +50,7 @@ class Stack:
         self.calls: dict[tuple[LinearProblem, AnyTiles], Launcher] = {}
 
     def seconds(self, chosen: Mapping[str, AnyTiles]) -> float:
-        """Return the seconds of all matmuls of a step. `chosen` are the tile sizes by part.
+        """Return the seconds of all matmuls of a step. `chosen` are the tile sizes by the matmul's name, such as "qkv".
 
         Raises Triton's error for tiles that do not fit.
         """
@@ -76,8 +76,8 @@ class Stack:
     ) -> tuple[dict[str, AnyTiles], float, float]:
         """Search the tile sizes for which the whole stack is fastest, until `deadline`.
 
-        `found` are measurements of single matmuls. Return the sizes by part, the stack's seconds with the best sizes of
-        the single matmuls, and the seconds with the sizes found here.
+        `found` are measurements of single matmuls. Return the sizes by the matmul's name, such as "qkv"; the stack's
+        seconds with the best sizes of the single matmuls; and its seconds with the sizes found here.
         """
         tried = {part: self._tried(problem, found) for part, problem in self.parts.items()}
         jobs = [(problem, tiles) for part, problem in self.parts.items() for tiles in tried[part]]

@@ -72,7 +72,7 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Return the call for the figures, with its bytes and operations.
+        """Return the case as a call with its name, bytes and operations, which figures are computed from.
 
         A query attends to all cached positions, to the earlier tokens of its chunk, and to itself. Each pair takes two
         multiplications of `dim` elements. The call reads q and each cached position once, and writes a result as large

@@ -93,8 +93,9 @@ def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
 
 
 def emit(heads: Heads, contender: str, folder: Path) -> None:
-    """Compile one kernel for these heads into `folder`, as the compile of a model does. If it refuses, write the reason
-    there.
+    """Compile one of Ingot's kernels for these heads into `folder`, as a compile of a model does.
+
+    If its backend refuses the call, write the reason there instead.
     """
     if (folder / _EXECUTABLE).exists() or (folder / _REFUSAL).exists():
         return
