@@ -1,4 +1,4 @@
-"""The step that the user asks costs and times for."""
+"""The step shape that `--step` of `ingot explain` requests: parse it, check it, and complete it with defaults."""
 
 import math
 import re
@@ -22,7 +22,8 @@ _EXPECTED = "as in T=32,context=512: T tokens of B sequences, and the positions 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The limits of an artifact that bound its steps; `max_tokens` is that of its largest bucket class."""
+    """The limits of an artifact's steps: positions of a sequence, sequences of a step, positions of a page, and tokens
+    of a step."""
 
     max_seq_len: int
     max_batch: int
@@ -32,10 +33,11 @@ class StepLimits:
 
 @dataclass(frozen=True)
 class AskedStep:
-    """A step as far as the user specifies it: `tokens`, spread evenly over `sequences`, each with `context` cached
-    positions after the step, in whole pages.
-    By default, a step of up to 16 tokens, or of a bucket class other than the largest, has one token per sequence;
-    any other step has as few sequences as hold the tokens.
+    """The step shape that a user requests; None leaves a field to its default.
+
+    `tokens` are spread evenly over `sequences`. Each sequence has `context` cached positions after the step, in whole
+    pages of its own. By default, a step of up to 16 tokens, or of a bucket class other than the largest, has one token
+    per sequence. Any other step has the fewest sequences that can hold the tokens.
     """
 
     tokens: int | None = None
@@ -43,7 +45,8 @@ class AskedStep:
     context: int | None = None
 
     def check(self, limits: StepLimits) -> None:
-        """Raise OptionError for values that no step of the artifact can have."""
+        """Check the requested context and sequences against an artifact's limits. Raises OptionError for a value above
+        its limit or below 1."""
         if self.context is not None:
             _check("the context is", self.context, limits.max_seq_len, "max_seq_len")
         if self.sequences is not None:
@@ -51,7 +54,7 @@ class AskedStep:
 
     @staticmethod
     def parse(text: str) -> "AskedStep":
-        """Return the step that --step specifies. Raises OptionError."""
+        """Parse the value of `--step`, such as `T=32,B=8,context=512`. Raises OptionError for other text."""
         values: dict[str, int] = {}
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
@@ -61,15 +64,16 @@ class AskedStep:
         return AskedStep(**values)
 
     def in_class(self, bucket: BucketClass) -> bool:
-        """Return whether a bucket class has such steps. Without sequences, several classes may."""
+        """Return whether `bucket` can run steps with the requested tokens; True if none are requested. Without a
+        requested number of sequences, each sequence has one token."""
         if self.tokens is None:
             return True
         most = 1 if self.sequences is None else math.ceil(self.tokens / self.sequences)
         return bucket.holds(self.tokens, most)
 
     def step(self, bucket: BucketClass, limits: StepLimits, timed: tuple[int, ...] = ()) -> StepShape:
-        """Return the step in a bucket class; `timed` are the tokens of steps that the golden run timed. Raises
-        OptionError for a step that the artifact cannot run."""
+        """Complete the requested shape with the defaults for a bucket class. `timed` are the token counts of the steps
+        that the golden run timed. Raises OptionError for a step that the artifact cannot run."""
         each = math.ceil((self.tokens or 0) / (self.sequences or limits.max_batch))
         cached = self.context or min(limits.max_seq_len, max(_CONTEXT, each))
         one_each = bucket.q_max == 1 or bucket.tokens[1] < limits.max_tokens
@@ -92,13 +96,14 @@ class AskedStep:
 
 
 def serving(step: StepShape, classes: Sequence[BucketClass]) -> BucketClass | None:
-    """Return the bucket class that runs a step: the first one, in order, that has such steps."""
+    """Return the bucket class that serves a step: the first of `classes` with such steps. None if no class has them."""
     most = math.ceil(step.tokens / step.sequences)
     return next((one for one in classes if one.holds(step.tokens, most)), None)
 
 
 def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str, int]:
-    """Return the dims of a step; every sequence has a row of logits."""
+    """Return the size of each symbolic dim (T, B, L, …) of `program` in a step. Every sequence has one row of
+    logits."""
     pages = step.pages(page_size)
     rows = program.dims["R"].hi if "R" in program.dims else 1
     sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages // step.sequences}
@@ -106,7 +111,7 @@ def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str
 
 
 def limits_of(artifact: Artifact) -> StepLimits:
-    """Return the limits in the manifest. Raises ArtifactError if one is missing."""
+    """Read the limits of an artifact's steps from its manifest. Raises ArtifactError if one is missing or below 1."""
     names = ("max_seq_len", "max_batch", "page_size", "max_tokens")
     return StepLimits(*(_limit(artifact, name) for name in names))
 

@@ -22,8 +22,10 @@ _WEIGHTS = TypeAdapter(dict[str, WeightEntry])
 
 @dataclass(frozen=True)
 class PairDiff:
-    """The diff of two programs. `before` and `after` name them by entry and bucket class, as `ingot inspect` does. One
-    is None if that side lacks the program; then `diff` is empty."""
+    """The difference between two programs. `before` and `after` name them by entry and bucket class, as `ingot inspect`
+    does.
+    If only one of the compared artifacts has the program, the other name is None and `diff` is empty. Falsy if the
+    programs are equal."""
 
     before: str | None
     after: str | None
@@ -43,7 +45,8 @@ class PairDiff:
 
 @dataclass(frozen=True)
 class SidesDiff:
-    """All differences; falsy if there are none. `facts` are fields of manifests, plans and weights."""
+    """All differences between two artifacts, compile steps or program files; falsy if there are none. `before` and
+    `after` name the two. `facts` are differences in manifests, plans and weights."""
 
     before: str
     after: str
@@ -75,8 +78,11 @@ class SidesDiff:
 
 
 def diff_sides(before: Side, after: Side) -> SidesDiff:
-    """Compare two sides. Programs of the same entry and bucket class are compared; a program from before bucket classes
-    is compared with those of all. Whole artifacts are also compared in their manifests, plans and weights."""
+    """Compare two artifacts, compile steps or program files.
+
+    Programs of the same entry and bucket class are compared. A program from before the split into bucket classes is
+    compared with those of all classes. Two whole artifacts are also compared in their manifests, plans and weights.
+    """
     one, other = before.programs, after.programs
     pairs = tuple(
         _pair(one.get(left) if left else None, other.get(right) if right else None, left, right)
@@ -100,7 +106,8 @@ def _name(place: Place | None) -> str | None:
 
 
 def _places(before: Iterable[Place], after: Iterable[Place]) -> Iterator[tuple[Place | None, Place | None]]:
-    """Yield the pairs of programs to compare; None for one that a side lacks."""
+    """Yield the pairs of programs to compare, by entry and bucket class. In a pair, None stands for a program that
+    `before` or `after` lacks."""
     ours, theirs = list(before), list(after)
     if len(ours) == len(theirs) == 1:
         yield ours[0], theirs[0]
@@ -139,7 +146,8 @@ def _text(value: Any) -> str:
 
 
 def _plan_facts(artifact: Artifact) -> dict[str, str]:
-    """Return what plans contain and programs do not: sizes, memory, and the compiled code that is called."""
+    """Return the facts of an artifact's plans that programs do not show, as text by name: sizes, memory, and the
+    backends of executables."""
     facts: dict[str, str] = {}
     for position, plans in read_plan_file(artifact).positions.items():
         at = "" if position == ALL else f"{position} "
@@ -161,7 +169,8 @@ def _of_plan(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
-    """Return weights with different recipes, by name if both sides have it; else whether their bytes differ."""
+    """Return the weights that differ in type or recipe. A renamed weight is no difference. If there are none, compare
+    the digests of the weight files."""
     one, other = _weights(before), _weights(after)
     made = [set(weights.values()) for weights in (one, other)]
     found = []
@@ -176,7 +185,7 @@ def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
 
 
 def _weights(artifact: Artifact) -> dict[str, str]:
-    """Return each weight's type and recipe as one text."""
+    """Return each weight's dtype, shape, placement and recipe as one text, by name."""
     try:
         entries = _WEIGHTS.validate_json(artifact.read_text("weights.json"))
     except ValidationError as error:

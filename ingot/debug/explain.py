@@ -1,4 +1,4 @@
-"""Explain an artifact by node: each call's cost, its candidate backends, and the calls that passes left unchanged."""
+"""Explain an artifact: the cost and the candidate backends of each call, and the calls that passes did not rewrite."""
 
 import operator
 import re
@@ -34,9 +34,9 @@ def explain(
 ) -> Explained:
     """Explain an artifact without opening its weights and machine code.
 
-    Costs are for the step `asked`; by default, in each bucket class, its largest step if that has few tokens, else one
-    of 512 tokens. `measure` runs that step on the artifact's GPU, and `trace` is the file to write its profiler trace
-    to. Raises ArtifactError, OptionError, and TargetError if the step cannot run.
+    `asked` is the step that costs are for. By default, it is the largest step of each bucket class if that has few
+    tokens, else one of 512 tokens. `measure` runs the step on the artifact's GPU. `trace` is the file for a profiler
+    trace of that run. Raises ArtifactError, OptionError, and TargetError if the step cannot run.
     """
     asked = asked or AskedStep()
     artifact = open_artifact(path)
@@ -114,7 +114,8 @@ def _validated(schema: TypeAdapter[Any], text: str | bytes, relpath: str) -> Any
 
 
 def _instruction_times(artifact: Artifact) -> Mapping[str, _Times]:
-    """Return times by bucket class; none if the artifact has no timings. Opening it checked the file's checksum."""
+    """Return the golden run's times of instructions, by bucket class. Empty if the artifact has no timings. Opening the
+    artifact has checked the file's checksum."""
     timings = artifact.read_timings()
     return {} if timings is None else dict(_validated(TypeAdapter(_Timings), dump_json(timings), TIMINGS).instructions)
 
@@ -169,7 +170,7 @@ def _calls(
 
 
 def _passes(artifact: Artifact) -> Iterator[PassMisses]:
-    """Yield every run of a pass, with its refusals by reason; none if the artifact has no trace."""
+    """Yield every run of a pass, with its refusals grouped by reason. Yield nothing if the artifact has no trace."""
     for run in artifact.trace if artifact.has_trace else ():
         groups: dict[str, list[Refusal]] = {}
         for refusal in run.refusals:
@@ -184,5 +185,6 @@ def _passes(artifact: Artifact) -> Iterator[PassMisses]:
 
 
 def _alike(reason: str) -> str:
-    """Return a reason without the parts that differ between layers: the numbers of layers and of nodes."""
+    """Return a refusal's reason with `*` for the numbers of layers and nodes, so that equal refusals in several layers
+    form one group."""
     return re.sub(r"(%[A-Za-z]\w*?)_\d+\b", r"\1_*", re.sub(r"\blayers\.\d+", "layers.*", reason))

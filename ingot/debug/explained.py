@@ -1,4 +1,4 @@
-"""The result of `explain`: each call with its cost and the backends' claims, and where passes nearly applied."""
+"""The result of `ingot explain`: each call with its cost and the backends' claims, and the near misses of passes."""
 
 import math
 from collections.abc import Callable
@@ -17,12 +17,14 @@ from ingot.ir.ops.registry import Cost
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a lowered program; a call inside a region names the node of the region's call in `region`.
+    """A call of a lowered program, with its cost. For a call inside a region, `region` names the node that calls the
+    region; otherwise it is empty.
 
-    `op` is the printed target. `layer` is None outside layers. `claims` maps each backend that was asked to the cost of
-    its claim, or to its refusal; `decision` says how one of several was chosen. `seconds` is the median over the steps
-    of the golden run, None if it was not timed. `time`, and the `work` that it is predicted from, are None for a call
-    inside a region, and if the artifact is not for a GPU.
+    `op` is the printed target. `layer` is None outside layers. `claims` maps each backend that made or refused a claim
+    to its cost or its refusal. `decision` says how the backend was chosen among several. `seconds` is the median over
+    the steps of the golden run, None if it was not timed. `time` is the predicted and measured time on a GPU, and
+    `work` is what the prediction is made from. Both are None for a call inside a region, and for an artifact that is
+    not for a GPU.
     """
 
     name: str
@@ -42,8 +44,8 @@ class Call:
 
 @dataclass(frozen=True)
 class StepShape:
-    """The step that costs are for: `tokens`, spread evenly over `sequences`, each with `context` cached positions at
-    the end. `timed` are the tokens of the steps that were timed."""
+    """The step that costs are for: `tokens` spread evenly over `sequences`, each with `context` cached positions after
+    the step. `timed` are the token counts of the steps that the golden run timed."""
 
     tokens: int
     sequences: int
@@ -51,13 +53,14 @@ class StepShape:
     timed: tuple[int, ...] = ()
 
     def pages(self, page_size: int) -> int:
-        """Return the pages of all sequences together, each with whole pages of its own."""
+        """Return the KV cache pages of all sequences together; each sequence has whole pages of its own."""
         return self.sequences * math.ceil(self.context / page_size)
 
 
 @dataclass(frozen=True)
 class BucketCosts:
-    """The calls of a bucket class in order, a region's calls after it; `time` is that of the whole step."""
+    """The calls of a bucket class in program order; the calls inside a region follow the call of the region. `time` is
+    that of the whole step, None without a GPU."""
 
     entry: str
     bucket: str
@@ -66,7 +69,8 @@ class BucketCosts:
     time: StepTime | None = None
 
     def total(self) -> Cost:
-        """Return the cost of all calls. Regions count as they run: values inside one move no bytes."""
+        """Return the summed cost of all calls. A region counts as one call, since values inside it are not written to
+        memory."""
         return sum((Cost(call.flops, call.bytes) for call in self.calls if not call.region), Cost())
 
     def seconds(self) -> float | None:
@@ -79,7 +83,7 @@ _COSTS = TypeAdapter(BucketCosts)
 
 @dataclass(frozen=True)
 class NearMisses:
-    """Places where a pass nearly applied, with one reason; `node` is the first."""
+    """Nodes at which a pass almost applied: how many were refused for one `reason`, and the first `node` of them."""
 
     count: int
     reason: str
@@ -88,7 +92,8 @@ class NearMisses:
 
 @dataclass(frozen=True)
 class PassMisses:
-    """The near misses of one run of a pass; `bucket` None for a pass that runs once for all classes."""
+    """One run of a pass: the number of its rewrites (`matches`) and the rewrites that it refused. `bucket` is None for
+    a pass that runs once for all bucket classes."""
 
     name: str
     entry: str
@@ -106,12 +111,12 @@ class Explained:
     caches: CacheSummary
 
     def of(self, wanted: Callable[[Call], bool]) -> "Explained":
-        """Return the explanation with only the calls that `wanted` selects."""
+        """Return a copy that keeps only the calls for which `wanted` is true."""
         kept = (replace(one, calls=tuple(filter(wanted, one.calls))) for one in self.buckets)
         return replace(self, buckets=tuple(kept))
 
     def by(self, key: Callable[[Call], float]) -> "Explained":
-        """Return the explanation with the largest calls of each bucket class first; region calls sort separately."""
+        """Return a copy with the calls of each bucket class sorted by `key`, largest first."""
         ordered = (replace(one, calls=tuple(sorted(one.calls, key=key, reverse=True))) for one in self.buckets)
         return replace(self, buckets=tuple(ordered))
 

@@ -1,4 +1,7 @@
-"""Compare two identity documents: the fields that differ, and the differences that others cause."""
+"""Compare two identity documents, the JSON data that a request key or executable key is the digest of.
+
+The result lists the fields that differ, and which differences only follow from others.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,8 +47,9 @@ _LENGTH_FIELDS = (
 
 @dataclass(frozen=True)
 class Change:
-    """A field that differs: its path, its values (ABSENT if missing), and the path of the change that causes it, if
-    any. The values of files are lists of digests."""
+    """A field that differs between two identity documents. `path` is its dotted path. A value is ABSENT in a document
+    without the field; for a file it is a list of digests. `follows` is the path of the change that causes this one,
+    empty if none does."""
 
     path: str
     before: Any
@@ -67,7 +71,7 @@ class Change:
 
 
 def _is_digest(value: Any) -> bool:
-    """Return whether a value is a digest or a list of digests, which say nothing to a reader."""
+    """Return whether a value is a digest or a list of digests, which are not worth printing."""
     values = value if isinstance(value, list) else [value]
     return all(isinstance(one, str) and _DIGEST.fullmatch(one) for one in values)
 
@@ -83,8 +87,8 @@ def _shown(value: Any) -> str:
 
 
 def changes(a: Document, b: Document) -> list[Change]:
-    """Return the fields in which two documents differ, causes first; `follows` is set on those that differ only
-    because another does."""
+    """Return the fields in which two identity documents differ, causes first. A change that only follows from another
+    one names that one in `follows`."""
     sections = [*_SECTIONS, *sorted((a.keys() | b.keys()) - set(_SECTIONS))]
     found = [change for name in sections for change in _section(name, a.get(name, ABSENT), b.get(name, ABSENT))]
     cause = {
@@ -95,7 +99,8 @@ def changes(a: Document, b: Document) -> list[Change]:
 
 
 def _first(path: str, cause: Mapping[str, str]) -> str:
-    """Return the change at the beginning of the chain of causes; "" for a change that begins one."""
+    """Return the path of the first change in the chain of causes of `path`. Empty if nothing causes that change.
+    `cause` maps each path to its direct cause or to an empty string."""
     first = cause[path]
     while first and cause[first]:
         first = cause[first]
@@ -110,7 +115,8 @@ def _section(name: str, a: Any, b: Any) -> Iterator[Change]:
 
 
 def _fields(path: str, a: Any, b: Any) -> Iterator[Change]:
-    """Compare objects field by field, and everything else as one value."""
+    """Yield the changes between two JSON values: objects field by field, lists of a config item by item, all else as
+    one value."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in sorted(a.keys() | b.keys()):
             yield from _fields(f"{path}.{key}", a.get(key, ABSENT), b.get(key, ABSENT))
@@ -139,7 +145,7 @@ def _files(section: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator
 
 
 def _chunks(a: Any, b: Any) -> str:
-    """Return which chunks of a file differ; "" for a file of one chunk."""
+    """Return which chunks of a file differ, such as ` chunks 0, 2-4`. Empty for a file of one chunk."""
     if not isinstance(a, list) or not isinstance(b, list) or max(len(a), len(b)) < 2:
         return ""
     differing = [index for index in range(max(len(a), len(b))) if a[index : index + 1] != b[index : index + 1]]
@@ -154,7 +160,7 @@ def _chunks(a: Any, b: Any) -> str:
 
 
 def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
-    """Return whether `cause` causes `change`; both are in `found`."""
+    """Return whether `change` only follows from `cause`. `found` lists all changes in order, including these two."""
     path, section = change.path, change.path.partition(".")[0]
     values = (change.before, change.after) == (cause.before, cause.after)
     if path == "options.dtype":
@@ -193,5 +199,5 @@ def _pipeline_follows(change: Change, cause: Change) -> bool:
 
 
 def _is_pass(path: str) -> bool:
-    """Return whether the path is that of a pass with all its options."""
+    """Return whether a path is that of one pass with all its options, such as `pipeline.cse`."""
     return path.startswith("pipeline.") and path.count(".") == 1 and path != "pipeline.order"

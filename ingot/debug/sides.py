@@ -1,4 +1,4 @@
-"""Read one side of a diff from its name on a command line or in a call."""
+"""Read the programs that `ingot diff` compares: an artifact, a step of its compile, or a file of programs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ Place = tuple[str, str | None]  # an entry and a bucket class; None before bucke
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a diff: its label, its programs, and the artifact if it is compared as a whole."""
+    """One of the two things that a diff compares. `label` is its name in messages. `artifact` is set only if a whole
+    artifact is compared."""
 
     label: str
     programs: Mapping[Place, Program]
@@ -23,8 +24,8 @@ class Side:
 
 
 def read_side(text: str) -> Side:
-    """Read an argument of a diff: `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, or a file of programs. PASS and STAGE
-    take `@` with a bucket class, entry or stage. Raises IngotError."""
+    """Read one of the two arguments of a diff: `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, or a file of programs.
+    After PASS or STAGE, `@` and a name select a bucket class, entry or stage. Raises IngotError."""
     path = Path(text)
     if path.is_dir():
         artifact = open_artifact(path)
@@ -54,7 +55,8 @@ def read_side(text: str) -> Side:
 
 
 def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Program]]) -> None:
-    """Raise OptionError if the pass ran for several stages, since each run is a step of its own."""
+    """Check that the pass `name` made each program only once. Raises OptionError if the pass ran for several stages,
+    and names the choices."""
     keys: dict[Place, list[str]] = {}
     for key, program in found:
         keys.setdefault(_place(program), []).append(key)
@@ -68,7 +70,7 @@ def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Pro
 
 
 def _step_texts(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the programs after a pass, or at the end of a stage, by title."""
+    """Return the program texts after a pass, or at the end of a stage, by title."""
     from ingot.cli.views.programs import texts_of_pass, texts_of_stage
 
     try:

@@ -1,4 +1,4 @@
-"""The result of repeating a golden run, as data and in words."""
+"""The result of `ingot verify`, which repeats an artifact's golden run: as data, JSON and an error."""
 
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -10,7 +10,8 @@ from ingot.ir.listing import listed
 
 
 class Promise(Enum):
-    """The guarantee on a machine: the same bits, or logits within the tolerance of the model's dtype."""
+    """The guarantee for a repeated run on this machine: the same bits, or logits within the tolerance of the model's
+    dtype."""
 
     BITWISE = "bitwise"
     TOLERANCE = "tolerance"
@@ -18,9 +19,10 @@ class Promise(Enum):
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A row that breaks the promise: in step `step`, for the token of `request` at `position`.
+    """A row of logits that breaks the promise: in step `step`, for the token of `request` at `position`.
 
-    `error` is the largest over the logits that were recorded; `token` is the one sampled now.
+    `error` is the largest difference among the recorded logits, and `allowed` its limit. `token` is the token sampled
+    now, `recorded_token` that of the golden run.
     """
 
     entry: str
@@ -40,9 +42,10 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class BucketResult:
-    """The result for the steps that one bucket class of an entry served.
+    """The result for the steps that one bucket class of an entry served: counts of steps and positions, and of
+    positions with equal bits and equal tokens.
 
-    `max_error` is the largest over the recorded logits; `allowed` is the limit at that position.
+    `max_error` is the largest error of a recorded logit; `allowed` is the limit at that position.
     """
 
     entry: str
@@ -57,10 +60,11 @@ class BucketResult:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of a replay.
+    """The result of repeating a golden run.
 
-    `why` is the reason for the promise. `changed` lists files and backends that differ from the recorded ones;
-    `failure` is why the run stopped early; `wrong` counts the rows that break the promise.
+    `why` is the reason for the promise. `changed` lists files and backends that differ from the recorded ones. `wrong`
+    counts the rows that break the promise. `first` is the first such row, `first_token` the first with another token.
+    `failure` is the error that stopped the run, None if it finished.
     """
 
     artifact: Path
@@ -79,7 +83,7 @@ class Verification:
         return not (self.changed or self.wrong or self.failure)
 
     def error(self) -> MismatchError | None:
-        """Return the error to raise; None if the promise holds."""
+        """Return the error that reports a broken promise; None if the promise holds."""
         if self.holds:
             return None
         positions = sum(result.positions for result in self.results)

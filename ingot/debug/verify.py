@@ -27,8 +27,9 @@ from ingot.runtime.loader import Loaded, bind, check_target
 def verify(path: str | Path) -> Verification:
     """Load an artifact, check its digests, and repeat its golden run.
 
-    Differences from the record are in the result. Changed native code is not even opened, since it may do anything.
-    Raises ArtifactError for an artifact that is damaged or has no golden run, TargetError for one of another machine.
+    Differences from the recorded run are part of the result. If native code has changed, nothing is run, since the code
+    may do anything. Raises ArtifactError for an artifact that is damaged or has no golden run, TargetError for one of
+    another machine.
     """
     artifact = open_artifact(path, check=_check)
     golden = read_golden(artifact)
@@ -128,7 +129,8 @@ def _threads(count: int) -> Iterator[None]:
 
 @dataclass
 class _Rows:
-    """Compare rows of logits, step by step; `wrong` are those that break the promise."""
+    """Compare the logits and tokens of a repeated run with the recorded ones, step by step. `wrong` collects the rows
+    that break the promise."""
 
     promise: Promise
     tolerance: Tolerance
@@ -169,12 +171,13 @@ class _Rows:
 
 
 def _size(row: Row) -> float:
-    """Return the largest finite recorded logit, by magnitude."""
+    """Return the largest absolute value among the finite recorded logits of a row; 0 if there are none."""
     return max((abs(value) for _, value in row.top if isinstance(value, float)), default=0.0)
 
 
 def _error(logits: torch.Tensor, row: Row) -> float:
-    """Return the largest difference at the recorded top tokens, and between the largest logits in order."""
+    """Return the largest error of a row's logits. Compare them at the recorded top tokens, and also the largest logits
+    in order."""
     recorded = torch.tensor([float(value) for _, value in row.top], dtype=torch.float64)
     at = logits[[index for index, _ in row.top]].double()
     largest = logits.topk(len(row.top)).values.double()
@@ -188,5 +191,5 @@ def _distance(found: torch.Tensor, recorded: torch.Tensor) -> float:
 
 
 def _is_tie(logits: torch.Tensor, token: int, other: int, margin: float) -> bool:
-    """Return whether two tokens are almost equally likely."""
+    """Return whether the logits of two valid tokens differ by at most `margin`."""
     return min(token, other) >= 0 and float((logits[token] - logits[other]).abs()) <= margin

@@ -1,4 +1,4 @@
-"""Find why two artifacts, or an artifact and a request, differ: in their inputs, files and executables."""
+"""Find why two artifacts, or an artifact and a compile request, differ: in their inputs, files and executables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,8 +13,9 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class NotShared:
-    """Executables of one artifact with counterparts in the other: the keys in each, and the fields that differ.
-    Executables without counterparts have no changes."""
+    """Executables that only one of two artifacts has: the executable keys in `a` and in `b`, and the fields in which
+    they differ.
+    Executables without a counterpart in the other artifact have no `changes`."""
 
     a: tuple[str, ...]
     b: tuple[str, ...]
@@ -26,12 +27,12 @@ class NotShared:
 
 @dataclass(frozen=True)
 class Miss:
-    """The differences between two requests, and between two artifacts.
+    """The differences between two compile requests, and between the artifacts made from them.
 
-    `keys` are their request keys, equal for equal requests. `changes` are the inputs that differ, causes first.
-    `builds` are the build ids and `file` the first difference of their contents, "" if there is none. `shared` counts
-    the executables that both have; `not_shared` are the others. A request that was not compiled has no builds and
-    executables.
+    `keys` are the two request keys, equal for equal requests. `changes` are the inputs that differ, causes first.
+    `builds` are the two build ids. `file` is the first difference between the artifacts' contents, empty if there is
+    none. `shared` counts the executables that both have; `not_shared` lists the others. For a request that was not
+    compiled, `builds` is None.
     """
 
     keys: tuple[str, str]
@@ -43,7 +44,7 @@ class Miss:
 
     @property
     def causes(self) -> tuple[Change, ...]:
-        """Return the inputs whose difference no other one causes."""
+        """Return the changed inputs that do not follow from another change."""
         return tuple(change for change in self.changes if not change.follows)
 
     def __bool__(self) -> bool:
@@ -67,7 +68,8 @@ class Miss:
 
 
 def why_miss(a: Artifact, b: Artifact) -> Miss:
-    """Return why `b` was not served from `a`. Raises ArtifactError if one does not record its request."""
+    """Return why artifact `b` was compiled although artifact `a` existed: how requests, contents and executables
+    differ. Raises ArtifactError if one does not record its request."""
     mine, theirs = _executables(a), _executables(b)
     return replace(
         why_requests_differ(identity_of(a), identity_of(b)),
@@ -79,12 +81,13 @@ def why_miss(a: Artifact, b: Artifact) -> Miss:
 
 
 def why_requests_differ(a: Document, b: Document) -> Miss:
-    """Return why two requests differ, from their documents."""
+    """Return the differences between two compile requests, given as identity documents."""
     return Miss((digest_json(a), digest_json(b)), tuple(changes(a, b)))
 
 
 def identity_of(artifact: Artifact) -> Document:
-    """Return the document with the artifact's request key as its digest. Raises ArtifactError."""
+    """Return the artifact's identity document, the JSON data that its request key is the digest of. Raises
+    ArtifactError if the digest does not match."""
     stored = artifact.read_json(REQUEST)
     document = stored.get("identity") if isinstance(stored, dict) else None
     if not isinstance(document, dict) or digest_json(document) != artifact.manifest.request_key:
@@ -107,7 +110,8 @@ def _executables(artifact: Artifact) -> Mapping[str, Document]:
 
 
 def executables_not_shared(a: Mapping[str, Document], b: Mapping[str, Document]) -> tuple[NotShared, ...]:
-    """Return the executables that only one side has, each with its nearest counterpart, grouped by their changes."""
+    """Return the executables that only `a` or only `b` has, each paired with its nearest counterpart. Pairs with equal
+    changes are grouped. Both arguments map executable keys to identity documents."""
     mine = {key: document for key, document in a.items() if key not in b}
     theirs = {key: document for key, document in b.items() if key not in a}
     groups: dict[tuple[str, ...], list[tuple[str, str, tuple[Change, ...]]]] = {}
@@ -127,13 +131,15 @@ def executables_not_shared(a: Mapping[str, Document], b: Mapping[str, Document])
 
 
 def _distance(a: Document, b: Document) -> tuple[int, int]:
-    """Return the distance of two executables: by backend first, then by the lines of their bodies."""
+    """Return how different two executables are, for sorting: first whether their backends differ, then the number of
+    different lines of their bodies."""
     lines, others = set(a["body"] or ()), set(b["body"] or ())
     return int(a["backend"] != b["backend"] or (a["body"] is None) != (b["body"] is None)), len(lines ^ others)
 
 
 def _exe_changes(a: Document, b: Document) -> list[Change]:
-    """Compare two executables; of a body, report the first line that differs."""
+    """Return the changes between the identity documents of two executables. Of their bodies, only the first line that
+    differs is reported."""
     found = changes({**a, "body": None}, {**b, "body": None})
     lines, others = a["body"] or [], b["body"] or []
     if lines == others:
@@ -148,8 +154,8 @@ def _exe_changes(a: Document, b: Document) -> list[Change]:
 
 
 def first_difference(a: Artifact, b: Artifact) -> str:
-    """Return the first file, with the field, line or chunk, in which two artifacts differ; else the first field of the
-    manifest; "" for equal builds."""
+    """Return the first file in which two artifacts differ, with the field, line or chunk. If all files are equal,
+    return the first field of the manifest that differs. Empty for equal builds."""
     if a.build_id == b.build_id:
         return ""
     mine = {entry.path: entry for entry in a.manifest.files}
@@ -179,7 +185,7 @@ def _within(a: Artifact, b: Artifact, path: str) -> str:
 
 
 def _first_value(path: str, a: object, b: object) -> str:
-    """Return the path and values of the first difference of two JSON values; "" for equal values."""
+    """Return the path and both values of the first difference between two JSON values. Empty for equal values."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             inner = f"{path}.{key}" if path else key

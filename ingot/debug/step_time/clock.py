@@ -1,4 +1,4 @@
-"""Add the times of steps on a GPU to the costs of their calls."""
+"""Add the times of steps on a GPU, predicted or measured, to the costs of their calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,8 +23,9 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class StepClock:
-    """The data that times of steps follow from. `measure` also runs steps of the entry main; `trace` is the file to
-    write a profiler trace of them to."""
+    """Predicts the times of an artifact's steps, and measures them with `measure`. `kernels` are the recorded kernel
+    launches of each executable, by its id. `trace` is the file for a profiler trace of the measured steps. Only steps
+    of the entry main are measured."""
 
     folder: Path
     device: Device
@@ -36,8 +37,8 @@ class StepClock:
 
     @staticmethod
     def of(artifact: Artifact, *, measure: bool, trace: Path | None = None) -> "StepClock | None":
-        """Return the clock; None if the artifact is not for a GPU, or for one with unknown bandwidth. Raises
-        OptionError if it is to be measured then."""
+        """Return the clock of an artifact; None if it is not for a GPU, or for one with unknown bandwidth. In these
+        cases `measure` raises OptionError."""
         target = str(artifact.manifest.target.get("name"))
         device = device_of(target) if artifact.manifest.target.get("device") == "cuda" else None
         if device is None:
@@ -53,7 +54,8 @@ class StepClock:
         return StepClock(artifact.folder, device, plans, kernels, limits_of(artifact).page_size, measure, trace)
 
     def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
-        """Return the costs of a step with its times. Raises TargetError if it must be measured and cannot run here."""
+        """Return `costs` with times for the step and each call. `choices` are the tile sizes of kernels, by node or
+        region. Raises TargetError if the step must be measured and cannot run here."""
         plan, bucket = self._plan(costs)
         sizes = step_sizes(costs.step, program, self.page_size)
         served = served_size(plan, bucket, costs.step, self.device.gpu)

@@ -1,4 +1,4 @@
-"""Find the largest gaps above the roofline, and say from the facts of the calls what would close them."""
+"""Find the calls that are slowest relative to the roofline, and say from their facts what would make them faster."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,12 +12,13 @@ from ingot.ir.artifact.tuning import Choice
 _SHOWN = 8
 # Gaps below this share of a step's time are not worth a line.
 _LEAST_SHARE = 0.005
-# From this share of a gap on, the remedy names the launch.
+# If waves or launch latency take more than this share of a gap, the remedy addresses them.
 _MOSTLY = 0.5
 
 
 def gaps_of(works: Sequence[Work], times: Sequence[CallTime], step: StepTime, device: Device) -> tuple[Gap, ...]:
-    """Return the largest gaps of a step."""
+    """Return the largest gaps of a step: the times of equal calls above the roofline, and the time between calls.
+    `works` and `times` describe the same calls, in order."""
     groups: dict[str, list[tuple[Work, CallTime]]] = {}
     for work, time in zip(works, times, strict=True):
         if work.launches:

@@ -10,7 +10,7 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu, product_rate
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU with its bandwidth in bytes a second, and the constants of the kernels that run on it."""
+    """A GPU with its bandwidth in bytes a second, and the time constants of the kernels that run on it."""
 
     gpu: Gpu
     bandwidth: int
@@ -21,14 +21,15 @@ class Device:
 
     @property
     def slower_memory(self) -> float:
-        """Return how much longer a byte takes than on the device that the constants were measured on."""
+        """Return the memory bandwidth of the GPU that the constants were measured on, divided by this GPU's. Times of
+        memory-bound kernels scale with it."""
         measured = self.times.gpu.bandwidth
         assert measured is not None
         return measured / self.bandwidth
 
     @property
     def basis(self) -> str:
-        """Return the source of the constants, in words."""
+        """Return a phrase that names the GPU that the constants were measured on, and whether they are scaled."""
         measured = self.times.gpu.product
         if measured == self.gpu.product:
             return f"constants measured on {measured}"
@@ -36,8 +37,8 @@ class Device:
 
 
 def device_of(target: str) -> Device | None:
-    """Return this machine's GPU if it matches the target, else the typical one; None for a target that is no GPU, or
-    with unknown bandwidth. Published numbers take precedence over a driver's."""
+    """Return this machine's GPU if it matches the target, else the typical GPU of the target. None for a target that is
+    not a GPU, or for a GPU of unknown bandwidth. Published numbers take precedence over the driver's."""
     typical = TYPICAL.get(target)
     try:
         here = find_gpu()

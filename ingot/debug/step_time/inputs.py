@@ -1,4 +1,4 @@
-"""The inputs of the step that costs are computed for: sequences of one length, each with its own pages."""
+"""Make the inputs of the step that is timed: sequences of one context length, each with its own pages."""
 
 import numpy as np
 
@@ -8,7 +8,8 @@ from ingot.runtime.step import StepInputs, StepLayout, StepSizes, filled
 
 
 def step_inputs(step: StepShape, page_size: int, vocab_size: int, layout: StepLayout) -> StepInputs:
-    """Return a step of `layout` with the last tokens of each sequence, which samples one token of each, greedily.
+    """Return inputs, in the given `layout`, for a step that processes the last tokens of each sequence and samples one
+    token of each, greedily.
 
     Positions are fixed, so that the same inputs can be launched repeatedly. The pages are the first
     `step.pages(page_size)` of a pool. Token ids are arbitrary.

@@ -1,4 +1,4 @@
-"""The launches of a call, and how a step distributes their work over the multiprocessors."""
+"""The kernel launches of a call, and how they distribute its work over the multiprocessors."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,8 @@ _PROMPT_ROWS = {"prefill_attention": {0: 128}, "flashinfer paged_attention": {0:
 
 @dataclass(frozen=True)
 class Shape:
-    """A step: its dims as `asked` and as they run (`served`), the cached positions of each sequence, and the GPU."""
+    """The shape of a step on a GPU. `asked` are the sizes of its dims without padding, `served` those that kernels run
+    with. `context` is the number of cached positions of each sequence."""
 
     asked: Mapping[str, int]
     served: Mapping[str, int]
@@ -36,7 +37,8 @@ class Shape:
 def compiled_launches(
     artifact: Artifact, target: str, executables: Sequence[Executable]
 ) -> dict[str, tuple[Launch, ...]]:
-    """Return the kernels that each executable launches, by its id, if it records them. Raises ArtifactError."""
+    """Return the kernel launches of each executable, by its id. Executables without recorded launches are left out.
+    Raises ArtifactError for a malformed record."""
     found: dict[str, tuple[Launch, ...]] = {}
     for one in executables:
         if LAUNCHES in one.files:
@@ -55,8 +57,8 @@ def launches_of(
     known: Mapping[str, tuple[Launch, ...]],
     chosen: Sequence[Choice],
 ) -> tuple[Launched, ...]:
-    """Return the launches of an instruction in a step; none for a view. `known` are those of executables by their ids,
-    `chosen` the tile sizes of the call."""
+    """Return the kernel launches of an instruction in a step; none for a view. `known` maps ids of executables to their
+    recorded launches; `chosen` are the tile sizes of the call."""
     if instruction.calls in known:
         run = (one for one in known[str(instruction.calls)] if all(evaluate(size, shape.served) for size in one.grid))
         found = [launched(one, shape.served, shape.gpu) for one in run]
@@ -66,7 +68,8 @@ def launches_of(
 
 
 def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence[Choice]) -> Launched:
-    """Return the launch; for attention, with the work of its programs, which depends on contexts."""
+    """Return the launch. For attention, add how unevenly its programs share the work, which depends on the context
+    lengths."""
     if rows := _PROMPT_ROWS.get(launch.name):
         dim = held_type(named_arguments(node)["q"]).bind(shape.asked)[2]
         name = f"{launch.name}, heads of {dim}" if dim in rows else launch.name
@@ -78,13 +81,13 @@ def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence
 
 
 def _prompts(node: fx.Node, shape: Shape) -> Prompts:
-    """Return the prefill attention of a step."""
+    """Return the shape of a step's prefill attention at this node."""
     call = named_arguments(node)
     heads, sequences = held_type(call["q"]).bind(shape.asked)[1], shape.asked["B"]
     return Prompts(sequences, -(-shape.asked["T"] // sequences), shape.context, heads, call.get("mask", CAUSAL.name))
 
 
 def op_name(node: fx.Node) -> str:
-    """Return the name of an Ingot op, or the target's name for another one."""
+    """Return the name of the Ingot op that a node calls; for another target, the target's printed name."""
     op = op_of(node.target)
     return op.name if op is not None else target_name(node.target)

@@ -1,4 +1,5 @@
-"""Model a library's matmul, whose tiling is not published: assume the tiling that the model finds fastest."""
+"""Model the time of a library's matmul. Its tiling is not published, so assume the tiling that the model finds
+fastest."""
 
 import math
 from collections.abc import Iterator
@@ -17,9 +18,12 @@ _PART_BYTES = 2 * 4
 
 
 def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kernel: KernelTime, device: Device) -> float:
-    """Return the seconds of a matmul [rows, columns, depth] after its launch. A multiprocessor computes its tiles one
-    after another. Each tile reads its operands at `kernel.stream` bytes a second, and multiplies all of its rows and
-    columns, full or empty. One more launch adds the splits of the depth; a `kernel.wave` accounts for it."""
+    """Return the seconds of a matmul after its launch. `product` is [rows, columns, depth], `done` the flops and bytes.
+
+    A multiprocessor computes its tiles one after another. Each tile reads its operands at `kernel.stream` bytes a
+    second, and multiplies all of its rows and columns, full or empty. If the depth is split, one more launch adds the
+    parts, which costs a `kernel.wave`.
+    """
     moving = done.bytes / (kernel.bandwidth * device.bandwidth)
     return min(max(moving, computing) + adding for computing, adding in _cuts(product, dtype, kernel, device))
 
@@ -27,7 +31,8 @@ def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kerne
 def _cuts(
     product: tuple[int, int, int], dtype: str, kernel: KernelTime, device: Device
 ) -> Iterator[tuple[float, float]]:
-    """Yield for each tiling the seconds of the busiest multiprocessor, and those of adding the splits."""
+    """Yield two times for each possible tiling: the seconds of the busiest multiprocessor, and the seconds to add the
+    splits of the depth."""
     rows, columns, depth = product
     rate = kernel.rate * device.rate(dtype) / device.gpu.cores
     for high, wide in _SIZES:

@@ -38,7 +38,8 @@ _VIEWS = frozenset(map(target_name, VIEWS))
 def measure_artifact(
     folder: Path, step: StepShape, served: StepSizes | None, trace: Path | None = None
 ) -> StepMeasurement:
-    """Load an artifact for this step only, and time it. Raises IngotError if it does not run on this machine."""
+    """Load an artifact with just enough pages for `step`, and time the step. `served` is the size of the graph that
+    replays it, None if the host launches its calls. Raises IngotError if the artifact does not run on this machine."""
     limits = limits_of(open_artifact(folder))
     return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step, served, trace)
 
@@ -46,8 +47,11 @@ def measure_artifact(
 def measure_step(
     loaded: Loaded, step: StepShape, served: StepSizes | None = None, trace: Path | None = None
 ) -> StepMeasurement:
-    """Time a step of the entry main; its calls have the padding of the graph that it is `served` from. `trace` is the
-    file to write a profiler trace to. Afterwards the states hold arbitrary values, so nothing else may be served."""
+    """Time a step of the entry main. `served` is the size of the CUDA graph that replays it; its calls are then padded
+    to that size. `trace` is the file for a profiler trace.
+
+    Afterwards the states hold arbitrary values, so nothing else may be served.
+    """
     executor = loaded.executor
     inputs = step_inputs(
         step, loaded.limits.page_size, loaded.limits.vocab_size, StepLayout.of(frozenset(loaded.plan.inputs))
@@ -91,8 +95,8 @@ def _kind(value: object) -> object:
 
 
 def _rotated(calls: Sequence[Call], resident: set[int]) -> list[Call]:
-    """Return the calls, and more of them on copies of their weights and caches, so that the device's cache cannot hold
-    them all."""
+    """Return the calls, followed by the same calls on copies of their weights and caches. Together they exceed the
+    device's last-level cache. `resident` are the data pointers of params and states."""
     size = sum(_resident_bytes(call, resident) for call in calls)
     wanted = _CACHES * torch.cuda.get_device_properties().L2_cache_size
     copies = 0 if size < _COPIED else min(_COPIES, math.ceil(wanted / size)) - 1
@@ -113,13 +117,14 @@ def _on_copies(call: Call, resident: set[int]) -> Call:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor with its strides, which compiled kernels rely on."""
+    """Return a copy of a tensor with the same strides, which compiled kernels rely on."""
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return like.copy_(tensor)
 
 
 def _time_row(calls: Sequence[Call]) -> InstructionTime:
-    """Return the time of one call, from a graph of many, or from single launches if no graph can hold them."""
+    """Return the time of one of the calls. They run many times in a CUDA graph, or one by one if no graph can hold
+    them."""
     row = list(itertools.islice(itertools.cycle(calls), len(calls) * math.ceil(_CALLS / len(calls))))
 
     def run() -> None:
@@ -139,7 +144,7 @@ def _time_row(calls: Sequence[Call]) -> InstructionTime:
 
 
 def _captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-    """Capture the calls; return None if they synchronize with the host."""
+    """Capture a CUDA graph of what `run` launches. Return None if it synchronizes with the host."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class InstructionTime:
-    """Seconds of one call in a sequence of equal ones: on the device, and on the host until it is launched."""
+    """Seconds of one call, measured in a sequence of equal calls: its time on the device, and the host's time to launch
+    it."""
 
     device: float
     host: float
@@ -13,9 +14,9 @@ class InstructionTime:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Seconds from a profiler's trace. `calls` are the seconds that each instruction adds to a step, None if its
-    kernels were not found. `step` is the time between the ends of two steps, None for steps that wait for the host,
-    which the profiler slows down."""
+    """Seconds of a step from a profiler's trace. `calls` are the seconds that each instruction adds to the step, None
+    if its kernels were not found. `step` is the time between the ends of two steps. It is None for steps that wait for
+    the host, which the profiler slows down."""
 
     calls: tuple[float | None, ...]
     step: float | None
@@ -23,7 +24,8 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """Seconds of a step as it is served in a sequence of steps, of its instructions in order, and by a trace."""
+    """The measured times of a step. `seconds` is the time of one step in a sequence of steps, as they are served.
+    `instructions` are the times of its instructions, in order. `trace` is None if no trace was recorded."""
 
     seconds: float
     instructions: tuple[InstructionTime, ...]

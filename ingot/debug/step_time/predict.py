@@ -1,4 +1,4 @@
-"""Predict times from the work of a call and the constants of its kernels, without running anything."""
+"""Predict times from the work of calls and the constants of their kernels, without running anything."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,8 @@ from ingot.ir.machine.gpu_times import HostTime, KernelTime
 
 
 def device_seconds(work: Work, device: Device) -> float:
-    """Return the device time of a call in a sequence of calls: the tuning log's if it has one, else its kernels'."""
+    """Return the predicted device time of a call within a sequence of calls. The time in the tuning log takes
+    precedence over the model of its kernels."""
     choice = work.choice
     # The time of attention depends on contexts, which the log does not record.
     if choice is not None and choice.microseconds is not None and choice.kernel == LINEAR:
@@ -35,20 +36,22 @@ def _carried(work: Work, launch: Launched, kernel: KernelTime, device: Device) -
 
 
 def host_seconds(work: Work, host: HostTime) -> float:
-    """Return the seconds until the host has launched a call."""
+    """Return the seconds that the host needs to launch a call."""
     if work.compiled:
         return host.call + host.kernel * len(work.launches)
     return host.library if work.launches else host.view
 
 
 def captured_seconds(device: Iterable[float], device_model: Device) -> float:
-    """Return the time of a step that is a captured graph: its calls, and the gap between two steps."""
+    """Return the time of a step that is replayed from a CUDA graph. `device` are the seconds of its calls; the gap
+    between two steps is added."""
     return sum(device) + device_model.times.between
 
 
 def launched_seconds(host: Sequence[float], device: Sequence[float], around: float) -> float:
-    """Return the time of a step that the host launches call by call. A call begins when it has been launched and the
-    previous one has ended. `around` is the host's time before the first call."""
+    """Return the time of a step that the host launches call by call. `host` and `device` are the seconds of each call
+    on the host and on the device. A call begins after its launch and after the end of the previous call. `around` is
+    the host's time before the first call."""
     launched, ended = around, 0.0
     for launching, running in zip(host, device, strict=True):
         launched += launching

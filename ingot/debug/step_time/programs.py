@@ -1,4 +1,4 @@
-"""Distribute the work of a launch over the multiprocessors of a GPU."""
+"""Distribute the programs (thread blocks) of a kernel launch over the multiprocessors of a GPU."""
 
 import heapq
 import math
@@ -16,9 +16,11 @@ from ingot.ir.masks import CAUSAL, Mask
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch of the kernel `name`: `waves` of programs, one after another, each as large as fits at once.
-    The busiest multiprocessor has `uneven` times the mean work. For a library's kernel both are those of a launch that
-    fills the device."""
+    """A launch of the kernel `name`. Its programs run in `waves`, one after another; a wave fills the device.
+
+    The busiest multiprocessor has `uneven` times the mean work. A library's kernel has the defaults, which describe a
+    launch that fills the device evenly.
+    """
 
     name: str
     waves: int = 1
@@ -26,7 +28,8 @@ class Launched:
 
 
 def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
-    """Return a compiled launch in a step of these sizes; its programs have equal work."""
+    """Return how the recorded launch of a compiled kernel runs in a step with these dim sizes. All its programs have
+    equal work."""
     x, y, z = (evaluate(size, sizes) for size in launch.grid)
     programs = x * y * z
     if not programs:
@@ -36,14 +39,15 @@ def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
 
 
 def uneven(programs: int, cores: int) -> float:
-    """Return the work of the busiest multiprocessor over the mean, for equal programs."""
+    """Return the work of the busiest multiprocessor divided by the mean, for `programs` of equal work on `cores`
+    multiprocessors."""
     return -(-programs // cores) * cores / programs
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Attention of `sequences` with `tokens` each, after which each has `context` positions, for `heads` of q. `mask`
-    names the positions that a token attends to."""
+    """Prefill attention of `sequences` sequences with `tokens` new tokens each, after which each has `context`
+    positions. `heads` are those of q. `mask` names the positions that a token attends to."""
 
     sequences: int
     tokens: int
@@ -52,15 +56,15 @@ class Prompts:
     mask: str = CAUSAL.name
 
     def launched(self, name: str, rows: int, cores: int) -> Launched:
-        """Return the launch of a kernel with tiles of `rows` tokens of a head. A multiprocessor takes one tile after
-        another, and each waits for its first keys: a wave."""
+        """Return how a prefill attention kernel runs with tiles of `rows` tokens of a head. A multiprocessor takes one
+        tile after another. Each tile waits for its first keys and so counts as a wave."""
         tiles = -(-self.tokens // rows) * self.sequences * self.heads
         return Launched(name, -(-tiles // cores), self.uneven(rows, cores))
 
     def uneven(self, rows: int, cores: int) -> float:
-        """Return the work of the busiest multiprocessor over the mean. A tile of `rows` tokens of a head covers all
-        positions that its rows attend to. The longest tiles begin first, each on the next free multiprocessor; empty
-        rows count as work."""
+        """Return the work of the busiest multiprocessor divided by the mean. A tile of `rows` tokens of a head covers
+        all positions that its rows attend to; empty rows count as work. The longest tiles begin first, each on the next
+        free multiprocessor."""
         mask = Mask.named(self.mask)
 
         def seen(first: int, last: int) -> int:
@@ -82,17 +86,20 @@ _WARPS = 8
 
 @dataclass(frozen=True)
 class Contexts:
-    """Decode attention of tokens with `context` positions each. The contexts are split as the kernel splits them on the
-    device, with the tiles of a `choice`."""
+    """Decode attention of `tokens` tokens with `context` cached positions each. The context is split as the kernel does
+    it on the device, with the tile sizes of `choice`."""
 
     tokens: int
     context: int
     choice: Choice
 
     def launched(self, name: str, cores: int) -> Launched:
-        """Return the launch of the kernel. A split covers whole tiles. The splits that always exist may load their
-        first tile before the previous kernel has ended, so that it takes no time of its own; further splits must read
-        the lengths first. Only the first wave is waited for: programs of later waves begin while others read."""
+        """Return how the decode attention kernel `name` runs on `cores` multiprocessors.
+
+        A split covers whole tiles. The splits that always exist may load their first tile before the previous kernel
+        has ended, so that tile takes no time. Further splits must read the lengths first. Only the first wave counts:
+        programs of later waves begin while others read.
+        """
         problem, tiles = DecodeProblem.of(self.choice), DecodeTiles(**self.choice.tiles)
         limits = split_limits(problem, tiles, cores)
         splits = limits.base
@@ -111,7 +118,7 @@ class Contexts:
 
 
 def _longest(works: Sequence[int], workers: int) -> int:
-    """Return the work of the busiest worker, if each takes the next work when it is free."""
+    """Return the total work of the busiest worker, if each worker takes the next item of `works` when it is free."""
     ends = [0] * workers
     for work in works:
         heapq.heapreplace(ends, ends[0] + work)

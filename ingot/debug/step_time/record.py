@@ -1,4 +1,4 @@
-"""Record a profiler trace of some steps, in the form that `read_trace` reads."""
+"""Record a profiler trace of some steps, for `read_trace` to read."""
 
 import itertools
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ def record_trace(
     served: Mapping[str, torch.Tensor],
     path: Path,
 ) -> None:
-    """Write a torch profiler trace of a step on the `stream` of its executor: `launched` call by call, each in a span
-    with its number, and then as it is `served`. A file name that ends in .gz is compressed."""
+    """Write a torch profiler trace of some steps to `path`, compressed if its name ends in .gz. First run the inputs
+    `launched` call by call, each call in a span with its number. Then run the inputs `served` as in serving."""
     with torch.cuda.stream(stream), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(_LAUNCHED):
             numbers = itertools.count()

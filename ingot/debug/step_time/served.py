@@ -1,4 +1,4 @@
-"""The sizes that a step is served in, with padding rows if it is smaller."""
+"""The padded sizes with which a step runs: those of a CUDA graph, or of calls that the host launches."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from ingot.runtime.step import StepInputs, StepSizes
 
 
 def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> StepSizes | None:
-    """Return the size of the graph that replays a step of a bucket class, once it is captured; None if the host
+    """Return the size of the CUDA graph that replays a step of a bucket class. None if no graph does, so that the host
     launches its calls."""
     if step.tokens == step.sequences:
         held = (size for size, one in decode_steps(plan).items() if one is bucket and step.tokens <= size.T)
@@ -23,14 +23,14 @@ def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> St
 
 
 def computed_size(plan: Plan, bucket: BucketPlan, step: StepShape) -> StepSizes:
-    """Return the size in which the host launches a step; steps with prompts are padded in this case too."""
+    """Return the size with which the host launches a step; steps with prompts are padded here too."""
     size = StepSizes(step.tokens, step.sequences, step.sequences, P=1)  # for any context
     whole = bucket.bucket
     return size if whole.q_max is not None or has_few_tokens(whole) else filled_up(size, plan)
 
 
 def padded(inputs: StepInputs, size: StepSizes) -> dict[str, torch.Tensor]:
-    """Return the inputs of a step with the padding that a graph of this size adds."""
+    """Return a step's inputs, by name, with the padding that a CUDA graph of this size adds."""
     host = HostInputs(inputs.layout, size)
     host.fill(inputs)
     return inputs.layout.views(host.flat.host, size)

@@ -1,4 +1,5 @@
-"""The time of a step of one bucket class: roofline and prediction from the artifact alone, and measurements."""
+"""Time a step of one bucket class: roofline and prediction from the artifact alone, and measurements if there are
+any."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +19,8 @@ def time_step(
     captured: bool,
     taken: StepMeasurement | None = None,
 ) -> tuple[list[CallTime], StepTime]:
-    """Return the times of calls, and of their step, with the measurements in `taken` if there are any."""
+    """Return the times of calls, and the time of their step. `captured` states that a CUDA graph replays the step.
+    `taken` adds measured times; without it they are None."""
     calls = [_call_time(work, device) for work in works]
     if taken is not None:
         calls = [
@@ -62,5 +64,5 @@ def _call_time(work: Work, device: Device) -> CallTime:
 
 
 def _dtype(works: Sequence[Work]) -> str:
-    """Return the dtype of the matmuls, which have most of the flops."""
+    """Return the dtype of the first matmul, since matmuls have most of the flops; f32 if there is none."""
     return next((work.dtype for work in works if work.kind == "products"), "f32")

@@ -10,8 +10,9 @@ GAPS = "gaps"  # the kind for time in which no call runs
 
 @dataclass(frozen=True)
 class CallTime:
-    """Seconds of one call: the device's lower bound (`roofline`, `bound` by "memory" or by "compute"), predicted,
-    measured in a sequence of equal calls, and added to a step by a profiler's trace; None if not measured."""
+    """Seconds of one call. `kind` is its group in totals, such as "attention". `roofline` is the lower bound on the
+    device, set by `bound`: "memory" or "compute". `predicted` comes from the model of its kernels. `measured` is its
+    time in a sequence of equal calls, `traced` what it adds to a step in a profiler's trace; None if not measured."""
 
     kind: str
     bound: str
@@ -22,13 +23,14 @@ class CallTime:
 
     @property
     def taken(self) -> float:
-        """Return the measured seconds, or else the predicted ones."""
+        """Return the measured seconds of the call, or the predicted ones if it was not measured."""
         return self.predicted if self.measured is None else self.measured
 
 
 @dataclass(frozen=True)
 class KindTime:
-    """Seconds of all calls of a kind that run on the device; views do not."""
+    """Total seconds of all calls of one kind, such as "attention", in a step. `calls` counts them without views, which
+    run nothing on the device."""
 
     kind: str
     calls: int
@@ -40,8 +42,9 @@ class KindTime:
 
 @dataclass(frozen=True)
 class Gap:
-    """Equal calls, the seconds of all of them above their roofline, and what would close the gap. `traced` are the
-    seconds by a profiler's trace."""
+    """The time that equal calls of a step take above their roofline. `what` describes the calls, `seconds` is the total
+    of the gap, and `closing` says in words what would close it. `traced` is the total by a profiler's trace, None
+    without one."""
 
     what: str
     calls: int
@@ -52,10 +55,12 @@ class Gap:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step on `device`, with published `bandwidth` (bytes a second) and `rate` (flops a second, of matmuls
-    in the model's dtype). `basis` is the source of the prediction's constants. `captured`: the step is replayed from a
-    graph; otherwise the host launches its calls one by one. `traced` is the time between two steps of a profiler's
-    trace."""
+    """The time of a step on the GPU `device`, in seconds.
+
+    `bandwidth` (bytes a second) and `rate` (flops a second of matmuls in the model's dtype) are published numbers.
+    `basis` is the source of the prediction's constants. If `captured`, a CUDA graph replays the step; otherwise the
+    host launches its calls one by one. `traced` is the time between two steps in a profiler's trace.
+    """
 
     device: str
     bandwidth: int
@@ -73,8 +78,8 @@ class StepTime:
 def kind_times(
     calls: list[CallTime], predicted: float, measured: float | None, traced: float | None = None
 ) -> tuple[KindTime, ...]:
-    """Return the totals by kind. The last one is the step's time besides its calls, which is negative if calls
-    overlap."""
+    """Return the total time of each kind of call. The last item is the time of the step outside its calls, which is
+    negative if calls overlap. The other arguments are the seconds of the step."""
     found = [_kind_time(kind, [one for one in calls if one.kind == kind and one.predicted]) for kind in KINDS]
     between = KindTime(
         GAPS,
@@ -99,6 +104,6 @@ def _kind_time(kind: str, calls: list[CallTime]) -> KindTime:
 
 
 def total(seconds: Sequence[float | None]) -> float | None:
-    """Return the sum; None if one of the seconds is unknown."""
+    """Return the sum of `seconds`; None if one of them is unknown or there are none."""
     known = [one for one in seconds if one is not None]
     return sum(known) if known and len(known) == len(seconds) else None

@@ -1,4 +1,4 @@
-"""Read a profiler trace of some steps that torch wrote, in the format of Chrome and Perfetto."""
+"""Read a profiler trace of some steps, which torch writes in the format of Chrome and Perfetto."""
 
 import gzip
 import json
@@ -24,8 +24,8 @@ _SECONDS = 1e-6  # seconds per unit of a trace
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel that ran from `begin` to `end`, in seconds, for the call of a step with this number; None if it belongs
-    to no call."""
+    """A kernel that ran from `begin` to `end`, in seconds. `call` is the number of the call in its step that launched
+    it, None if unknown."""
 
     name: str
     begin: float
@@ -34,13 +34,14 @@ class _Kernel:
 
 
 def read_trace(path: Path, calls: int) -> StepTrace:
-    """Return the times of a step of `calls` calls, as medians over the steps of the trace.
+    """Return the time of a step and of its `calls` calls, as medians over the steps of a trace.
 
-    The trace has steps launched call by call, each call in a span named `CALL` and its number; kernels launched in the
-    span belong to the call. If steps were replayed from a graph too, times are those of the replays: their kernels have
-    the same order. Dependent kernels overlap, since one begins while the previous one still runs. A kernel therefore
-    adds to a replayed step the time from the previous one's end to its own end. In a step that waits for the host, only
-    the part of that time in which the kernel runs counts.
+    In the trace, each call of a launched step has a span named "ingot call" and its number; kernels launched in the
+    span belong to the call. If steps were also replayed from a CUDA graph, times are those of the replays, which run
+    the kernels in the same order. A kernel may begin before the previous one ends. It therefore adds to a replayed step
+    the time from the previous one's end to its own end. In a step that waits for the host, only the time in which the
+    kernel runs counts.
+
     Raises InternalError for a trace without such spans.
     """
     launched, replayed = _steps(_events(path))
@@ -61,7 +62,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _steps(events: Sequence[dict[str, Any]]) -> tuple[list[list[_Kernel]], list[list[_Kernel]]]:
-    """Return the kernels of steps with spans, and of replayed graphs, in the order in which they end."""
+    """Return two lists of steps: those launched call by call, and those replayed from a graph. A step is the list of
+    its kernels, in the order in which they end."""
     spans = sorted(
         (event["ts"], event["ts"] + event["dur"], int(event["name"].removeprefix(CALL)))
         for event in events
@@ -92,8 +94,8 @@ def _of(kernel: _Kernel, call: int | None) -> _Kernel:
 
 
 def _numbered(step: Sequence[_Kernel], known: Sequence[_Kernel]) -> list[_Kernel]:
-    """Return the kernels of a step, each with the call number of its match among the `known` kernels. A graph has a few
-    more kernels, which copy inputs and tokens."""
+    """Return the kernels of a replayed step with call numbers, taken from the matching kernels of the launched step
+    `known`. A graph has a few more kernels, which copy inputs and tokens."""
     matcher = SequenceMatcher(None, [one.name for one in step], [one.name for one in known], autojunk=False)
     calls = {
         block.a + place: known[block.b + place].call
@@ -104,7 +106,8 @@ def _numbered(step: Sequence[_Kernel], known: Sequence[_Kernel]) -> list[_Kernel
 
 
 def _added(step: Sequence[_Kernel], wanted: Counter[int | None], calls: int, *, waiting: bool) -> list[float | None]:
-    """Return the seconds that each call adds to a step; None if not all its `wanted` kernels are present."""
+    """Return the seconds that each of the `calls` calls adds to a step. None for a call without all its kernels;
+    `wanted` counts the kernels of each call. With `waiting`, the time between kernels does not count."""
     added: list[float | None] = [0.0] * calls
     found = Counter(kernel.call for kernel in step)
     ended = step[0].begin

@@ -1,4 +1,4 @@
-"""The calls of a step as a GPU runs them: their work, and their kernels."""
+"""The work that a GPU does for each call of a step: flops, bytes and kernel launches."""
 
 import math
 import operator
@@ -43,10 +43,12 @@ _KIND_OF = {
 
 @dataclass(frozen=True)
 class Work:
-    """A call of the node `name`, described as `what`, with the minimal cost `least`. `done` is its actual work, with
-    padding rows and written results. `dtype` is that of its operands. `launches` are empty for a view, else `compiled`
-    ones or a library's. A library's `product` has [rows, columns, depth]. `choice` has the tile sizes of a matmul or of
-    attention."""
+    """The work of the call of node `name`. `what` describes the call, and `kind` is its group in totals.
+
+    `least` is its minimal cost; `done` is the actual one, with padding rows and written results. `dtype` is that of its
+    operands. `launches` are its kernel launches, none for a view; if not `compiled`, they are a library's. `product` is
+    the [rows, columns, depth] of a library's matmul. `choice` has the tile sizes of a matmul or of attention.
+    """
 
     name: str
     what: str
@@ -68,8 +70,8 @@ def works(
     choices: Mapping[str, Sequence[Choice]],
     kernels: Mapping[str, tuple[Launch, ...]],
 ) -> list[Work]:
-    """Return the calls of a lowered program in a step, as the plan's instructions compute them. `choices` are tile
-    sizes by node or region, `kernels` an executable's launches by its id. Raises ArtifactError for a plan of another
+    """Return the work of each call of a lowered program in a step. `choices` are tile sizes by node or region, and
+    `kernels` the launches of executables by id. Raises ArtifactError if the plan's instructions are not those of the
     program."""
     nodes = [node for node in program.calls() if node.target is not operator.getitem]
     if len(nodes) != len(plan.instructions):
@@ -114,14 +116,14 @@ def _work(
 
 
 def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
-    """Return the call itself, or those of its region."""
+    """Return the calls that a node computes: the node itself, or the calls inside its region, without views."""
     if not isinstance(node.target, RegionCall):
         return [node]
     return [one for one in program.regions[node.target.name].body.calls() if one.target not in VIEWS]
 
 
 def _what(names: Sequence[str], product: fx.Node | None) -> str:
-    """Describe a call for readers: a matmul by the shape of its weight, other calls by their ops."""
+    """Describe a call for readers: a matmul by the shape of its weight, another call by its ops."""
     if product is None:
         return " + ".join(dict.fromkeys(names))
     weight = _weight(product)
@@ -137,7 +139,7 @@ def _weight(product: fx.Node) -> tuple[int, ...] | None:
 
 
 def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
-    """Return rows, columns and depth of a single matmul, if its weight is a matrix."""
+    """Return the rows, columns and depth of a single matmul; None if its weight is not a matrix."""
     weight, result = _weight(node), node.meta["type"]
     if weight is None or len(weight) != 2 or not isinstance(result, TensorType):
         return None
@@ -145,7 +147,8 @@ def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
 
 
 def _dtype(node: fx.Node) -> str:
-    """Return the dtype of a call's first floating-point tensor: of x in a matmul, of q in attention."""
+    """Return the dtype of a call's first floating-point operand: of x in a matmul, of q in attention. f32 if there is
+    none."""
     for source in node.all_input_nodes:
         value_type = source.meta["type"]
         if isinstance(value_type, TensorType) and value_type.dtype.is_floating_point:
@@ -154,7 +157,8 @@ def _dtype(node: fx.Node) -> str:
 
 
 def _done(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """Return the work of a call, including its written results, even if the minimal cost leaves them out."""
+    """Return the actual cost of a call in a step with these dim sizes. Its bytes are at least those of its results,
+    which the minimal cost may leave out."""
     if node.target in VIEWS:
         return Cost()
     cost = call_cost(node, program, sizes)
