@@ -14,8 +14,8 @@ from sharded import CASES
 from ingot import LLM, compile_model
 from ingot.compile.packing import pack_weights
 from ingot.compile.publish import ArtifactWriter
-from ingot.debug.asked_step import AskedStep
 from ingot.debug.explain import explain
+from ingot.debug.requested_step import RequestedStep
 from ingot.debug.verify import verify
 from ingot.frontend.checkpoint import Checkpoint
 from ingot.ir.artifact.manifest import GOLDEN
@@ -158,7 +158,7 @@ def test_there_is_no_golden_run_to_repeat(folder: Path) -> None:
 
 def test_costs_are_those_of_a_rank(folder: Path) -> None:
     config = json.loads((folder / "checkpoint" / "config.json").read_text())
-    calls = explain(folder / "two.ingot", AskedStep(tokens=1)).buckets[0].calls
+    calls = explain(folder / "two.ingot", RequestedStep(tokens=1)).buckets[0].calls
     assert all(call.seconds is None for call in calls), "nothing ran"
     (down,) = [call for call in calls if call.op == "ingot.linear" and call.layer == 0][-1:]
     assert down.flops == 2 * config["hidden_size"] * config["intermediate_size"] // 2

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ingot.debug.sides import Place, Side
+from ingot.debug.sides import ProgramKey, Side
 from ingot.ir.artifact.manifest import WEIGHTS_FOLDER, WeightEntry
 from ingot.ir.artifact.plan import ALL, Plan
 from ingot.ir.artifact.trace import trace_name
@@ -86,7 +86,7 @@ def diff_sides(before: Side, after: Side) -> SidesDiff:
     one, other = before.programs, after.programs
     pairs = tuple(
         _pair(one.get(left) if left else None, other.get(right) if right else None, left, right)
-        for left, right in _places(one, other)
+        for left, right in _pairs_of_keys(one, other)
     )
     facts: list[Difference] = []
     if before.artifact is not None and after.artifact is not None:
@@ -96,30 +96,32 @@ def diff_sides(before: Side, after: Side) -> SidesDiff:
     return SidesDiff(before.label, after.label, tuple(facts), pairs)
 
 
-def _pair(before: Program | None, after: Program | None, left: Place | None, right: Place | None) -> PairDiff:
+def _pair(before: Program | None, after: Program | None, left: ProgramKey | None, right: ProgramKey | None) -> PairDiff:
     diff = diff_programs(before, after) if before is not None and after is not None else ProgramDiff()
     return PairDiff(_name(left), _name(right), diff)
 
 
-def _name(place: Place | None) -> str | None:
-    return trace_name(*place) if place is not None else None
+def _name(key: ProgramKey | None) -> str | None:
+    return trace_name(*key) if key is not None else None
 
 
-def _places(before: Iterable[Place], after: Iterable[Place]) -> Iterator[tuple[Place | None, Place | None]]:
-    """Yield the pairs of programs to compare, by entry and bucket class. In a pair, None stands for a program that
+def _pairs_of_keys(
+    before: Iterable[ProgramKey], after: Iterable[ProgramKey]
+) -> Iterator[tuple[ProgramKey | None, ProgramKey | None]]:
+    """Yield the pairs of programs to compare, as entry and bucket class. In a pair, None stands for a program that
     `before` or `after` lacks."""
     ours, theirs = list(before), list(after)
     if len(ours) == len(theirs) == 1:
         yield ours[0], theirs[0]
         return
     for entry in dict.fromkeys(entry for entry, _ in (*ours, *theirs)):
-        left = [place for place in ours if place[0] == entry]
-        right = [place for place in theirs if place[0] == entry]
+        left = [key for key in ours if key[0] == entry]
+        right = [key for key in theirs if key[0] == entry]
         if left and right and [(entry, None)] in (left, right):
             yield from itertools.product(left, right)
         else:
-            for place in dict.fromkeys([*left, *right]):
-                yield place if place in left else None, place if place in right else None
+            for key in dict.fromkeys([*left, *right]):
+                yield key if key in left else None, key if key in right else None
 
 
 def _compared(what: str, before: Mapping[str, str], after: Mapping[str, str]) -> list[Difference]:

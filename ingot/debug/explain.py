@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import fx
 
-from ingot.debug.asked_step import AskedStep, limits_of, serving, step_sizes
 from ingot.debug.explained import BucketCosts, Call, Explained, NearMisses, PassMisses, StepShape
+from ingot.debug.requested_step import RequestedStep, limits_of, serving, step_sizes
 from ingot.debug.step_time.clock import StepClock
 from ingot.ir.artifact.backend_times import Decision
 from ingot.ir.artifact.manifest import TIMINGS
@@ -30,18 +30,18 @@ from ingot.runtime.plan_file import read_plan_file
 
 
 def explain(
-    path: str | Path, asked: AskedStep | None = None, *, measure: bool = False, trace: Path | None = None
+    path: str | Path, requested: RequestedStep | None = None, *, measure: bool = False, trace: Path | None = None
 ) -> Explained:
     """Explain an artifact without opening its weights and machine code.
 
-    `asked` is the step that costs are for. By default, it is the largest step of each bucket class if that has few
+    `requested` is the step that costs are for. By default, it is the largest step of each bucket class if that has few
     tokens, else one of 512 tokens. `measure` runs the step on the artifact's GPU. `trace` is the file for a profiler
     trace of that run. Raises ArtifactError, OptionError, and TargetError if the step cannot run.
     """
-    asked = asked or AskedStep()
+    requested = requested or RequestedStep()
     artifact = open_artifact(path)
     limits = limits_of(artifact)
-    asked.check(limits)
+    requested.check(limits)
     load_user_ops()
     buckets = []
     choices = _read(artifact, "choices.json", _CHOICES)
@@ -52,7 +52,7 @@ def explain(
         assert program.bucket is not None
         name = trace_name(program.name, program.bucket.name)
         timed = times.get(name, _Times(tokens=(), seconds=()))
-        step = asked.step(program.bucket, limits, timed.tokens) if asked.in_class(program.bucket) else None
+        step = requested.step(program.bucket, limits, timed.tokens) if requested.in_class(program.bucket) else None
         classes = [one.bucket for one in programs if one.name == program.name and one.bucket is not None]
         if step is not None and serving(step, classes) == program.bucket:
             choice = choices.get(name, _Choice())
@@ -61,7 +61,7 @@ def explain(
             buckets.append(clock.timed(costs, program, choice.tiles) if clock is not None else costs)
     if not buckets:
         raise OptionError(
-            f"no bucket class has steps of {asked.tokens} tokens", where="--step", expected="T, a step's tokens"
+            f"no bucket class has steps of {requested.tokens} tokens", where="--step", expected="T, a step's tokens"
         )
     caches = CacheSummary.of(read_plan_file(artifact).of(0))
     return Explained(artifact.folder, artifact.build_id, tuple(buckets), tuple(_passes(artifact)), caches)

@@ -10,7 +10,7 @@ from ingot.ir.parse import parse_programs
 from ingot.ir.program import Program, Stage
 from ingot.runtime.artifact import Artifact, open_artifact
 
-Place = tuple[str, str | None]  # an entry and a bucket class; None before bucket classes exist
+ProgramKey = tuple[str, str | None]  # entry and bucket class (None before the split into classes)
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Side:
     artifact is compared."""
 
     label: str
-    programs: Mapping[Place, Program]
+    programs: Mapping[ProgramKey, Program]
     artifact: Artifact | None = None
 
 
@@ -29,9 +29,9 @@ def read_side(text: str) -> Side:
     path = Path(text)
     if path.is_dir():
         artifact = open_artifact(path)
-        return Side(text, _by_place(_parsed(artifact.read_text("program.ir"), text)), artifact)
+        return Side(text, _by_key(_parsed(artifact.read_text("program.ir"), text)), artifact)
     if path.is_file():
-        return Side(text, _by_place(_parsed(_read_file(path), text)))
+        return Side(text, _by_key(_parsed(_read_file(path), text)))
     folder, colon, step = text.rpartition(":")
     if not colon or not Path(folder).is_dir():
         raise OptionError(
@@ -51,15 +51,15 @@ def read_side(text: str) -> Side:
             f"no program '{which}' after {name}", where=text, expected=", ".join(filter(None, texts)) or name
         )
     _check_one_step(text, name, which, found)
-    return Side(text, _by_place([program for _, program in found]))
+    return Side(text, _by_key([program for _, program in found]))
 
 
 def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Program]]) -> None:
     """Check that the pass `name` made each program only once. Raises OptionError if the pass ran for several stages,
     and names the choices."""
-    keys: dict[Place, list[str]] = {}
+    keys: dict[ProgramKey, list[str]] = {}
     for key, program in found:
-        keys.setdefault(_place(program), []).append(key)
+        keys.setdefault(_key(program), []).append(key)
     if several := next((some for some in keys.values() if len(some) > 1), None):
         steps = [f"{name}@" + "@".join(filter(None, (which, key.split()[-1]))) for key in several]
         raise OptionError(
@@ -102,9 +102,9 @@ def _parsed(text: str, where: str) -> list[Program]:
     return programs
 
 
-def _by_place(programs: list[Program]) -> dict[Place, Program]:
-    return {_place(program): program for program in programs}
+def _by_key(programs: list[Program]) -> dict[ProgramKey, Program]:
+    return {_key(program): program for program in programs}
 
 
-def _place(program: Program) -> Place:
+def _key(program: Program) -> ProgramKey:
     return program.name, program.bucket.name if program.bucket else None

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from resign import edit_json, sign
 
-from ingot.debug.asked_step import AskedStep, StepLimits
 from ingot.debug.explain import _alike, explain
 from ingot.debug.explained import BucketCosts, Call, Explained
+from ingot.debug.requested_step import RequestedStep, StepLimits
 from ingot.ir.artifact.manifest import TIMINGS
 from ingot.ir.artifact.plan import BucketClass
 from ingot.ir.errors import ArtifactError, OptionError
@@ -52,7 +52,7 @@ def test_every_instruction_has_its_cost(plain: Path, checkpoint: Callable[[str],
     hidden, vocab, layers = config["hidden_size"], config["vocab_size"], config["num_hidden_layers"]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     width = config.get("head_dim") or hidden // heads
-    bucket = only(explain(plain, AskedStep(tokens=2, context=40)))
+    bucket = only(explain(plain, RequestedStep(tokens=2, context=40)))
     assert (bucket.step.tokens, bucket.step.sequences, bucket.step.context) == (2, 2, 40)
     main = json.loads((plain / "plan.json").read_text())["positions"]["all"]["plans"]["main"]
     plan = main["buckets"][0]["instructions"]
@@ -112,7 +112,7 @@ def test_regions(artifact: Artifacts) -> None:
     outside = [call for call in extend.calls if not call.region]
     assert extend.total().bytes == sum(call.bytes for call in outside)
     # Both classes compute the same: a product has one cost, in a region or not.
-    same = explain(artifact("llama-biased", backend="inductor"), AskedStep(tokens=17))
+    same = explain(artifact("llama-biased", backend="inductor"), RequestedStep(tokens=17))
     assert [one.bucket for one in same.buckets] == ["extend"]
 
 
@@ -184,19 +184,19 @@ def test_choosing_and_sorting(plain: Path) -> None:
 )
 def test_steps_that_cannot_be(plain: Path, options: dict[str, int], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        explain(plain, AskedStep(**options))
+        explain(plain, RequestedStep(**options))
 
 
 @pytest.mark.parametrize(
     ("asked", "sequences", "context"),
     [
-        (AskedStep(512), 1, 1024),
-        (AskedStep(4000, 1), 1, 4000),
-        (AskedStep(8192), 4, 2048),
-        (AskedStep(512, 4), 4, 1024),
+        (RequestedStep(512), 1, 1024),
+        (RequestedStep(4000, 1), 1, 4000),
+        (RequestedStep(8192), 4, 2048),
+        (RequestedStep(512, 4), 4, 1024),
     ],
 )
-def test_a_context_holds_what_is_fed(asked: AskedStep, sequences: int, context: int) -> None:
+def test_a_context_holds_what_is_fed(asked: RequestedStep, sequences: int, context: int) -> None:
     limits = StepLimits(max_seq_len=8192, max_batch=4, page_size=16, max_tokens=8192)
     step = asked.step(BucketClass(name="extend", tokens=(65, 8192)), limits)
     assert (step.tokens, step.sequences, step.context) == (asked.tokens, sequences, context)
@@ -228,7 +228,7 @@ def test_neither_compiler_nor_weights(plain: Path) -> None:
 import sys
 import torch
 before = set(sys.modules)
-from ingot.debug.asked_step import AskedStep
+from ingot.debug.requested_step import RequestedStep
 from ingot.debug.explain import explain
 opened = []
 sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)

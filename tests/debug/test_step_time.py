@@ -16,9 +16,9 @@ from sm_90 import kernels_artifact
 import ingot.backends.triton.lower
 import ingot.debug.step_time.device
 from ingot.cli.main import DONE, INGOT, run
-from ingot.debug.asked_step import AskedStep, StepLimits, serving, step_sizes
 from ingot.debug.explain import explain
 from ingot.debug.explained import StepShape
+from ingot.debug.requested_step import RequestedStep, StepLimits, serving, step_sizes
 from ingot.debug.step_time.clock import StepClock
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.inputs import step_inputs
@@ -229,10 +229,10 @@ def test_classes_that_hold_equal_tokens() -> None:
     wide, prompts = BucketClass(name="wide", tokens=(65, 512), q_max=1), BucketClass(name="prompts", tokens=(65, 2048))
     limits = StepLimits(max_seq_len=4096, max_batch=512, page_size=16, max_tokens=2048)
     for asked, expected in (
-        (AskedStep(128), {wide: StepShape(128, 128, 1024), prompts: StepShape(128, 1, 1024)}),
-        (AskedStep(128, sequences=128), {wide: StepShape(128, 128, 1024)}),
-        (AskedStep(128, sequences=2, context=64), {prompts: StepShape(128, 2, 64)}),
-        (AskedStep(), {wide: StepShape(512, 512, 1024), prompts: StepShape(512, 1, 1024)}),
+        (RequestedStep(128), {wide: StepShape(128, 128, 1024), prompts: StepShape(128, 1, 1024)}),
+        (RequestedStep(128, sequences=128), {wide: StepShape(128, 128, 1024)}),
+        (RequestedStep(128, sequences=2, context=64), {prompts: StepShape(128, 2, 64)}),
+        (RequestedStep(), {wide: StepShape(512, 512, 1024), prompts: StepShape(512, 1, 1024)}),
     ):
         found = {one: asked.step(one, limits) for one in (wide, prompts) if asked.in_class(one)}
         assert {one: step for one, step in found.items() if serving(step, (wide, prompts)) == one} == expected
@@ -280,7 +280,7 @@ def for_gpu(artifact: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> P
 
 @kernels
 def test_every_call_of_an_artifact_has_its_time(for_gpu: Path) -> None:
-    (bucket,) = explain(for_gpu, AskedStep(tokens=2, context=40)).buckets
+    (bucket,) = explain(for_gpu, RequestedStep(tokens=2, context=40)).buckets
     assert bucket.bucket == "decode-16" and (bucket.step.sequences, bucket.step.context) == (2, 40)
     step = bucket.time
     assert step is not None and step.captured and step.measured is None and step.device == "NVIDIA H200"
@@ -348,7 +348,7 @@ def test_the_command_says_it_in_tables_and_as_json(for_gpu: Path, capsys: pytest
 @kernels
 def test_measuring_needs_the_gpu(for_gpu: Path) -> None:
     with pytest.raises(TargetError, match="the artifact was compiled for a GPU, sm_90"):
-        explain(for_gpu, AskedStep(tokens=1), measure=True)
+        explain(for_gpu, RequestedStep(tokens=1), measure=True)
 
 
 @kernels

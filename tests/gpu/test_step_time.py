@@ -7,8 +7,8 @@ import pytest
 from gpu_model import LIMITS, MODEL
 
 from ingot import compile_model
-from ingot.debug.asked_step import AskedStep
 from ingot.debug.explain import explain
+from ingot.debug.requested_step import RequestedStep
 from ingot.debug.step_time.times import GAPS
 
 pytestmark = pytest.mark.gpu
@@ -24,7 +24,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("step", ["T=1,context=40", "T=5,context=40", "T=70,B=1,context=80"])
 def test_what_is_measured_is_about_the_step(made: Path, step: str) -> None:
-    (bucket,) = explain(made, AskedStep.parse(step), measure=True).buckets
+    (bucket,) = explain(made, RequestedStep.parse(step), measure=True).buckets
     time = bucket.time
     assert time is not None and time.measured is not None and 5e-6 < time.measured < 0.1
     runs = [call.time for call in bucket.calls if call.time is not None and call.time.predicted]
@@ -38,7 +38,7 @@ def test_what_is_measured_is_about_the_step(made: Path, step: str) -> None:
 @pytest.mark.parametrize("step", ["T=5,context=40", "T=70,B=1,context=80"])
 def test_a_trace_finds_every_call_of_a_replayed_step(made: Path, tmp_path: Path, step: str) -> None:
     path = tmp_path / "trace.json.gz"
-    (bucket,) = explain(made, AskedStep.parse(step), measure=True, trace=path).buckets
+    (bucket,) = explain(made, RequestedStep.parse(step), measure=True, trace=path).buckets
     time = bucket.time
     assert time is not None and time.captured and time.measured is not None and path.stat().st_size
     for call in bucket.calls:

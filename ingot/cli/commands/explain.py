@@ -60,11 +60,11 @@ def explain_artifact(
         The largest calls first, by bytes, flops or seconds of the golden run; or by time on a GPU, measured or else
         predicted. Default: program order.
     """
-    from ingot.debug.asked_step import AskedStep
     from ingot.debug.explain import explain
+    from ingot.debug.requested_step import RequestedStep
 
-    asked = None if step is None else AskedStep.parse(step)
-    if measure and (asked is None or asked.tokens is None):
+    requested = None if step is None else RequestedStep.parse(step)
+    if measure and (requested is None or requested.tokens is None):
         raise OptionError("--measure needs a step", where="--measure", expected="--step T=…, its tokens")
     if trace is not None and not measure:
         raise OptionError("--trace without --measure", expected="both options: a trace records a measured step")
@@ -72,7 +72,7 @@ def explain_artifact(
         raise OptionError(
             f"'{trace:.200}' is in no existing folder", where="--trace", expected="a file in an existing folder"
         )
-    found = explain(artifact, asked, measure=measure, trace=None if trace is None else Path(trace))
+    found = explain(artifact, requested, measure=measure, trace=None if trace is None else Path(trace))
     filters = [value for value in (layer, op, backend) if value is not None]
     if pass_name is not None and (filters or sort is not None):
         raise OptionError("--pass together with options that select calls", expected="one of them")

@@ -42,9 +42,9 @@ def bisect(
         raise OutputError(f"{folder} exists already", hint="remove it, or name another folder with -o")
     if folder is not None and not _can_be_made(folder):
         raise OutputError(f"{folder} cannot be made", where=str(folder.parent), hint="name another folder with -o")
-    asked = None if oracle is None else open_oracle(oracle)
+    opened = None if oracle is None else open_oracle(oracle)
     case = Case.open(artifact, checkpoint)
-    found = _blame(case, asked, folder)
+    found = _blame(case, opened, folder)
     verdict = Verdict(Kind.HEALTHY) if found is None else found
     return replace(verdict, runs=max(case.runs, verdict.runs))
 

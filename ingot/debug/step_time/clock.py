@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ingot.backends.triton.launches import Launch
 from ingot.cli.views.plan import read_plans
-from ingot.debug.asked_step import limits_of, step_sizes
 from ingot.debug.explained import BucketCosts, Call
+from ingot.debug.requested_step import limits_of, step_sizes
 from ingot.debug.step_time.device import Device, device_of
 from ingot.debug.step_time.launches import Shape, compiled_launches
 from ingot.debug.step_time.served import computed_size, served_size

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ingot.debug.asked_step import limits_of
 from ingot.debug.explained import StepShape
+from ingot.debug.requested_step import limits_of
 from ingot.debug.step_time.inputs import step_inputs
 from ingot.debug.step_time.measurement import InstructionTime, StepMeasurement
 from ingot.debug.step_time.record import record_trace

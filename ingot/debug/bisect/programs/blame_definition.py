@@ -76,7 +76,7 @@ def _located(case: Case, program: Program, theirs: list[Digest], request: list[i
         if (
             node in absent
             and node.target not in VIEWS
-            and not any(other not in absent for other in _behind(node, calls))
+            and not any(other not in absent for other in _dependents(node, calls))
         ):
             module = _module(node, program, matches)
             return Verdict(
@@ -96,7 +96,7 @@ def _match(digest: Digest, theirs: list[Digest]) -> Digest | None:
     return next((other for other in theirs if digest.is_near(other)), None)
 
 
-def _behind(node: fx.Node, calls: list[fx.Node]) -> set[fx.Node]:
+def _dependents(node: fx.Node, calls: list[fx.Node]) -> set[fx.Node]:
     """Return the calls that depend on a value."""
     found, waiting, known = set(), list(node.users), set(calls)
     while waiting:

@@ -83,7 +83,7 @@ class Expectation:
         number = 0
         try:
             for number, seen in enumerate(observe(program, params, steps, self.pages, exact=True)):
-                for name, expected in self.told(program, number, seen.step, at_once=at_once).items():
+                for name, expected in self.known_outputs(program, number, seen.step, at_once=at_once).items():
                     if name in seen.outputs and (text := differs(seen.outputs[name], expected)):
                         return FirstDifference(number, name, text)
         except VerifyError as error:
@@ -91,7 +91,9 @@ class Expectation:
             return FirstDifference(number, "", error.what, failed[1] if failed else "")
         return None
 
-    def told(self, program: Program, number: int, step: Step, *, at_once: bool = False) -> dict[str, torch.Tensor]:
+    def known_outputs(
+        self, program: Program, number: int, step: Step, *, at_once: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Return the known outputs of a program's step `number`, as `observe` returns them in float64."""
         known = {"logits": self.logits[step.places]} if self.logits is not None else {}
         if is_cached(program) and not at_once:
@@ -114,14 +116,14 @@ class Expectation:
         and all rows of the others in the requests' order. `at_once` leaves the same content in caches."""
         if not is_cached(program):
             return {}
-        told = self.outputs if at_once else self.outputs[:steps]
-        states = {name: told[-1][name] for name in program.states if name in told[-1]}
+        outputs = self.outputs if at_once else self.outputs[:steps]
+        states = {name: outputs[-1][name] for name in program.states if name in outputs[-1]}
         states = renumbered(states, program, self.pages)
         if at_once:
             return {name: value for name, value in states.items() if program.states[name].unit == "token"}
         order = torch.cat([step.places for step in self.steps(program)[:steps]]).argsort()
-        rows = [name for name in told[-1] if name in OP_NAMES or (name in program.outputs and name not in states)]
-        return {**states, **{name: torch.cat([one[name] for one in told])[order] for name in rows}}
+        rows = [name for name in outputs[-1] if name in OP_NAMES or (name in program.outputs and name not in states)]
+        return {**states, **{name: torch.cat([one[name] for one in outputs])[order] for name in rows}}
 
 
 def expect(

@@ -366,11 +366,11 @@ class _Search:
                 continue
             if self.differs(Measured(wanted.exact, wanted.exact), Measured(value, value)) is not None:
                 inputs = [source for source in node.all_input_nodes if source.op == "placeholder"]
-                misgiven = any(self._fits_nobody(source, given[str(source.target)], old) for source in inputs)
+                misgiven = any(self._matches_no_reader(source, given[str(source.target)], old) for source in inputs)
                 return None if misgiven else node
         return None
 
-    def _fits_nobody(self, source: fx.Node, value: torch.Tensor, old: Mapping[str, fx.Node]) -> bool:
+    def _matches_no_reader(self, source: fx.Node, value: torch.Tensor, old: Mapping[str, fx.Node]) -> bool:
         """Return whether an input of a body matches none of its readers: no reader receives the value that the call of
         its name reads there before the pass. A faulty reader alone does not count."""
         fits = []

@@ -22,7 +22,7 @@ _OF_PAGES = frozenset(one.name for one in PAGING.inputs)
 
 
 @dataclass(frozen=True)
-class Asked:
+class SamplerOptions:
     """The sampler options of a request, by the names of the host's values per row (`ingot.ir.features`)."""
 
     temperature: float = 0.0
@@ -43,14 +43,14 @@ class Asked:
         return (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
 
 
-GREEDY = Asked()
+GREEDY = SamplerOptions()
 # Requests use these in turn: every sampler input occurs, no two inputs of a row are equal, and one row is greedy. The
 # penalties of a row cancel for a token that it generated once, so that swapping two of them changes later tokens.
 SAMPLERS = (
-    Asked(num_logprobs=4),
-    Asked(0.8, 9, 0.95, 0.02, 12345, 1.7, 2.0, -2.0, num_logprobs=2, targets=7),
-    Asked(1.3, 0, 0.7, 0.0, 2**40 + 1, banned=(3, 5, 8)),
-    Asked(0.6, 5, 1.0, 0.1, 99, 0.8, -2.0, 2.0, num_logprobs=0),
+    SamplerOptions(num_logprobs=4),
+    SamplerOptions(0.8, 9, 0.95, 0.02, 12345, 1.7, 2.0, -2.0, num_logprobs=2, targets=7),
+    SamplerOptions(1.3, 0, 0.7, 0.0, 2**40 + 1, banned=(3, 5, 8)),
+    SamplerOptions(0.6, 5, 1.0, 0.1, 99, 0.8, -2.0, 2.0, num_logprobs=0),
 )
 
 
@@ -60,7 +60,7 @@ class Request:
 
     tokens: tuple[int, ...]
     prompt: int
-    asked: Asked = GREEDY
+    sampler: SamplerOptions = GREEDY
     row: int = 0
     pages: tuple[int, ...] = ()
 
@@ -106,7 +106,7 @@ def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tu
     given = []
     for request, width in zip(requests, widths, strict=True):
         taken, order = tuple(order[:width]), order[width:]
-        given.append(Request(request.tokens, request.prompt, request.asked, request.row, taken))
+        given.append(Request(request.tokens, request.prompt, request.sampler, request.row, taken))
     return given, sum(widths) + 3
 
 
@@ -145,9 +145,9 @@ def _step(
 
 
 def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequence:
-    asked = request.asked
-    given = {field.name: getattr(asked, field.name) for field in fields(asked) if field.name != "targets"}
-    if asked.counts:
+    sampler = request.sampler
+    given = {field.name: getattr(sampler, field.name) for field in fields(sampler) if field.name != "targets"}
+    if sampler.counts:
         given |= {"count_rows": request.row, "prompt_ends": request.prompt}
     return FedSequence(
         row=request.row,
@@ -162,5 +162,5 @@ def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequenc
         rows=count,
         samples=done + count >= request.prompt,  # nothing is sampled within a prompt
         asked=given,
-        rated=(asked.targets, asked.num_logprobs) if asked.targets >= 0 else None,
+        rated=(sampler.targets, sampler.num_logprobs) if sampler.targets >= 0 else None,
     )

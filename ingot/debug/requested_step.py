@@ -32,7 +32,7 @@ class StepLimits:
 
 
 @dataclass(frozen=True)
-class AskedStep:
+class RequestedStep:
     """The step shape that a user requests; None leaves a field to its default.
 
     `tokens` are spread evenly over `sequences`. Each sequence has `context` cached positions after the step, in whole
@@ -53,7 +53,7 @@ class AskedStep:
             _check("the sequences are", self.sequences, limits.max_batch, "max_batch")
 
     @staticmethod
-    def parse(text: str) -> "AskedStep":
+    def parse(text: str) -> "RequestedStep":
         """Parse the value of `--step`, such as `T=32,B=8,context=512`. Raises OptionError for other text."""
         values: dict[str, int] = {}
         for part in text.split(","):
@@ -61,7 +61,7 @@ class AskedStep:
             if name not in _FIELDS or not re.fullmatch(r"[0-9]{1,9}", value) or _FIELDS[name] in values:
                 raise OptionError(f"'{part:.80}' is not part of a step", where=_OPTION, expected=_EXPECTED)
             values[_FIELDS[name]] = int(value)
-        return AskedStep(**values)
+        return RequestedStep(**values)
 
     def in_class(self, bucket: BucketClass) -> bool:
         """Return whether `bucket` can run steps with the requested tokens; True if none are requested. Without a
