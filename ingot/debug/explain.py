@@ -71,7 +71,7 @@ def explain(
 
 
 class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True)  # other readers use the other fields
+    model_config = ConfigDict(frozen=True)  # fields that are not listed are ignored
 
 
 class _Refusal(_Record):
@@ -145,7 +145,7 @@ def _calls(
         facts["decision"] = choice.contests.get(node.name)
         return Call(node.name, target_name(node.target), flops=cost.flops, bytes=cost.bytes, claims=claims, **facts)
 
-    firsts: dict[str, int | None] = {}  # by region: the layer of the call that its body has its origins from
+    firsts: dict[str, int | None] = {}  # by region: the layer of its first call, whose origins its body has
     for index, node in enumerate(nodes):
         made = call(node, program, seconds=seconds[index] if seconds else None)
         yield made

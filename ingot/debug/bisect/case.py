@@ -21,14 +21,16 @@ from ingot.ir.plugins import load_user_ops
 from ingot.ir.program import Model, Program
 from ingot.runtime.artifact import Artifact, open_artifact
 
-# Prompts below and above a page of 16 tokens, and above two; `prompts` adds one past a window up to WINDOW.
+# Lengths below a page of 16 tokens, above one page, and above two. If the model has attention windows of up to WINDOW
+# tokens, `prompts` adds a prompt that is longer than the window.
 PROMPT_LENGTHS = (1, 17, 35, 23)
 WINDOW = 128
 
 
 @dataclass
 class Case:
-    """An artifact, and the compile that produced it. `runs` counts the programs that were interpreted."""
+    """An artifact to bisect, with the compile request and the traced model that it was made from. `runs` counts the
+    programs that were interpreted."""
 
     artifact: Artifact
     request: Request
@@ -38,8 +40,8 @@ class Case:
 
     @staticmethod
     def open(artifact: str | Path, checkpoint: str | Path | None = None) -> "Case":
-        """Open an artifact. Raises IngotError if it, or the checkpoint that it was compiled from, cannot be read, and
-        if an entry cannot be judged."""
+        """Open an artifact and trace its model again. `checkpoint` is the folder that was compiled, if it has moved.
+        Raises IngotError if artifact or checkpoint cannot be read, or if the outputs of an entry cannot be compared."""
         load_user_ops()
         opened = open_artifact(artifact)
         request = Request.of_artifact(opened, checkpoint)
@@ -54,12 +56,13 @@ class Case:
 
     @cached_property
     def final_programs(self) -> list[Program]:
-        """Return the programs that the artifact's plan was made from, of every entry and bucket class."""
+        """Return the last programs of the compile, from which the artifact's plan was made: one for each entry and
+        bucket class."""
         parts = re.split(r"(?m)^(?=program )", self.artifact.read_text("program.ir"))
         return [parse_program(part) for part in parts if part]
 
     def read(self, name: str) -> torch.Tensor:
-        """Return a tensor of the checkpoint."""
+        """Return the checkpoint's tensor of this name; it is read once."""
         if name not in self._read:
             self._read[name] = self.request.checkpoint.read(name)
         return self._read[name]
@@ -69,7 +72,8 @@ class Case:
         return Params(self.read)
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
-        """Return the sequences to judge programs by; each `seed` draws different ones."""
+        """Return random token sequences to run programs on. Another `seed` draws other sequences. Their lengths cross
+        pages, and the model's attention windows of up to WINDOW tokens."""
         windows = [
             Mask.named(str(node.kwargs.get("mask", CAUSAL.name))).size
             for entry in self.model.entries.values()
@@ -85,9 +89,9 @@ class Case:
 
 
 def recorded_requests(artifact: Artifact, case: Case) -> list[list[int]]:
-    """Return token ids to run the artifact on: drawn prompts that cross pages and windows, then the requests of its
-    golden run, which may have shown the fault first. Raises ArtifactError for a malformed golden run; an artifact for
-    several devices has none."""
+    """Return token sequences to run the artifact on: drawn prompts, then the requests of its golden run, which may have
+    shown the fault first. An artifact for several devices has no golden run. Raises ArtifactError if the golden run is
+    malformed."""
     if not (artifact.folder / GOLDEN).exists():
         return case.prompts()
     return [*case.prompts(), *map(list, read_golden(artifact).requests)]

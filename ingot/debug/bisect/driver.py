@@ -26,15 +26,17 @@ def bisect(
     checkpoint: str | Path | None = None,
     output: str | Path | None = None,
 ) -> Verdict:
-    """Find what makes `artifact` compute something other than its checkpoint means, and write a reproducer.
+    """Find the part that makes `artifact` compute something other than the model on its checkpoint, and write a
+    reproducer.
 
-    The traced program on the checkpoint's tensors, in float64, defines the meaning. Every later program is compared
-    with it, then the artifact's execution with its programs. `oracle` also judges the traced program:
+    The correct result is that of the traced program on the checkpoint's tensors, in float64. Every later program is
+    compared with it, then the artifact's execution with its programs. `oracle` also checks the traced program:
     "transformers", or a Python file that defines `oracle(requests)`. `checkpoint` is the folder that was compiled, if
-    it has moved. The reproducer goes into the folder `output`, which must not exist yet; by default nothing is
-    written.
-    A culprit is confirmed twice: with its change the outputs are wrong, and without it they are right. A pass that only
-    the first check accuses is reported as UNCONFIRMED if nothing else is found.
+    it has moved. The reproducer goes into the folder `output`, which must not exist yet; by default none is written.
+
+    A culprit is confirmed twice: with its change the outputs are wrong, and without it they are right. If only the
+    first check accuses a pass and nothing else is found, the verdict is UNCONFIRMED.
+
     Raises IngotError if artifact, checkpoint or oracle cannot be used.
     """
     folder = None if output is None else Path(output)
@@ -50,7 +52,7 @@ def bisect(
 
 
 def _can_be_made(folder: Path) -> bool:
-    """Return whether the nearest existing parent folder is writable."""
+    """Return whether a folder can be created: whether its nearest existing parent is a writable folder."""
     above = next(path for path in folder.absolute().parents if path.exists())
     return above.is_dir() and os.access(above, os.W_OK)
 
@@ -93,7 +95,7 @@ _UNCONFIRMED = (
 
 
 def _is_confirmed(case: Case, culprit: Culprit, blame: Blame) -> bool:
-    """Check with other prompts that the fault is present with the rewrite and absent without it."""
+    """Check with other prompts that the fault is present with the accused rewrite and absent without it."""
     if culprit.what == "structure":
         return True
     place = base_of(culprit.chain, culprit.place - 1)
@@ -130,7 +132,8 @@ def _verdict(culprit: Culprit, blame: Blame) -> Verdict:
 
 
 def _layer(site: Site | None, blame: Blame) -> int | None:
-    """Return the layer of the blamed node: a param's from its name, and else that of the rewrite."""
+    """Return the layer of the blamed node, from its origin or its param's name, else from the rewrite's origin. None if
+    unknown."""
     texts = [] if site is None else [site.origin, site.node.replace("layers.", "layer ")]
     texts += [] if blame.rewrite is None else [blame.rewrite.origin]
     return next((found for text in texts if (found := layer_of(text)) is not None), None)

@@ -1,7 +1,7 @@
-"""Entries that a bisection cannot judge, and the reasons.
+"""Refuse to bisect entries with outputs that cannot be compared, and say why.
 
-Programs are judged by the logits of one token after another, each sampled from the previous logits. An entry that
-accepts or rejects several tokens of a step does not run this way.
+Programs are compared by the logits of one token after another, each sampled from the previous logits. An entry that
+accepts or rejects several tokens in a step does not run this way.
 """
 
 from ingot.ir.errors import OptionError
@@ -15,14 +15,15 @@ _BY_VERIFY = "`ingot verify` checks that it computes what it did when it was com
 
 
 def refuse_unjudged(program: Program, where: str) -> None:
-    """Raise OptionError for the traced program of an entry that cannot be judged."""
+    """Raise OptionError if bisecting cannot compare the outputs of an entry. `program` is the traced program of the
+    entry; `where` names the artifact."""
     if found := _reason(program):
         reason, hint = found
         raise OptionError(f"the entry '{program.name}' {reason}", where=where, expected=_SAMPLES, hint=hint)
 
 
 def _reason(program: Program) -> tuple[str, str] | None:
-    """Return the reason, and what works instead."""
+    """Return why an entry cannot be bisected, and a hint at what works instead. None if it can."""
     ending = find_ending(program.ending.name)
     if ending.name == POOL.name:
         return "makes vectors, and programs are judged by their logits", _BY_NUMERICS

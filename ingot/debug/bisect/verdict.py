@@ -9,8 +9,9 @@ from ingot.ir.artifact.record import Rewrite
 
 
 class Kind(enum.Enum):
-    """The place of a fault. HEALTHY: no fault. OVERFLOW: no rewrite; the values themselves exceed the dtype.
-    UNCONFIRMED: the first check accuses a pass, the second does not, and nothing else was found."""
+    """The kind of part that is at fault. HEALTHY: no fault was found. OVERFLOW: the model's own values exceed its
+    dtype, and no pass is at fault. UNCONFIRMED: the first check accuses a pass, the second does not, and nothing else
+    was found."""
 
     HEALTHY = "healthy"
     PASS = "pass"
@@ -25,14 +26,14 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The culprit of a bisection.
+    """The result of a bisection: the part that makes the results wrong.
 
     `blamed` is the pass, the backend, the recipe's step, or the place in the definition. `rewrite` is the faulty
-    rewrite of the pass. `node` is the call (for recipes and weights the param) with right inputs and a wrong result, in
-    the program of `entry` and `bucket`; `tensor` is its first wrong value, `origin` the model's source line and `layer`
-    its layer. `found` says in words what is wrong, with numbers. `runs` counts the runs of programs. `note` is what the
-    user needs to know before acting on the verdict. `reproducer` is a script that reproduces the fault alone; `golden`
-    is the program before it as text.
+    rewrite of a pass. `node` is the call that computes a wrong result from right inputs, in the program of `entry` and
+    `bucket`; for a recipe or weights it is the param. `tensor` is its first wrong value, `origin` the model's source
+    line, and `layer` its layer. `found` says what is wrong, with numbers. `note` is what the user must know before
+    acting on the verdict. `runs` counts the programs that were run. `reproducer` is a script that reproduces the fault
+    alone; `golden` is its program before the fault, as text.
     """
 
     kind: Kind
@@ -52,7 +53,7 @@ class Verdict:
     golden: Path | None = None
 
     def __bool__(self) -> bool:
-        """Return whether there is a confirmed culprit."""
+        """Return whether a confirmed fault was found."""
         return self.kind not in (Kind.HEALTHY, Kind.UNCONFIRMED)
 
     def to_json(self) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from ingot.ir.ops import op_of
 from ingot.ir.program import VIEWS, held_type, named_arguments, target_name
 from ingot.runtime.artifact import Artifact, malformed
 
-# Tokens of an attention tile, by kernel and head size; 0 means any other size. Sources: lower/attention_prefill.py for
-# two bytes an element; backends/flashinfer/kernels/fa3.cu. A size that is listed here has its own measured times.
+# Tokens of an attention tile, by kernel and head size; 0 is any size that is not listed. Sources:
+# lower/attention_prefill.py for two bytes an element; backends/flashinfer/kernels/fa3.cu. A size that is listed here
+# has its own measured times.
 _PROMPT_ROWS = {"prefill_attention": {0: 128}, "flashinfer paged_attention": {0: 128, 64: 192}}
 
 

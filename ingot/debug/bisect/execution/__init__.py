@@ -1,1 +1,1 @@
-"""Compare the execution of an artifact with its programs: plan, weights, instructions, regions."""
+"""Check the execution of an artifact against its programs: weights, recipes, plan, instructions and regions."""

@@ -1,5 +1,8 @@
-"""Write a folder that reproduces a faulty instruction alone: the call as text, its inputs, the code that computes it,
-and a script that compares the code with the reference."""
+"""Write a folder that reproduces a faulty instruction alone.
+
+It holds the call as text, its inputs, the code that computes it, and a script that compares the code with the
+reference.
+"""
 
 import shutil
 from pathlib import Path
@@ -34,7 +37,8 @@ sys.exit(reproduce(Path(__file__).parent))
 
 
 def write_reproducer(misstep: Misstep, plan: Plan, artifact: Artifact, folder: Path) -> Path:
-    """Write the reproducer of an instruction into `folder`, which is made if needed. Return its script."""
+    """Write a folder that reproduces the faulty instruction `misstep`. Create `folder` if needed. Return the path of
+    its script."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CALL).write_text(print_program(misstep.alone), encoding="utf-8")
     save_file({name: tensor.contiguous().clone() for name, tensor in misstep.inputs.items()}, folder / INPUTS)

@@ -1,7 +1,7 @@
-"""Run the executor in lock-step with the references, to find the instruction with a wrong result.
+"""Run the executor in lock-step with the op references, to find the instruction with a wrong result.
 
-Each instruction is judged on its actual inputs, so that earlier errors do not matter and no bisection is needed: the
-first instruction with right inputs and a wrong result is the culprit.
+Each instruction is checked on its actual inputs, so earlier errors do not matter and no bisection is needed. The first
+instruction with right inputs and a wrong result is at fault.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from ingot.runtime.executor import Executor
 
 @dataclass(frozen=True)
 class Instructions:
-    """The calls of a program, by the numbers of their instructions."""
+    """The calls of a program, indexed by the numbers of their instructions in the plan."""
 
     program: Program
 
@@ -46,7 +46,7 @@ class Instructions:
 
     @cached_property
     def alone(self) -> list[Program]:
-        """Return each call as a program of its own."""
+        """Return, for each instruction, a program that holds only its call."""
         return [one_call(self.program, node, self.names) for node in self.nodes]
 
     def results(self, number: int) -> tuple[str, ...]:
@@ -57,8 +57,9 @@ class Instructions:
 class Misstep:
     """A faulty instruction: the `number`th of its bucket class, in step `step`.
 
-    `tensor` is the wrong value. `stray`: that value is no result, but the instruction wrote it. `executor`: the
-    instruction did not receive the inputs of the plan. `inputs` are its actual inputs by name, `results` its results.
+    `node` is its call and `alone` a program of only this call. `tensor` names the wrong value, and `text` says what is
+    wrong. If `stray`, that value is no result, but the instruction wrote into it. If `executor`, the instruction did
+    not receive the inputs that the plan names. `inputs` are its actual inputs by name, `results` its results.
     """
 
     step: int
@@ -83,10 +84,11 @@ def first_misstep(
     steps: Sequence[Mapping[str, torch.Tensor]],
     swapped: Instruction | None = None,
 ) -> Misstep | None:
-    """Run `steps` from poisoned states. Return the first faulty instruction, or None if there is none.
+    """Run `steps`, given by their inputs, from states filled with NaN or -1. Return the first faulty instruction; None
+    if all are right.
 
-    `programs` are those that the plan was made from, by bucket class; `params` the right weights. Instructions with the
-    target and backend of `swapped` are computed by the reference instead.
+    `programs` are those that the plan was made from, by bucket class; `params` are the right weights. Instructions with
+    the target and backend of `swapped` are computed by the reference instead.
     """
     calls = {name: Instructions(program) for name, program in programs.items()}
     found = _run(executor, calls, params, steps, swapped, everywhere=False)
@@ -126,8 +128,9 @@ def _run(
 
 @dataclass
 class _Watched:
-    """The watcher of one step. `states` are the expected states; `live` the current values, and `kept` copies of them
-    from when they were made. `everywhere` compares all weights and states after each instruction."""
+    """Runs and checks the calls of one step; the executor calls it for each instruction. `states` are the expected
+    states. `live` are the current values, and `kept` are copies from when they were computed. `everywhere` compares all
+    weights and states after each instruction."""
 
     executor: Executor
     calls: Mapping[str, Instructions]
@@ -174,7 +177,7 @@ class _Watched:
         return result
 
     def blame_last(self, error: Exception) -> None:
-        """Blame the last instruction for a step that failed after it, unless another is blamed."""
+        """Blame the last instruction for a step that fails after it, unless another instruction is blamed already."""
         if self.misstep is None and self.last is not None:
             self._blame(self.last, {}, "", f"the step fails after it: {error}")
 
@@ -183,7 +186,8 @@ class _Watched:
         return other is not None and (other.target, other.backend) == (instruction.target, instruction.backend)
 
     def _by_reference(self, call: Call, given: Mapping[str, torch.Tensor]) -> Any:
-        """Return what the call should return, in the form in which it returns it."""
+        """Return the reference's result for a call, as a tensor or tuple like the call's own result. Write the updated
+        states into `given`, the call's tensors by name."""
         alone = self.calls[call.bucket.bucket.name].alone[call.number]
         results = meaning(alone, {name: copied(value) for name, value in given.items()}, exact=False)
         count = len(results) - len(call.instruction.updates)
@@ -192,7 +196,8 @@ class _Watched:
         return results[0] if count == 1 and not call.instruction.target.startswith("exe.") else results[:count]
 
     def _right(self, name: str) -> torch.Tensor:
-        """Return the right current content of a value, input, weight or state."""
+        """Return the expected current content of a value, input, weight or state. Raises KeyError for an unknown
+        name."""
         for place in (self.kept, self.states, self.params):
             if name in place:
                 return place[name]
@@ -208,7 +213,8 @@ class _Watched:
         return True
 
     def _check_others(self, call: Call, given: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-        """Blame the call if it changed anything but the states that it updates."""
+        """Blame the call if it wrote into a tensor that it does not update. `given` are the call's tensors, `inputs`
+        copies from before it."""
         for name, value in self._watched_tensors(given).items():
             if name not in call.instruction.updates and not same_bits(value, self._right(name)):
                 place = list(first_changed(value, self._right(name)))
@@ -279,10 +285,11 @@ class _Watched:
 
 @contextlib.contextmanager
 def _poisoned() -> Iterator[None]:
-    """Make torch fill allocations with NaN or the largest number, so that elements a kernel does not write show."""
+    """Make torch fill new allocations with NaN or the largest number, so that elements that a kernel does not write are
+    noticed."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about ops without a deterministic form, which does not matter here
+        warnings.simplefilter("ignore")  # warnings about ops without a deterministic implementation do not matter here
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             yield

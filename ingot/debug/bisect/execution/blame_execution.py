@@ -1,7 +1,8 @@
-"""Find the fault in an artifact with right programs: its plan, its packed weights, a recipe's step, a backend's kernel,
-a compiled region, or the executor.
-The checks go from cheap to expensive and along the dependencies: the plan against its programs, the weights against
-their recipes, then the instructions in lock-step with their references.
+"""Find the fault in an artifact whose programs are right.
+
+It is in the plan, the packed weights, a recipe's step, a backend's kernel, a compiled region, or the executor. Cheap
+checks come first, and each relies on those before it. The plan is compared with its programs, then the weights with
+their recipes. At last the instructions run in lock-step with their references.
 """
 
 import re
@@ -45,11 +46,11 @@ def blame_execution(
     loaded: Loaded | None = None,
     reproducer: Path | None = None,
 ) -> Verdict | None:
-    """Return the fault in the execution of `artifact`; None if all of it does what its programs say.
+    """Return the fault in the execution of `artifact`; None if it computes what its programs say.
 
     `programs` are the final ones in program.ir, of every entry and bucket class. `read` returns a tensor of the
-    checkpoint by name; `requests` are token ids to run. `loaded` is the artifact ready to run, which is loaded if
-    absent; its states are overwritten. The reproducer of a backend's fault goes into the folder `reproducer`.
+    checkpoint by name; `requests` are token ids to run. `loaded` is the artifact ready to run; it is loaded if absent,
+    and its states are overwritten. The reproducer of a backend's fault goes into the folder `reproducer`.
     """
     plans = read_plans(artifact)
     by_entry: dict[str, dict[str, Program]] = {}
@@ -110,7 +111,7 @@ def _blame_entry(
     verdict = _of_misstep(misstep, target)
     runs = misstep.step + 1
     if verdict.kind is Kind.BACKEND and not misstep.stray:
-        # If references replace all equal calls of the backend, is everything right?
+        # Check whether everything is right with the reference in place of all equal calls of the backend.
         other = first_misstep(executor, programs, params, steps, swapped=misstep.instruction)
         runs += other.step + 1 if other else len(steps)
         what = "no other is wrong" if other is None else f"'{other.node.name}' is wrong too: {other.text}"
@@ -124,10 +125,11 @@ def _blame_entry(
 def region_keys(
     programs: Mapping[str, Program], made: Collection[str], target: Target, choices: Sequence[Choice] = ()
 ) -> dict[str, dict[str, str]]:
-    """Return the id of every region's executable, by bucket class and region. `made` are the executable ids in the
-    artifact, `choices` the tile sizes of its kernels.
-    A backend's ids are omitted if none of them is in `made`: then other sources or another toolchain made the artifact,
-    and its ids cannot be recomputed.
+    """Return the executable id that every region should have, by bucket class and region.
+
+    `made` are the executable ids in the artifact, `choices` the tile sizes of its kernels. A backend is left out if
+    none of its ids is in `made`: then other sources or another toolchain made the artifact, and its ids cannot be
+    recomputed.
     """
     keys: dict[str, dict[str, str]] = {}
     same: set[str] = set()
@@ -195,8 +197,8 @@ def _place(node: fx.Node | None) -> dict[str, Any]:
 
 
 def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
-    """Return the place of a node in a region's body. Layers share a body with the origins of the first layer; the call
-    determines the actual layer."""
+    """Return node, op, origin and layer for a verdict about `node` in the body of the region that `call` calls. Layers
+    share a body, which has the origins of the first layer; the call determines the actual layer."""
     place = _place(node)
     calls, own = _layer(str(call.meta.get("origin", ""))), place["layer"]
     body = [_layer(str(one.meta.get("origin", ""))) for one in node.graph.nodes if one.op == "call_function"]
@@ -208,6 +210,6 @@ def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
 
 
 def _layer(text: str) -> int | None:
-    """Return the first layer in an origin or a param's name."""
+    """Return the layer number in an origin or a param's name; None if it has none."""
     found = re.search(r"\blayers?[ .](\d+)\b", text)
     return int(found[1]) if found else None

@@ -1,7 +1,7 @@
 """Check that a plan matches its programs: compare every instruction with its call.
 
-This is written independently of the pass that makes plans, from the meaning of a plan: the call of each instruction,
-its values, and the lifetime of each value.
+This does not share code with the pass that makes plans. It checks the call of each instruction, its values, and how
+long each value is kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +22,8 @@ from ingot.ir.types import DTYPES, StateType, TensorType
 
 @dataclass(frozen=True)
 class PlanFault:
-    """A difference between a plan and its program: at the `number`th instruction of a bucket class, if at one, and at
-    its call `node`."""
+    """A difference between a plan and its program. `number` is the instruction and `node` its call, None if the
+    difference is not at one instruction. `tensor` names the value concerned, empty if there is none."""
 
     entry: str
     bucket: str | None
@@ -34,9 +34,9 @@ class PlanFault:
 
 
 def plan_fault(plan: Plan, programs: Mapping[str, Program], keys: Mapping[str, Mapping[str, str]]) -> PlanFault | None:
-    """Return the first difference between a plan and the programs of its bucket classes; None if there is none.
+    """Return the first difference between a plan and its `programs`, given by bucket class; None if there is none.
 
-    `keys` are the executable ids of each program's regions, by bucket class and region, if known.
+    `keys` are the expected executable ids of regions, by bucket class and region, as far as they are known.
     """
     if (unlike := {bucket.bucket.name for bucket in plan.buckets} ^ programs.keys()) != set():
         return PlanFault(plan.entry, None, f"the bucket class {min(unlike)} is in the plan or in the program alone")
@@ -77,7 +77,7 @@ def _faults(plan: Plan, bucket: BucketPlan, program: Program, keys: Mapping[str,
 
 
 def _fits(output: str, declared: str | None, given: str) -> bool:
-    """Return whether an output's declared type covers the one that a bucket class returns."""
+    """Return whether the declared type of an output covers `given`, the type that a bucket class returns."""
     return declared is not None and may_stand_for(parse_type(given), parse_type(declared), output)
 
 
@@ -93,8 +93,8 @@ def _declared(plan: Plan, program: Program) -> Iterator[tuple[str, Mapping[str, 
 def _differences(
     found: Instruction, node: fx.Node, names: Mapping[fx.Node, str], called: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield how an instruction differs from its call, in words, with the value concerned. `called` records the
-    executable of each region."""
+    """Yield each way in which an instruction differs from its call `node`, in words, with the name of the value
+    concerned. `called` holds the executable id of each region; ids seen for the first time are added."""
     if isinstance(node.target, RegionCall):
         region = node.target.name
         key = called.setdefault(region, found.target.removeprefix("exe."))
@@ -148,7 +148,8 @@ def _lives(
     program: Program,
     where: tuple[str, str],
 ) -> Iterator[PlanFault]:
-    """Yield lifetime faults: a value must be freed at its last use only, and a view must name its buffer."""
+    """Yield lifetime faults of a bucket class: a value must be freed at its last use only, and a view must not have its
+    own buffer."""
     kept = {names[node] for node in program.output_nodes().values()}
     last: dict[str, int] = {}
     for number, node in enumerate(nodes):

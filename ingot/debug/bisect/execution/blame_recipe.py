@@ -1,8 +1,8 @@
 """Find the weight of an artifact that differs from its recipe's result, and the recipe step at fault.
 
-Wrong steps and wrong packing are distinguished: each step is executed on the checkpoint, in order, and its result is
-compared with the step's meaning; then the artifact's bytes are compared with the last result. Each step is executed
-once and checked on its actual inputs, so the first wrong one is at fault.
+Wrong steps and wrong packing are distinguished. Each step is executed once on its actual inputs, in order, and its
+result is checked independently; the first wrong one is at fault. Then the artifact's bytes are compared with the last
+result.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +22,8 @@ Read = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class WeightFault:
-    """The first wrong weight. `step` is the recipe step at fault, None if no single step is. `packed`: the recipe now
-    executes correctly, but the artifact's bytes differ. `text` describes the fault."""
+    """The first wrong weight, `param`. `step` is the recipe step at fault, None if no single step is. If `packed`, the
+    recipe executes correctly, but the artifact's bytes differ. `text` describes the fault."""
 
     param: str
     step: Recipe | None
@@ -37,8 +37,8 @@ def weight_fault(
     index: Mapping[str, Mapping[str, Any]],
     read: Read,
 ) -> WeightFault | None:
-    """Return the first param with a wrong tensor in `packed`; None if all are right. `index` is weights.json; `read`
-    returns a checkpoint tensor by name."""
+    """Return the first of `params` with a wrong tensor in `packed`, the artifact's weights; None if all are right.
+    `index` is the content of weights.json; `read` returns a checkpoint tensor by name."""
     checked: dict[Recipe, Results] = {}  # the results of steps that several params share
     for name, spec in params.items():
         if name not in packed or name not in index:
@@ -74,7 +74,7 @@ def weight_fault(
 
 
 def _in_order(recipe: Recipe) -> list[Recipe]:
-    """Return the steps of a recipe once each, after the steps that they depend on."""
+    """Return each step of a recipe once, after the steps that it depends on."""
     found: dict[Recipe, None] = {}
 
     def visit(one: Recipe) -> None:
@@ -93,7 +93,8 @@ def _problem(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> str | 
 
 
 def _given(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> list[torch.Tensor]:
-    """Return the inputs of a step: the results of earlier steps, or a tensor of the checkpoint."""
+    """Return the inputs of a recipe step: the results of earlier steps, or the checkpoint tensor that a source step
+    reads."""
     if step.step == "source":
         return [read(str(step.attr("name")))]
     return [part.execute(read, dict(memo)) for part in step.inputs]
@@ -116,7 +117,9 @@ def _called(step: Recipe) -> str:
 def _explained(
     recipe: Recipe, found: torch.Tensor, memo: Mapping[Recipe, Results], read: Read
 ) -> tuple[Recipe | None, str]:
-    """Return the step that, done in another way, explains the bytes that were found, and that way."""
+    """Find a step of the recipe that, executed in a plausible wrong way, results in the stored tensor `found`. Return
+    the step and a description of that way. If no way is found, the description is empty, and the step is None unless it
+    is the only one."""
     steps = _in_order(recipe)
     for step in reversed(steps):
         args = _given(step, memo, read)
@@ -136,7 +139,7 @@ def _explained(
 
 
 def _otherwise(step: Recipe, args: list[torch.Tensor]) -> Iterator[tuple[str, Results]]:
-    """Yield the results of a step that is done in plausible wrong ways."""
+    """Yield plausible wrong executions of a recipe step: a description, and the result that it has."""
     attrs = dict(step.attrs)
     dim = attrs.get("dim")
 
@@ -144,7 +147,7 @@ def _otherwise(step: Recipe, args: list[torch.Tensor]) -> Iterator[tuple[str, Re
         try:
             yield how, STEPS[step.step](other, {**attrs, **changed})
         except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
-            return  # a way that fails cannot have made the bytes
+            return  # an execution that fails cannot have made the stored bytes
 
     if len(args) == 1:
         yield "left out", args[0]

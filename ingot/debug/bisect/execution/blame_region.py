@@ -1,9 +1,9 @@
-"""Find the node in a compiled region that is computed wrongly, or that only the executable on disk is wrong.
+"""Find the node of a compiled region that is computed wrongly, or find that only the stored executable is wrong.
 
 The region is compiled twice more, in parallel and without the cache: unchanged, and with every inner value as an
-output. The first wrong inner value names the node. The fault may not show then, because the compiler fuses differently
-or the executable was made from something else. In that case the results are compared with bodies in which one call is
-done in another way; finally the shortest prefix of the body that still shows the fault names the node.
+output. The first wrong inner value names the node. The fault may be absent then, because the compiler fuses differently
+or the stored executable was made from other code. In that case, the results are compared with variants of the body in
+which one call is changed. Finally, the shortest prefix of the body that still shows the fault names the node.
 """
 
 import operator
@@ -34,8 +34,9 @@ _CACHE = "INGOT_CACHE"
 
 @dataclass(frozen=True)
 class RegionFault:
-    """The fault of a region. `node` is the first node of its body that is computed wrongly, None if unknown. `stored`:
-    the body compiled anew is right, and only the artifact's executable is wrong. `text` describes what was found."""
+    """The fault of a region. `node` is the first node of its body that is computed wrongly, None if unknown. If
+    `stored`, only the artifact's executable is wrong, and the body compiled again is right. `text` describes the
+    fault."""
 
     node: fx.Node | None
     text: str
@@ -49,8 +50,8 @@ def region_fault(
     backend: Backend,
     target: Target,
 ) -> RegionFault:
-    """Find the fault of a region that returned the wrong results `found` on `inputs`. Compiles it, which takes a
-    while."""
+    """Find the fault of a region that returned the wrong results `found` on `inputs`. This compiles the region several
+    times, which takes a while."""
     everything = [node for node in region.body.calls() if isinstance(node.meta["type"], TensorType)]
     judge = _Judge(region.body, inputs)
     whole, open_ = _compiled([region.body, with_outputs(region.body, everything, "opened")], backend, target)
@@ -83,7 +84,7 @@ def region_fault(
 
 
 def _call_of(node: fx.Node) -> fx.Node:
-    """Return the call that makes a value, which may be one of several results."""
+    """Return the call that computes a value, which may be one item of the call's tuple."""
     while node.target is operator.getitem:
         made_by = node.args[0]
         assert isinstance(made_by, fx.Node)
@@ -92,7 +93,8 @@ def _call_of(node: fx.Node) -> fx.Node:
 
 
 def with_outputs(body: Program, outputs: Sequence[fx.Node], name: str) -> Program:
-    """Return the body with other values as its outputs, without calls that they do not need."""
+    """Return a copy of a region's body that returns the values of `outputs` instead. Calls that they do not need are
+    removed."""
     copy = body.copy()
     copy.name = name
     by_name = {node.name: node for node in copy.graph.nodes}
@@ -104,7 +106,7 @@ def with_outputs(body: Program, outputs: Sequence[fx.Node], name: str) -> Progra
 
 
 def overflow_start(body: Program, inputs: Sequence[torch.Tensor]) -> tuple[fx.Node, float] | None:
-    """Return the first node with float64 values that do not fit its dtype, and the largest of them."""
+    """Return the first node whose float64 values do not fit its dtype, and the largest such value. None if all fit."""
     found: list[tuple[fx.Node, float]] = []
 
     def watch(node: fx.Node, result: object) -> None:
@@ -122,13 +124,14 @@ def overflow_start(body: Program, inputs: Sequence[torch.Tensor]) -> tuple[fx.No
 
 @dataclass(frozen=True)
 class _Judge:
-    """Checks values of a body against what they should be on these inputs."""
+    """Checks computed values of a region's body against the reference, for fixed inputs."""
 
     body: Program
     inputs: Sequence[torch.Tensor]
 
     def first_wrong(self, nodes: Sequence[fx.Node], found: Sequence[torch.Tensor]) -> tuple[fx.Node, Wrong] | None:
-        """Return the first of `nodes`, with the values `found`, that is computed wrongly."""
+        """Return the first of `nodes` that is computed wrongly, and what is wrong; None if all are right. `found` are
+        their computed values, in order."""
         plain, exact = self._values(False), self._values(True)
         for node, value in zip(nodes, found, strict=True):
             if wrong := check_tensor(value, plain[node], exact[node], coarsest(self.body)):
@@ -143,7 +146,8 @@ class _Judge:
 
 
 def _compiled(bodies: Sequence[Program], backend: Backend, target: Target) -> list[Compiled]:
-    """Compile the bodies in parallel and load them, without the cache, which may contain the fault."""
+    """Compile regions of these bodies in parallel and load them. The cache is not used, since it may contain the
+    fault."""
     regions = [Region(f"{body.name}.{index}", body, backend.name) for index, body in enumerate(bodies)]
     with _empty_cache(), Emitter({backend.name: backend}, target, len(regions)) as emitter:
         emitted = emitter.emit(regions)
@@ -154,7 +158,7 @@ def _compiled(bodies: Sequence[Program], backend: Backend, target: Target) -> li
 
 @contextmanager
 def _empty_cache() -> Iterator[None]:
-    """Use an empty cache of executables, in worker processes too."""
+    """Point the cache of executables to an empty temporary folder, for worker processes too."""
     before = os.environ.get(_CACHE)
     with tempfile.TemporaryDirectory(prefix="ingot-bisect-") as folder:
         os.environ[_CACHE] = folder

@@ -15,12 +15,14 @@ from ingot.ir.types import StateType, TensorType, TupleType
 
 
 def instruction_nodes(program: Program) -> list[fx.Node]:
-    """Return the calls that have an instruction in a plan, in order: all but those that take a result of a tuple."""
+    """Return the calls that have an instruction in a plan, in order. Nodes that only take one result of a tuple have
+    none."""
     return [node for node in program.calls() if node.target is not operator.getitem]
 
 
 def value_names(program: Program) -> dict[fx.Node, str]:
-    """Return the name of each value in a plan: placeholders and outputs have their own, states the state's name."""
+    """Return each node's name in a plan. A placeholder or output has its own name, a state the state's name, and any
+    other value the node's name."""
     names: dict[fx.Node, str] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -32,7 +34,8 @@ def value_names(program: Program) -> dict[fx.Node, str]:
 
 
 def result_names(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[str, ...]:
-    """Return the names of a call's results in a plan, states last; "" for a result that nothing reads."""
+    """Return the plan names of a call's results, states last. A result that nothing reads has an empty name. `names`
+    are the plan names of nodes."""
     value_type = node.meta["type"]
     if not isinstance(value_type, TupleType):
         return (names[node],)
@@ -44,8 +47,8 @@ def result_names(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[str, ...]
 
 
 def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> Program:
-    """Return a program with only the call `node`. Its inputs, states and results have their names in the plan; a result
-    that nothing reads is called `unused` with its number."""
+    """Return a program with only the call `node`. Its inputs, states and results have the plan names in `names`. A
+    result that nothing reads is called `unused` and its index."""
     alone = Program(program.name, program.stage, {}, bucket=program.bucket)
     values: dict[fx.Node, fx.Node] = {}
     made: dict[str, fx.Node] = {}
@@ -75,10 +78,8 @@ def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> P
 
 
 def meaning(alone: Program, values: Mapping[str, Any], *, exact: bool) -> tuple[torch.Tensor, ...]:
-    """Return what the call should return, states last: by the op's reference, or by interpreting a region's body.
-
-    `exact`: in float64.
-    """
+    """Return the reference results of a one-call program, states last: from the op's reference, or by interpreting the
+    region. With `exact`, compute in float64."""
     return tuple(interpret(alone, values, exact=exact).values())
 
 
@@ -88,8 +89,9 @@ def wrong_results(
     results: Sequence[torch.Tensor],
     updated: Mapping[str, torch.Tensor],
 ) -> tuple[str, Wrong] | None:
-    """Return the first wrong one of a call's `results` and the states that it `updated`, by name; None if all are
-    right. `inputs` are the call's inputs, with the states from before it."""
+    """Return the name of the first wrong result of a call, and what is wrong; None if all are right. `alone` is the
+    call as a program, and `inputs` its inputs with the states from before the call. `updated` are the states after
+    it."""
     plain = meaning(alone, inputs, exact=False)
     count = len(results)
     fine = [_is_fine(value, wanted) for value, wanted in zip(results, plain, strict=False)]
@@ -112,8 +114,9 @@ def wrong_results(
 
 
 def _is_fine(value: torch.Tensor, plain: torch.Tensor, before: torch.Tensor | None = None) -> bool:
-    """Return whether a result has the reference's bits and is finite; a result that is not finite may be an overflow.
-    For a state, `before` the call, only new values must be finite."""
+    """Return whether a result has the bits of the reference result `plain` and is finite, so that no float64 run is
+    needed. A result that is not finite may be an overflow. For a state, `before` is its value before the call; then
+    only changed elements must be finite."""
     if value.shape != plain.shape or value.dtype is not plain.dtype or not same_bits(value, plain):
         return False
     if not plain.is_floating_point():
@@ -123,7 +126,8 @@ def _is_fine(value: torch.Tensor, plain: torch.Tensor, before: torch.Tensor | No
 
 
 def coarsest(body: Program) -> torch.dtype | None:
-    """Return the dtype of fewest bits that a body computes in."""
+    """Return the dtype of lowest precision among the values of a region's body; None if none is a floating-point dtype
+    with a tolerance."""
     types = [node.meta["type"] for node in body.graph.nodes if node.op != "output"]
     dtypes = {item.dtype for item in types if isinstance(item, TensorType)} & TOLERANCES.keys()
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)

@@ -1,5 +1,8 @@
-"""Define the meaning of each recipe step independently of its code: index arithmetic in numpy for steps that move
-elements, float64 with a bound on the rounding for steps that compute."""
+"""Check recipe steps with an independent implementation of each.
+
+Steps that move elements are repeated by index arithmetic in numpy. Steps that compute are repeated in float64, with a
+bound on the rounding.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,12 +17,13 @@ from ingot.ir.recipe import Results
 
 Attrs = Mapping[str, Any]
 Tensors = Sequence[torch.Tensor]
-# Half the relative distance between neighbours: the error bound of one rounding to nearest.
+# Half the relative distance between adjacent values: the error bound of one rounding to nearest.
 _HALF = 0.5 * (1 + 1e-9)
 
 
 def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str | None:
-    """Return how a step's result differs from the step's meaning, in words; None if it does not."""
+    """Return how the result of a recipe step is wrong, in words; None if it is right. `step` is the step's name, `args`
+    its input tensors, and `attrs` its attributes."""
     results = result if isinstance(result, dict) else {"": result}
     if step in _MOVED:
         wanted = _MOVED[step]([_numbers(arg) for arg in args], attrs)
@@ -35,7 +39,7 @@ def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    """Return the elements of a tensor as integers with the same bits, in a row-major array of its shape."""
+    """Return a tensor's elements as integers with the same bits, in a row-major array of its shape."""
     return raw_bits(tensor.contiguous()).numpy()
 
 
@@ -124,7 +128,7 @@ def _double(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _beyond(found: torch.Tensor, wanted: np.ndarray, allowed: np.ndarray | float) -> str | None:
-    """Return where `found` is off by more than `allowed`."""
+    """Return where `found` differs from `wanted` by more than `allowed`, in words; None if nowhere."""
     if tuple(found.shape) != wanted.shape:
         return f"its shape is {list(found.shape)}, expected {list(wanted.shape)}"
     with np.errstate(invalid="ignore"):
@@ -139,20 +143,21 @@ def _unit(dtype: torch.dtype) -> float:
 
 
 def _cast(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Check that each element is rounded to nearest. Return what is wrong, or None."""
+    """Check that a cast rounds each element to the nearest value. Return what is wrong; None if nothing is."""
     found = results[""]
     wanted = _double(args[0])
     if not found.is_floating_point():
         return _beyond(found, np.trunc(wanted), 0.0)
     info = torch.finfo(found.dtype)
-    # Neighbours are a relative eps apart; below the smallest normal number they are as far apart as at that number.
+    # The distance between adjacent values of the dtype. Below the smallest normal number it stays constant.
     apart = info.eps * np.exp2(np.floor(np.log2(np.maximum(np.abs(wanted), info.tiny))))
     overflows = (np.abs(wanted) >= info.max + apart / 4) & ~np.isfinite(_double(found))
     return _beyond(found, np.where(overflows, _double(found), wanted), _HALF * apart)
 
 
 def _affine(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Check a scale and offset computed at least in float32, with a rounding per operation and one to the dtype."""
+    """Check a scale and offset. They are computed at least in float32, with one rounding per operation and one to the
+    dtype. Return what is wrong; None if nothing is."""
     found, scaled = results[""], _double(args[0]) * attrs["scale"]
     wanted = scaled + attrs["offset"]
     inner = _unit(torch.promote_types(args[0].dtype, torch.float32))
@@ -164,7 +169,7 @@ def _normalize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor])
     found, rows = results[""], _double(args[0])
     lengths = np.maximum(np.sqrt(np.einsum("...k,...k->...", rows, rows)), 1e-12)
     wanted = rows / lengths[..., None]
-    tiny = torch.finfo(found.dtype).tiny  # below it, neighbours have a constant distance
+    tiny = torch.finfo(found.dtype).tiny  # below it, adjacent values have a constant distance
     # Sums of float64 in any order, and one rounding at the end.
     return _beyond(found, wanted, (1e-12 + _unit(found.dtype)) * np.maximum(np.abs(wanted), tiny))
 
@@ -186,7 +191,7 @@ def _table(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> 
 
 
 def _codes(weight: torch.Tensor, format: Format) -> np.ndarray:
-    if format.packing not in ("plain", "low_first"):  # only the layout itself defines the element order
+    if format.packing not in ("plain", "low_first"):  # only their own code defines their order
         return format.layout.unpack(weight).contiguous().numpy().astype(np.int64)
     stored = weight.contiguous().numpy().astype(np.int64)
     if format.packing == "plain":
@@ -197,7 +202,8 @@ def _codes(weight: torch.Tensor, format: Format) -> np.ndarray:
 
 
 def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> np.ndarray:
-    """Return a scale or zero point for each element of a weight of `shape`."""
+    """Return an array of `shape` with the scale, or zero point, of each element of a weight. `part` has one for each
+    block of the format."""
     (level,) = format.levels
     rows, columns = np.indices(shape)
     each: np.ndarray = _double(part)[rows // (level.rows or shape[0]), columns // (level.columns or shape[1])]
@@ -205,13 +211,15 @@ def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> 
 
 
 def _moved(found: torch.Tensor, wanted: torch.Tensor, format: Format) -> str | None:
-    """Check that a lossless format stores the original numbers, at the places that its packing defines."""
+    """Check that a lossless format stores the numbers of `wanted` unchanged, in the order of its packing. Return what
+    is wrong; None if nothing is."""
     return _differs(format.layout.unpack(found).contiguous(), _numbers(wanted), wanted.dtype)
 
 
 def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Check that codes are in range and off by at most half a step, or by a whole one at an end of a range with a zero
-    point; and that scales are the smallest that the range allows."""
+    """Check a quantized weight. Codes must be in range and off by at most half a quantization step. With a zero point,
+    codes at an end of the range may be off by a whole step. Scales must be the smallest that the range allows. Return
+    what is wrong; None if nothing is."""
     format = find_format(attrs["format"])
     if results.keys() != set(format.parts):
         return f"it has the results {', '.join(results)}, expected {', '.join(format.parts)}"
@@ -230,7 +238,7 @@ def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) 
     at_end = level.zeros & ((codes == low) | (codes == high))
     standing = torch.from_numpy((codes - zero) * scale)
     steps = np.where(at_end, 1.0, 0.5) * scale
-    # Codes are computed in float32, so a tie may round to the other side by this much.
+    # Codes are computed in float32, so a value this close to a tie may round either way.
     if problem := _beyond(standing, wanted, steps * (1 + 1e-5) + 1e-6 * np.abs(wanted)):
         return f"more than half a step off: {problem}"
     return _wrong_scales(results["scales"], wanted, format, high - low if level.zeros else high)

@@ -1,7 +1,7 @@
-"""Guess what an executable computes instead of its region: the body with one call done in another way.
+"""Guess which call of a region an executable computes wrongly, by trying wrong variants of the region's body.
 
-Compiled code cannot be read. If its results are those of a body in which one call is left out, has its arguments
-swapped, or has another constant, that call is at fault.
+Compiled code cannot be read. In each variant one call is left out, has two arguments swapped, or has another constant.
+If the executable's results are those of a variant, the changed call is at fault.
 """
 
 import operator
@@ -24,8 +24,8 @@ _FACTORS = (0.0, 1e-3, 0.01, 0.1, 1 / 3, 0.5, 0.9, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0
 def explained(
     body: Program, inputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor], dtype: torch.dtype | None
 ) -> tuple[fx.Node, str] | None:
-    """Return the call of `body` that, done in another way, returns the results `found` on `inputs`, and the way; None
-    if no tried way does. `dtype` is the coarsest that the body computes in."""
+    """Return the call whose changed variant has the results `found`, and a description of the change. None if no
+    variant that was tried has them. `dtype` is the one of lowest precision in the body."""
     given = dict(zip(body.input_types(), inputs, strict=True))
     for node in body.calls():
         for how, change in _ways(node):
@@ -42,7 +42,7 @@ def explained(
 
 
 def _ways(node: fx.Node) -> Iterator[tuple[str, Callable[[fx.Node], None]]]:
-    """Yield other ways to do a call: a description, and a function that changes a copy of the call."""
+    """Yield changes to try on a call: a description, and a function that applies the change to a copy of the call."""
     tensors = [place for place, arg in enumerate(node.args) if isinstance(arg, fx.Node)]
     if node.target is operator.getitem:
         return
@@ -91,7 +91,7 @@ def _option(name: str, value: Any) -> Callable[[fx.Node], None]:
 
 
 def _replaced(place: int, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[fx.Node], None]:
-    """Return a function that passes the argument `place` through `make` first."""
+    """Return a function that changes a call: its argument number `place` passes through `make` first."""
 
     def change(node: fx.Node) -> None:
         source = node.args[place]

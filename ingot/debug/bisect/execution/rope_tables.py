@@ -1,4 +1,4 @@
-"""Compute rotary frequencies independently, in float64 and one by one, to check a table's rows against."""
+"""Compute rotary frequencies in float64, one by one, to check rotary tables against an independent implementation."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,18 +10,20 @@ Attrs = Mapping[str, Any]
 
 
 def frequencies(attrs: Attrs) -> np.ndarray:
-    """Return the angle per position of each pair of elements, by the `rope_type` of a table's attributes."""
+    """Return the rotary frequency of each pair of elements: the angle per position. `attrs` are the attributes of a
+    `table` recipe step; `rope_type` selects the formula."""
     pairs = int(attrs["rotary_dim"]) // 2
     return np.array([_FREQUENCY[str(attrs["rope_type"])](attrs, pair) for pair in range(pairs)])
 
 
 def _plain(attrs: Attrs, pair: int) -> float:
-    """RoFormer (arXiv 2104.09864): theta^(-2i/d)."""
+    """Return theta^(-2i/d) for pair i of d elements, the frequency of RoFormer (arXiv 2104.09864)."""
     return math.exp(-math.log(float(attrs["theta"])) * 2 * pair / int(attrs["rotary_dim"]))
 
 
 def _llama3(attrs: Attrs, pair: int) -> float:
-    """Divide the frequency of pairs with few turns in the original context, keep those with many, blend between."""
+    """Return a pair's frequency by Llama 3's scaling: divided if it has few turns in the original context, unchanged if
+    many, blended between."""
     plain = _plain(attrs, pair)
     turns = float(attrs["original_max_position"]) * plain / (2 * math.pi)
     low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
@@ -30,7 +32,8 @@ def _llama3(attrs: Attrs, pair: int) -> float:
 
 
 def _dynamic(attrs: Attrs, pair: int) -> float:
-    """NTK: theta grows with the ratio of the context to the original one."""
+    """Return a pair's frequency by dynamic NTK scaling: theta grows with the ratio of the context to the original
+    context."""
     dim, factor, original = int(attrs["rotary_dim"]), float(attrs["factor"]), float(attrs["original_max_position"])
     more = max(float(attrs["positions"]), original) / original
     theta = float(attrs["theta"]) * (factor * more - factor + 1) ** (dim / (dim - 2))
@@ -38,7 +41,8 @@ def _dynamic(attrs: Attrs, pair: int) -> float:
 
 
 def _yarn(attrs: Attrs, pair: int) -> float:
-    """YaRN (arXiv 2309.00071): a ramp over the pairs, between those with `beta_fast` and `beta_slow` turns."""
+    """Return a pair's frequency by YaRN (arXiv 2309.00071). The divisor grows linearly over the pairs, between those
+    with `beta_fast` and `beta_slow` turns."""
     dim, original = int(attrs["rotary_dim"]), float(attrs["original_max_position"])
     ends = [
         dim / 2 * math.log(original / (2 * math.pi * float(attrs[beta]))) / math.log(float(attrs["theta"]))
@@ -52,7 +56,7 @@ def _yarn(attrs: Attrs, pair: int) -> float:
 
 
 def _longrope(attrs: Attrs, pair: int) -> float:
-    """LongRoPE (arXiv 2402.13753): a divisor for each pair."""
+    """Return a pair's frequency by LongRoPE (arXiv 2402.13753), which has a divisor for each pair."""
     beyond = int(attrs["positions"]) > float(attrs["original_max_position"])
     return _plain(attrs, pair) / float(attrs["long_factor" if beyond else "short_factor"][pair])
 

@@ -1,4 +1,5 @@
-"""Make steps from sample requests: chunked prefill, decode, mixed batches, and every sampling option."""
+"""Make steps from sample requests, to compare an executor with the references: chunked prefill, decode, mixed batches,
+and every sampling option."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,12 @@ _LONGEST = 512
 def recorded_steps(
     plan: Plan, requests: Sequence[Sequence[int]], *, max_seq_len: int, page_size: int, pages: int, seed: int = 0
 ) -> list[Inputs]:
-    """Return the inputs of the steps that serve `requests` from fresh states, within the limits of the plan, with up to
-    `max_seq_len` tokens each and a KV pool of `pages` pages of `page_size` tokens. At most eight requests are served.
-    A short request is repeated, so that every kind of step occurs. In every other step, rows sample randomly, have
-    penalties, and return log-probabilities. Tokens and starts come from the device if possible.
+    """Return the inputs of the steps that serve `requests` from fresh states.
+
+    Steps stay within the limits of the plan. Each sequence has at most `max_seq_len` tokens, and the pool has `pages`
+    pages of `page_size` tokens. At most eight requests are served, and a short one is repeated until every kind of step
+    occurs. In every other step, rows sample randomly, have penalties, and return log-probabilities. If possible, decode
+    steps read tokens and positions from the device.
     """
     served = [request for request in requests if request][: min(_REQUESTS, plan.dims["B"][1], pages)]
     limit = min(max_seq_len, pages // max(1, len(served)) * page_size, _LONGEST)
@@ -55,8 +58,8 @@ def recorded_steps(
 
 
 def pages_needed(requests: Sequence[Sequence[int]], page_size: int) -> int:
-    """Return the pages that `recorded_steps` of the requests fill, plus one unused page. Every instruction's states are
-    copied and compared completely, so a pool as large as in serving would take minutes."""
+    """Return the number of pages that `recorded_steps` needs for these requests, plus one. Every instruction's states
+    are copied and compared completely, so a pool as large as in serving would take minutes."""
     served = [request for request in requests if request][:_REQUESTS]
     lengths = [len(_repeated(one, _LONGEST, _LENGTH + 1 + at)) for at, one in enumerate(served)]
     return len(lengths) * -(-max(lengths, default=0) // page_size) + 1
@@ -67,7 +70,8 @@ def _repeated(request: Sequence[int], most: int, least: int) -> list[int]:
 
 
 def _counts(length: int, index: int, most: int) -> list[int]:
-    """Return how many tokens of a request each step processes; the sum is `length`."""
+    """Return how many tokens of a request each step processes; their sum is `length`. `index` is the request's number,
+    and `most` the limit per step."""
     counts: list[int] = []
     left = length
     while left:
@@ -79,7 +83,8 @@ def _counts(length: int, index: int, most: int) -> list[int]:
 
 
 def _asking(step: Inputs, ends: Sequence[int], everything: bool, generator: torch.Generator) -> Inputs:
-    """Return the step with tokens from the device and, with `everything`, rows that use every option."""
+    """Return a copy of a step that reads the tokens of odd rows from the device where they decode. With `everything`,
+    its rows also use every sampling option. `ends` are the prompt lengths of the requests."""
     changed = {name: tensor.clone() for name, tensor in step.items()}
     if "token_seqs" not in changed or "q_lens" not in changed:
         return changed

@@ -1,7 +1,7 @@
-"""Check whether a call's result is right: bit by bit if nothing is rounded, else by its error.
+"""Check whether a call's result is right: bit by bit if nothing is rounded, else by its error against float64.
 
-The measure is the error of the op's own reference on the same inputs, against float64. A kernel may add in another
-order and round elsewhere, but its errors must have that size.
+The allowed error is based on that of the op's reference on the same inputs. A kernel may add in another order and round
+elsewhere, but its errors must have the same size.
 """
 
 import math
@@ -31,7 +31,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong tensor: the worst index, the values found and expected there, and a description."""
+    """A wrong tensor: the index of its worst element, the value found there, the expected value, and a description.
+    `overflows` marks values that exceed the dtype."""
 
     index: tuple[int, ...]
     found: float
@@ -44,7 +45,7 @@ class Wrong:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the CPU with the tensor's strides."""
+    """Return a copy of a tensor on the CPU, with the same strides."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
@@ -54,7 +55,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def first_changed(before: torch.Tensor, after: torch.Tensor) -> tuple[int, ...]:
-    """Return the index of the first element whose bits differ."""
+    """Return the index of the first element whose bits differ. At least one must differ."""
     return _index((raw_bits(before) != raw_bits(after)).nonzero()[0])
 
 
@@ -71,11 +72,11 @@ def _index(place: torch.Tensor) -> tuple[int, ...]:
 def check_tensor(
     found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = None
 ) -> Wrong | None:
-    """Return what is wrong with `found`; None if it is right.
+    """Return what is wrong with the result `found` of a call; None if it is right.
 
-    `plain` is the reference's result, `exact` its result in float64. `dtype` is the coarsest that the call computes in,
-    by default the result's. If float64 is not finite either, the inputs are at fault, and any non-finite value is
-    accepted.
+    `plain` is the reference's result, `exact` the reference's result in float64. `dtype` is the one of lowest precision
+    that the call computes in, by default the result's. If the float64 result is not finite either, the inputs are at
+    fault, and any non-finite value is accepted.
     """
     found = found.cpu()
     if found.shape != plain.shape or found.dtype is not plain.dtype:
@@ -109,9 +110,10 @@ def check_tensor(
 
 
 def typical_error(error: torch.Tensor, own: torch.Tensor, size: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the root mean square of `error` in multiples of the reference's `own`, which is at least one rounding.
+    """Return the root mean square of `error` divided by that of the reference's errors `own`. The divisor is at least
+    the error of one rounding of values of `size`.
 
-    The mean of a few elements is unreliable, so their ratio is reduced.
+    The mean of a few elements is unreliable, so the ratio is reduced for small tensors.
     """
     eps = torch.finfo(dtype if dtype in TOLERANCES else torch.bfloat16).eps
     standard = max(_rms(own), _ONE_ROUNDING * eps * _rms(size), 1e-300)
@@ -119,7 +121,9 @@ def typical_error(error: torch.Tensor, own: torch.Tensor, size: torch.Tensor, dt
 
 
 def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> Wrong | None:
-    """Return what is wrong with a state after an update: it changed where it must not, or to wrong values."""
+    """Return what is wrong with a state after an update; None if it is right. An element may be wrong, not written, or
+    changed where it must not be. `before` is the state before the update, `plain` and `exact` are the reference's, the
+    latter in float64."""
     found = found.cpu()
     kept = raw_bits(plain) == raw_bits(before)
     moved = raw_bits(found) != raw_bits(before)
@@ -138,7 +142,8 @@ def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, 
 
 
 def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    """Return where a rewritten value is within a rounding of the reference, which happens to equal the old value."""
+    """Return a mask of the elements of `found` that are within one rounding of the reference `plain`. It allows a
+    rewrite of an element that the reference sets to its old value."""
     if not found.is_floating_point():
         return torch.zeros_like(found, dtype=torch.bool)
     tolerance = TOLERANCES.get(found.dtype, TOLERANCES[torch.bfloat16])
@@ -147,7 +152,8 @@ def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _not_finite(f: torch.Tensor, p: torch.Tensor, e: torch.Tensor, dtype: torch.dtype) -> Wrong | None:
-    """Return what is wrong with infinities and NaN, if anything."""
+    """Return what is wrong with infinities and NaN in a result; None if nothing is. `f`, `p` and `e` are the values
+    found, the reference's, and the reference's in float64."""
     if bool((lost := ~f.isfinite() & e.isfinite()).any()):
         index = _index(lost.nonzero()[0])
         overflows = bool((~p.isfinite() & lost).any()) or bool((e.abs() > torch.finfo(dtype).max).any())

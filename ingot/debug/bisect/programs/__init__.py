@@ -1,1 +1,1 @@
-"""Compare the programs of a compile with the meaning of the traced one: passes, rewrites, the definition."""
+"""Find the pass, rewrite, node or definition that changes what a model's programs compute."""

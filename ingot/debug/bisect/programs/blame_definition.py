@@ -1,4 +1,4 @@
-"""Find where a model's definition and an oracle differ: compare the traced program with the oracle's tensors."""
+"""Find where a model's definition and an oracle differ, by comparing the traced program's tensors with the oracle's."""
 
 import torch
 from torch import fx
@@ -20,7 +20,8 @@ _NEAR = 1e-4
 
 
 def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
-    """Return the call of the traced program that the oracle does not make; None if both return the same logits."""
+    """Return a verdict on the first call of the traced program with a result that the oracle does not compute. None if
+    both have the same logits. If the oracle shows no intermediate tensors, the verdict names only the architecture."""
     program = _traced(case)
     folder, context = case.request.checkpoint.folder, case.request.limits.max_seq_len
     requests = recorded_requests(case.artifact, case)
@@ -39,7 +40,8 @@ def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
 
 
 def _traced(case: Case) -> Program:
-    """Return the definition traced in float32, so that constants are not rounded to the model's dtype."""
+    """Return the traced program of the entry main. If the installed definition still traces to the artifact's program,
+    trace it in float32, so that constants are not rounded to the model's dtype."""
     stored = next(chain for chain in case.chains if chain.entry == "main").links[0].program
     same = print_program(stored) == print_program(case.model.entries["main"])
     if not same or case.request.spec.dtype is torch.float32:
@@ -64,7 +66,8 @@ def _apart(found: torch.Tensor, expected: torch.Tensor) -> str | None:
 
 
 def _located(case: Case, program: Program, theirs: list[Digest], request: list[int], found: str) -> Verdict:
-    """Return the first call with a result that the oracle lacks, as it lacks all results that depend on it."""
+    """Return a verdict on the first call with a result that is not among `theirs`, the oracle's tensors. None of the
+    results that depend on it is among them either. `found` describes the wrong logits."""
     calls = [node for node in program.calls() if is_by_token(node) and node.meta["type"].dtype.is_floating_point]
     case.runs += 1
     (step,) = whole([Sequence(tuple(request), len(request))], (1, 1))
@@ -97,7 +100,7 @@ def _match(digest: Digest, theirs: list[Digest]) -> Digest | None:
 
 
 def _dependents(node: fx.Node, calls: list[fx.Node]) -> set[fx.Node]:
-    """Return the calls that depend on a value."""
+    """Return those of `calls` that depend on a node's value, directly or not."""
     found, waiting, known = set(), list(node.users), set(calls)
     while waiting:
         one = waiting.pop()
@@ -108,7 +111,8 @@ def _dependents(node: fx.Node, calls: list[fx.Node]) -> set[fx.Node]:
 
 
 def _module(node: fx.Node, program: Program, matches: dict[fx.Node, Digest | None]) -> str:
-    """Return the oracle's module that matches a call: by the weight that it reads, else by the call's inputs."""
+    """Return the quoted name of the oracle's module that matches a call: by the weight that it reads, else by its
+    inputs."""
     for source in node.all_input_nodes:
         if source.op == "placeholder" and str(source.target) in program.params:
             for name in sorted(program.params[str(source.target)].recipe.sources()):

@@ -1,4 +1,4 @@
-"""Find where the model itself leaves the range of its dtype, which no rewrite causes."""
+"""Find where the model itself exceeds the range of its dtype, which no rewrite causes."""
 
 from ingot.debug.bisect.case import Case
 from ingot.debug.bisect.programs.schedule import Request, whole
@@ -7,7 +7,8 @@ from ingot.ir.numerics.divergence import first_nonfinite
 
 
 def blame_overflow(case: Case) -> Verdict | None:
-    """Return the first traced tensor that overflows its dtype and is finite in float64; None if all are finite."""
+    """Return a verdict on the first tensor of a traced program that overflows its dtype and is finite in float64. None
+    if no tensor overflows."""
     for chain in {chain.entry: chain for chain in case.chains}.values():
         program = chain.links[0].program
         requests = [Request(tuple(prompt), len(prompt)) for prompt in case.prompts()]

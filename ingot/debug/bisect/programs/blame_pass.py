@@ -1,4 +1,5 @@
-"""Find the first pass with a program that breaks the meaning, the contract or the types of the program before it."""
+"""Find the first pass that changes what a program computes, breaks its numerics contract, or makes an invalid
+program."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,9 +26,10 @@ _SAMPLED = frozenset({"tokens", "logprob_ids", "logprobs", "ranks", "last_token"
 
 @dataclass(frozen=True)
 class Culprit:
-    """The faulty pass: the link that it made, and how its program breaks the contract.
+    """A faulty pass. `place` is the index of its link in the chain of programs.
 
-    `what` is "meaning", "quantization", "numerics" or "structure"; `place` is the link's index in the chain.
+    `what` is the kind of fault. "meaning" is another result in float64, "quantization" an error above the format's,
+    "numerics" a broken contract in the model's dtype, and "structure" an invalid program. `text` describes the fault.
     """
 
     chain: Chain
@@ -42,7 +44,8 @@ class Culprit:
 
 @dataclass
 class Judge:
-    """Judges the programs of one case on prompts drawn by one seed; each program runs once."""
+    """Compares the programs of one compile with their expected outputs, on prompts drawn by `seed`. Each program runs
+    once; results are kept."""
 
     case: Case
     seed: int = 0
@@ -51,7 +54,7 @@ class Judge:
     _measured: dict[tuple[str, str], dict[str, Measured]] = field(default_factory=dict)
 
     def expectation(self, chain: Chain, place: int) -> Expectation:
-        """Return the expectation for programs after the link at `place`, which defines the meaning."""
+        """Return the outputs to expect of programs after the link at index `place`, whose own program defines them."""
         link = chain.links[place]
         key = chain.entry, id(link)
         if key not in self._expected:
@@ -72,7 +75,8 @@ class Judge:
         return self._expected[key]
 
     def meaning(self, expected: Expectation, link: Link, *, at_once: bool = False) -> str | None:
-        """Return how the meaning of the program of `link` differs; None if it does not."""
+        """Return how the outputs of a link's program differ from the expected ones in float64, in words; None if they
+        do not. With `at_once`, the program processes all tokens in one step."""
         key = id(expected), link.computation, at_once
         if key not in self._means:
             self._means[key] = self.meaning_of(expected, link.program, at_once=at_once)
@@ -86,14 +90,15 @@ class Judge:
         return f"in float64 {found.output or 'the program'}, step {found.step}: {found.text}"
 
     def quantization(self, link: Link, program: Program) -> str | None:
-        """Return how the result of the lossy pass of `link` is worse than its formats allow."""
+        """Return how `program`, made by the lossy pass of `link`, is less accurate than its formats allow, in words;
+        None if it is not."""
         self.case.runs += 2
         requests = [Request(tuple(prompt), len(prompt)) for prompt in self.case.prompts(self.seed)]
         return broken_quantization(self.case.params, link.before, program, whole(requests, (1, 1)))
 
     def measured(self, expected: Expectation, program: Program, key: str = "") -> dict[str, Measured]:
-        """Run `program` on the steps of `expected`. Return each output in the program's own dtypes and in float64, by
-        name. Calls with one `key`, unless empty, run once."""
+        """Run `program` on the steps of `expected`. Return each output by name, computed in the program's own dtypes
+        and in float64. Calls with the same `key` share one run, unless it is empty."""
         if not key or (known := self._measured.get((str(id(expected)), key))) is None:
             known = self._run(expected, program)
             if key:
@@ -121,7 +126,8 @@ class Judge:
         return result
 
     def numerics(self, expected: Expectation, before: Link, after: Link) -> str | None:
-        """Return how the pass between two links broke its contract in the model's own dtype; None if it did not."""
+        """Return how the pass between two neighbouring links breaks its numerics contract in the model's own dtype, in
+        words; None if it does not."""
         if before.computation == after.computation or after.one is None:
             return None
         old = self.measured(expected, before.program, before.computation)
@@ -129,7 +135,8 @@ class Judge:
         return self.broken(after.one.numerics, old, new)
 
     def broken(self, numerics: Numerics, old: Mapping[str, Measured], new: Mapping[str, Measured]) -> str | None:
-        """Return how outputs break a contract, in words. Outputs without a value for every row are not judged."""
+        """Return how the outputs `new` of a pass break its numerics contract relative to those before it, `old`, in
+        words; None if they do not. Sampled tokens are not compared under ROUNDING, since a near tie may change them."""
         dtype = self.case.request.spec.dtype
         for name in [name for name in new if name in old]:
             if numerics is Numerics.ROUNDING and name in _SAMPLED:
@@ -140,7 +147,7 @@ class Judge:
 
 
 def blame_pass(case: Case, judge: Judge) -> Culprit | None:
-    """Return the first faulty pass, on any path through the pipeline; None if all keep their contracts."""
+    """Return the first faulty pass on any path through the pipeline; None if all passes keep their contracts."""
     for chain in case.chains:
         found = _structure(chain) or _meaning(chain, judge) or _numerics(chain, judge)
         if found is not None:
@@ -149,7 +156,8 @@ def blame_pass(case: Case, judge: Judge) -> Culprit | None:
 
 
 def breaks_rules(link: Link, program: Program) -> str | None:
-    """Return how a program made by `link`'s pass breaks the rules of its stage, or changes the types of outputs."""
+    """Return how `program`, made by the pass of `link`, breaks the rules of its stage or changes the types of outputs,
+    in words. None if it does not."""
     try:
         verify(program, under=min(link.under, Stage.LOWERED), after=link.name)
     except VerifyError as error:
@@ -171,7 +179,8 @@ def _structure(chain: Chain) -> Culprit | None:
 
 
 def base_of(chain: Chain, place: int) -> int:
-    """Return the place that defines the meaning of a program: the last lossy pass up to it, or the trace."""
+    """Return the index of the link that defines the expected outputs at `place`: the last lossy pass up to there, or 0,
+    the trace."""
     lossy = [
         index
         for index, link in enumerate(chain.links[: place + 1])
@@ -181,14 +190,16 @@ def base_of(chain: Chain, place: int) -> int:
 
 
 def segments(chain: Chain) -> list[tuple[int, int]]:
-    """Return the ranges of a chain with a constant meaning: first and last place of each."""
+    """Return the ranges of a chain in which all programs must compute the same, as (first, last) indices. A lossy pass
+    begins a new range."""
     places = range(len(chain.links))
     bases = sorted({base_of(chain, place) for place in places})
     return list(zip(bases, [*(base - 1 for base in bases[1:]), len(chain.links) - 1], strict=True))
 
 
 def _meaning(chain: Chain, judge: Judge) -> Culprit | None:
-    """Find the culprit by bisection: once the meaning is lost, no pass restores it."""
+    """Find the first pass that changes the results in float64, by bisection: no later pass restores them. None if all
+    keep them."""
     for base, last in segments(chain):
         link = chain.links[base]
         if link.one is not None and (problem := judge.quantization(link, link.program)):
@@ -210,8 +221,9 @@ def _meaning(chain: Chain, judge: Judge) -> Culprit | None:
 
 
 def _numerics(chain: Chain, judge: Judge) -> Culprit | None:
-    """Find the culprit in order: the allowed error of a program depends on the one before it. Passes that leave the
-    computation unchanged cost nothing."""
+    """Find the first pass that breaks its numerics contract in the model's dtype; None if none does. Check passes in
+    order, since the allowed error of a program depends on the program before it. Passes that leave the computation
+    unchanged are skipped."""
     for base, last in segments(chain):
         expected = judge.expectation(chain, base)
         for place in range(base + 1, last + 1):
@@ -222,7 +234,7 @@ def _numerics(chain: Chain, judge: Judge) -> Culprit | None:
 
 
 def _page_size(chain: Chain) -> int:
-    """Return the tokens of a cache page, from the option of the pass that makes the caches."""
+    """Return the tokens of a cache page, from the option of the pass that adds caches; 16 if there is none."""
     for link in chain.links:
         size = getattr(link.one, "page_size", None)
         if isinstance(size, int):

@@ -1,4 +1,4 @@
-"""Check that the recipes of a pass's new params execute correctly, before the pass itself is accused."""
+"""Check that the recipes of a pass's new params execute correctly, before the pass itself is blamed."""
 
 import re
 from dataclasses import replace
@@ -12,7 +12,8 @@ from ingot.ir.recipe import Recipe, Results
 
 
 def wrong_step(case: Case, before: Program, after: Program) -> Verdict | None:
-    """Return the first faulty recipe step that `before` lacks; None if all are right."""
+    """Return a verdict on the first recipe step with a wrong result. Only params of `after` with a recipe that `before`
+    lacks are checked. None if all steps are right."""
     known = {spec.recipe for spec in before.params.values()}
     for name, spec in after.params.items():
         if spec.recipe in known:

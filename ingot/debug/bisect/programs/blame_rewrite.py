@@ -1,4 +1,5 @@
-"""Find the single faulty rewrite of a pass by limiting its fuel (number of rewrites), and the faulty node in it."""
+"""Find the one faulty rewrite of a pass, and the faulty node in it. The pass runs again with limited fuel, the number
+of rewrites that it may apply."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,10 +27,12 @@ _UNFIT = (IngotError, ArithmeticError, AssertionError, AttributeError, LookupErr
 
 @dataclass(frozen=True)
 class Blame:
-    """A faulty rewrite: `before` is the program without it, `after` the one with it, in which `site` was found.
+    """The faulty rewrite of a pass: `before` is the program without it, `after` the program with it. `site` is its
+    faulty node.
 
-    Without a `rewrite`, the pass is faulty outside its rewrites. `changed`: the current pass does not make the
-    artifact's program. `fuel` is the number of rewrites up to the faulty one, or None if the pass was not run in parts.
+    Without a `rewrite`, the pass is faulty outside its rewrites. If `changed`, the current pass does not make the
+    artifact's program. `fuel` is the number of rewrites up to the faulty one. It is None if the pass was not run with
+    limited fuel.
     """
 
     before: Program
@@ -41,7 +44,8 @@ class Blame:
 
 
 def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blame:
-    """Run the pass with less and less fuel if its parts can run; otherwise use the first wrong value."""
+    """Return the faulty rewrite of the pass `culprit`. Run the pass with less and less fuel, if the programs of such
+    runs can be executed; otherwise use the first wrong value. `expected` are the right outputs."""
     link = culprit.link
     try:
         again, rewrites = link.again()
@@ -53,7 +57,7 @@ def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blam
             if found := _by_fuel(judge, culprit, expected, len(rewrites)):
                 return found
         except _UNFIT:
-            pass  # a partial run of the pass makes no program that runs
+            pass  # with part of its rewrites, the pass makes no program that runs
     site = _site(judge, culprit, expected, link.before, link.program)
     if changed:
         site = _changed_node(again, link.program, site)
@@ -64,7 +68,8 @@ def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blam
 
 
 def _by_fuel(judge: Judge, culprit: Culprit, expected: Expectation, count: int) -> Blame | None:
-    """Find the least fuel with which the pass does harm; None if that cannot be determined."""
+    """Find the smallest fuel with which the pass shows its fault. Return its last rewrite as faulty; None if no fuel
+    shows the fault. `count` is the number of the pass's rewrites."""
     harms = harm(judge, culprit, expected)
     link = culprit.link
     if not harms(link.program):
@@ -85,7 +90,7 @@ def _by_fuel(judge: Judge, culprit: Culprit, expected: Expectation, count: int) 
 
 
 def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Program], bool]:
-    """Return a function that says whether a program made by the culprit shows the fault it is accused of."""
+    """Return a function that tests whether a program made by the culprit's pass shows the fault."""
     link = culprit.link
     if culprit.what == "quantization":
         return lambda program: judge.quantization(link, program) is not None
@@ -100,7 +105,8 @@ def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Pro
 
 
 def _takes_parts(link: Link) -> bool:
-    """Return whether the pass adds caches: with part of its rewrites, some attention sees only its own step."""
+    """Return whether the pass adds caches to attention. If it is limited to some of its rewrites, the other attention
+    calls only see the tokens of their own step."""
     return bool(link.program.states) and any(True for _ in link.before.calls(ops.attention.overload))
 
 
@@ -111,7 +117,7 @@ def _site(judge: Judge, culprit: Culprit, expected: Expectation, before: Program
     try:
         return look(judge, culprit, expected, before, after)
     except _UNFIT:
-        return None  # the pass and the rewrite are known even so
+        return None  # the pass and the rewrite are known without the node
 
 
 def _site_of_quantization(
@@ -133,8 +139,9 @@ def _site_of_quantization(
 def _site_of_values(
     judge: Judge, culprit: Culprit, expected: Expectation, before: Program, after: Program
 ) -> Site | None:
-    """Return the faulty node in `after`, from the steps up to the first with wrong outputs: a later step may be wrong
-    because of an earlier one. Forced tokens are tried first, since a wrongly sampled token is a wrong input later."""
+    """Return the faulty node of `after`; None if none is found. Only steps up to the first with wrong outputs count,
+    since later ones may be wrong because of it. Forced tokens come first: a wrongly sampled token would be a wrong
+    input later."""
     at_once = is_cached(after) and any(True for _ in after.calls(ops.attention.overload))
     for forced in (True, False):
         count = None
@@ -155,7 +162,8 @@ def _site_of_values(
 
 @dataclass(frozen=True)
 class _Watch:
-    """Runs a program for the first `count` steps of a cached program, and watches nodes."""
+    """Runs a program and records the values of watched nodes. `count` limits the run to the first steps of a cached
+    program, None to all of them."""
 
     judge: Judge
     expected: Expectation
@@ -190,7 +198,7 @@ def _differs(judge: Judge, culprit: Culprit) -> Callable[[Measured, Measured], s
 
 
 def _texts(program: Program) -> dict[str, str]:
-    """Return a program's calls, placeholders, results and regions as text, by name."""
+    """Return the text of a program's calls, placeholders, results and regions, by name."""
     found = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -205,7 +213,8 @@ def _texts(program: Program) -> dict[str, str]:
 
 
 def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | None:
-    """Return the first node that the current pass makes differently, which says more than the first wrong value."""
+    """Return the first node of `stored`, the artifact's program, that the current pass makes differently in `again`. It
+    is more specific than `site`, the first wrong value, which is returned if no node differs."""
     now = _texts(again)
     for node in stored.graph.nodes:
         if node.op == "output":
@@ -227,13 +236,14 @@ def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | 
 
 
 def _unused(again: Program, stored: Program, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
-    """Return the first rewrite with a result that the stored program lacks and a new run has: nothing reads it."""
+    """Return the first rewrite that makes a value that `again` has and the artifact's program `stored` lacks. None if
+    there is none."""
     gone = _texts(again).keys() - _texts(stored).keys()
     return next((rewrite for rewrite in rewrites if gone & {f"%{name}" for name in rewrite.made}), None)
 
 
 def _rewrite_at(site: Site | None, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
-    """Return the rewrite that made the faulty node, or that happened there."""
+    """Return the rewrite that made the faulty node, or that was applied there; None if unknown."""
     if site is None:
         return None
     for name in (site.node.partition("/")[0], site.tensor, site.instead_of):

@@ -1,4 +1,4 @@
-"""The programs of a compile, in order, and the passes between them."""
+"""The programs of a compile, in order, and the passes that lead from each to the next."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,8 @@ NO_BOUND = 1 << 30  # more rewrites than any program allows
 
 @dataclass(eq=False)
 class Link:
-    """A program of a compile: the result of the pass `one` on the program of `previous`; the traced one has neither."""
+    """A program of a compile, made by the pass `one` from the program of `previous`; both are None for the traced
+    program. `under` is the stage in which the pass runs, and `ends_phase` marks the last pass before the next stage."""
 
     entry: str
     make: Callable[[], Program] = field(repr=False)
@@ -46,20 +47,22 @@ class Link:
 
     @cached_property
     def computation(self) -> str:
-        """Return the text of the computation, without backends, origins and the stage."""
+        """Return the program's text without backends, origins and stage, so that equal texts mean equal
+        computations."""
         body = print_program(self.program).partition("\n")[2]
         return re.sub(r"( @\w+)?(  # .*)?$", "", body, flags=re.MULTILINE)
 
     @property
     def before(self) -> Program:
-        """Return a copy of the pass's input program."""
+        """Return a copy of the program that the pass received."""
         assert self.previous is not None
         program = self.previous.program.copy()
         program.bucket = self.bucket
         return program
 
     def again(self, fuel: int = NO_BOUND) -> tuple[Program, tuple[Rewrite, ...]]:
-        """Run the current pass on the program before it, with at most `fuel` rewrites; return program and rewrites."""
+        """Run the installed pass again on the program before it, with at most `fuel` rewrites. Return the new program
+        and its rewrites."""
         assert self.one is not None and self.context is not None
         return rewritten(self.one, self.before, self.context, self.under, reached=self.ends_phase, fuel=fuel)
 
@@ -67,9 +70,9 @@ class Link:
 def rewritten(
     one: Pass, program: Program, context: PassContext, under: Stage, *, reached: bool = False, fuel: int = NO_BOUND
 ) -> tuple[Program, tuple[Rewrite, ...]]:
-    """Run a pass on a program with at most `fuel` rewrites; return the program and the rewrites.
+    """Run the pass `one` on a copy of a program with at most `fuel` rewrites. Return the new program and its rewrites.
 
-    A half-rewritten program may break the rules of both stages, which the interpreter accepts.
+    A partly rewritten program may break the rules of both stages; the interpreter accepts it.
     """
     try:
         result, record = run_pass(one, program, context, under=under, reached=reached, fuel=fuel)
@@ -85,7 +88,7 @@ def rewritten(
 
 @dataclass(frozen=True)
 class Chain:
-    """The path of one entry to one bucket class, from the traced program on."""
+    """The programs of one entry and one bucket class, from the traced program to the last one."""
 
     entry: str
     bucket: BucketClass
@@ -93,9 +96,9 @@ class Chain:
 
 
 def chains(artifact: Artifact, request: Request, model: Model, final: Sequence[Program]) -> list[Chain]:
-    """Return every path through the pipeline, up to the `final` programs, from which the artifact's plan was made. The
-    programs in between come from the artifact's trace, read on demand; without a trace, the pipeline runs again.
-    Raises ArtifactError if the trace has other passes."""
+    """Return the sequence of programs of each entry and bucket class, up to the `final` ones that the artifact's plan
+    was made from. The other programs are read from the artifact's trace when needed; without a trace, the pipeline runs
+    again. Raises ArtifactError if the trace has other passes."""
     texts = texts_of(artifact)
     ends = {(program.name, program.bucket.name if program.bucket else ""): program for program in final}
     found = []
@@ -129,8 +132,9 @@ Texts = Mapping[tuple[str, str | None, int], str]
 
 
 def texts_of(artifact: Artifact) -> Texts:
-    """Return the programs of the trace by entry, bucket class and place on the path, each after the name of its pass;
-    the traced ones are at place 0. Empty if the trace has no programs."""
+    """Return the program texts of the trace by entry, bucket class and index in the sequence of passes. The traced
+    program has index 0. Each other text follows a line with the name of its pass. Empty if the trace has no
+    programs."""
     texts: dict[tuple[str, str | None, int], str] = {}
     shared: dict[str, int] = {}
     place: dict[tuple[str, str | None], int] = {}
@@ -180,7 +184,8 @@ def _link(
 def context_of(
     request: Request, pipeline: Sequence[Phase], entry: Program, bucket: BucketClass | None = None
 ) -> PassContext:
-    """Return the context of the passes of an entry, without anything that compiles."""
+    """Return the context in which an entry's passes run again. It compiles nothing, since regions are only
+    interpreted."""
     backends = request.backends
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
         backends = tuple(item for item in backends if not isinstance(item, RegionCompiler))
@@ -202,7 +207,7 @@ def context_of(
 
 
 def emit_nothing(regions: Sequence[Region]) -> Mapping[str, Executable]:
-    """Return executables with the right signatures and no files: here, regions are only interpreted."""
+    """Return, by region name, executables with the right signatures and no files. Bisecting only interprets regions."""
     found = {}
     for region in regions:
         inputs, outputs = signature_of(region)

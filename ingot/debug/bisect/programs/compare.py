@@ -1,4 +1,4 @@
-"""Compare two values of float64 interpretations, and describe how they differ."""
+"""Compare two tensors that were computed in float64, and describe how they differ."""
 
 import torch
 
@@ -9,8 +9,9 @@ from ingot.ir.numerics.tolerances import TOLERANCES
 def differs(found: torch.Tensor, expected: torch.Tensor) -> str | None:
     """Return how two tensors differ beyond rounding in float64, in words; None if they do not.
 
-    Tensors other than floating-point ones must be equal. NaN equals NaN, which marks unwritten elements of a state, and
-    an infinity equals itself. Cancellation is measured relative to the largest finite number of `expected`.
+    Tensors of other than floating-point dtypes must be equal. NaN, which marks unwritten elements of a state, equals
+    NaN, and an infinity equals itself. The absolute tolerance scales with the largest finite number of `expected`, to
+    allow for cancellation.
     """
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, expected {list(expected.shape)}"

@@ -9,7 +9,8 @@ from ingot.ir.types import StateType, TensorType
 
 
 def around(program: Program, names: Collection[str], hops: int) -> set[fx.Node]:
-    """Return the calls of these names, and all calls at most `hops` uses away from them."""
+    """Return the calls with these node names, and all calls that are at most `hops` edges of the graph away from
+    them."""
     chosen = {node for node in program.calls() if node.name in names}
     for _ in range(hops):
         near = {other for node in chosen for other in (*node.all_input_nodes, *node.users)}
@@ -18,8 +19,9 @@ def around(program: Program, names: Collection[str], hops: int) -> set[fx.Node]:
 
 
 def excerpt(program: Program, chosen: set[fx.Node], *, with_inputs: bool) -> Program:
-    """Return a program of the `chosen` calls and their operands. Params and states stay; other values become inputs
-    with the names of their nodes. Values that are read from outside become outputs.
+    """Return a program of the `chosen` calls. Their params and states stay, and other operands become inputs with the
+    names of their nodes. Values that other calls read become outputs.
+
     Tuples and versions of states cannot be inputs, so the calls that make them are included. `with_inputs` keeps all
     inputs and states of the program, read or not.
     """
@@ -64,7 +66,7 @@ def _closed(chosen: set[fx.Node]) -> set[fx.Node]:
             if source.op == "call_function" and not isinstance(source.meta["type"], TensorType)
         ]
         if not isinstance(node.meta["type"], TensorType | StateType):
-            needed += list(node.users)  # the items of a tuple go with it
+            needed += list(node.users)  # include the nodes that take the items of a tuple
         for other in needed:
             if other.op == "call_function" and other not in closed:
                 closed.add(other)
@@ -73,7 +75,8 @@ def _closed(chosen: set[fx.Node]) -> set[fx.Node]:
 
 
 def _states(program: Program, values: dict[fx.Node, fx.Node]) -> dict[str, fx.Node]:
-    """Return the last version of each state in the part."""
+    """Return the last version of each state in the excerpt, by the state's name. `values` maps nodes of the program to
+    those of the excerpt."""
     last: dict[str, fx.Node] = {}
     for node in program.graph.nodes:
         if node in values and isinstance(node.meta.get("type"), StateType):

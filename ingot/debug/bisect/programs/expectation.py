@@ -1,4 +1,4 @@
-"""The outputs that every program of an entry must return for the same steps, from the program that sets the meaning."""
+"""Compute the outputs that every program of an entry must return for the same steps."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ from ingot.ir.program import Program, StateSpec, named_arguments
 
 # Tokens generated after each prompt: the second step reads the token that the first left on the device.
 GENERATED = 2
-# Besides outputs, the result of the only call of this op is known, by its printed name.
+# Besides outputs, the expected result of these ops, called once in a program, is known; by printed name.
 OP_NAMES = ("ingot.select_rows",)
 
 _KeysAndValues = tuple[torch.Tensor, torch.Tensor | None]
@@ -38,8 +38,8 @@ _KeysAndValues = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first wrong output of a program: the step, the output, and both values in words. `node` is a call that fails,
-    instead of an output."""
+    """The first wrong output of a program: the step, the output's name, and a description of both values. If a call
+    fails instead, `node` names it and `output` is empty."""
 
     step: int
     output: str
@@ -49,10 +49,12 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The steps, and the known float64 outputs of each.
+    """The right outputs of an entry's programs for some requests, in float64. `program` is the one that they were
+    computed with.
 
-    Unknown outputs (states other than caches and rows) are absent. Outputs of caches have the page numbers of the group
-    that keeps every token.
+    `outputs` has the outputs of each step of a cached program, by name. It omits unknown ones: states other than caches
+    and rows. Caches have the page numbers of the cache group that keeps every token. `logits` has a row for each token;
+    it is None after a lossy pass over a cached program.
     """
 
     program: Program
@@ -64,12 +66,13 @@ class Expectation:
 
     @property
     def pool(self) -> tuple[int, int]:
-        """(pages, tokens of a page)"""
+        """Return the number of pages, and the tokens of a page."""
         return self.pages, self.page_size
 
     def steps(self, program: Program, *, forced: bool = False, at_once: bool = False) -> list[Step]:
-        """Return the steps for a program. A pure program, or any program with `at_once`, takes everything in one step.
-        Generated tokens come from the device if the program keeps them there, unless they are `forced`."""
+        """Return the steps to run a program on. A program without caches, or any program with `at_once`, takes all
+        tokens in one step. If the program keeps generated tokens on the device, it reads them from there, unless they
+        are `forced`."""
         if at_once or not is_cached(program):
             return whole(self.requests, self.pool)
         by_device = not forced and "last_token" in program.states
@@ -78,7 +81,8 @@ class Expectation:
     def difference(
         self, program: Program, params: Sequence[Tensors], *, forced: bool = False, at_once: bool = False
     ) -> FirstDifference | None:
-        """Return how a program's float64 outputs differ from the expected ones, step by step; None if they do not."""
+        """Run a program in float64 and return the first output that differs from the expected one; None if none does.
+        With `forced`, generated tokens are inputs; with `at_once`, all tokens form one step."""
         steps = self.steps(program, forced=forced, at_once=at_once)
         number = 0
         try:
@@ -94,14 +98,15 @@ class Expectation:
     def known_outputs(
         self, program: Program, number: int, step: Step, *, at_once: bool = False
     ) -> dict[str, torch.Tensor]:
-        """Return the known outputs of a program's step `number`, as `observe` returns them in float64."""
+        """Return the expected float64 outputs of step number `number` of a program, by name. Outputs whose right values
+        are unknown are left out."""
         known = {"logits": self.logits[step.places]} if self.logits is not None else {}
         if is_cached(program) and not at_once:
             known |= renumbered(self._of_ranks(self.outputs[number], program), program, self.pages)
         return known
 
     def _of_ranks(self, outputs: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-        """Return outputs as `observe` returns them for `program`: on a mesh, states are stacked by rank."""
+        """Return outputs as a run of `program` returns them: on a mesh, the states of all ranks are stacked."""
         if not program.mesh or self.program.mesh:
             return dict(outputs)
         stacked = {
@@ -112,8 +117,9 @@ class Expectation:
         return {**outputs, **stacked}
 
     def known(self, program: Program, steps: int | None, *, at_once: bool = False) -> dict[str, torch.Tensor]:
-        """Return the known outputs that pure programs lack, after the first `steps` steps: the last version of states,
-        and all rows of the others in the requests' order. `at_once` leaves the same content in caches."""
+        """Return the expected outputs that only a program with caches has, after its first `steps` steps: the last
+        version of each state, and the rows of other outputs in the order of the requests. Empty for a program without
+        caches. With `at_once`, only cache contents are returned."""
         if not is_cached(program):
             return {}
         outputs = self.outputs if at_once else self.outputs[:steps]
@@ -135,10 +141,11 @@ def expect(
     rows: int,
     seed: int = 0,
 ) -> Expectation:
-    """Return the results of the pure `program` on the prompts, and on the tokens that are sampled after them.
+    """Run `program`, which has no caches, on the prompts and on tokens that are sampled after them. Return its outputs
+    as the expected ones.
 
-    `rows` is the number of device rows, and thus the maximum of concurrent sequences. Tokens are sampled here, from the
-    program's logits with the ops' references, so that nothing comes from a program under judgement.
+    `rows` is the number of device rows, and so the maximum of concurrent sequences. Tokens are sampled from the
+    program's logits with the ops' references, so nothing comes from a program that is checked.
     """
     requests = [
         Request(tuple(prompt), len(prompt), SAMPLERS[index % len(SAMPLERS)], rows - 1 - index)
@@ -166,8 +173,8 @@ def expect(
 def renumbered(
     outputs: Mapping[str, torch.Tensor], program: Program, pages: int, *, back: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Return outputs with their caches in the page numbers of their groups in `program`, from those of the group that
-    keeps every token; `back` converts the other way."""
+    """Return outputs with caches whose pages have the numbers of their own cache group in `program`. The argument has
+    the numbers of the group that keeps every token. `back` converts the other way."""
     changed = dict(outputs)
     for name, spec in program.states.items():
         if name in outputs and "pages" in spec.type.shape and (turn := turn_of(CacheGroup.named(spec.group), pages)):
@@ -177,7 +184,8 @@ def renumbered(
 
 
 def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
-    """Return `rank`'s part of a state. Heads that do not divide among the ranks are repeated until they do."""
+    """Return the part of the state `whole` that `rank` holds. If a dim, such as heads, is too small to divide among the
+    ranks, its elements are repeated first."""
     for one in spec.placement:
         on, held = rank.on(one.axis), spec.type.shape[one.dim]
         if one.kind == "shard" and on is not None and isinstance(held, int):
@@ -188,7 +196,8 @@ def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
 
 
 def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
-    """Return the expectation after a lossy pass over a cached program: the program's own outputs for the same steps."""
+    """Return what to expect after a lossy pass over a program with caches: the new program's own outputs for the same
+    steps."""
     steps = before.steps(program)
     seen = observe(program, params, steps, before.pages, exact=True)
     outputs = tuple(renumbered(one.outputs, program, before.pages, back=True) for one in seen)
@@ -196,7 +205,7 @@ def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) ->
 
 
 def _sampled(request: Request, logits: torch.Tensor) -> int:
-    """Return the token after a request's last one, from its row of logits."""
+    """Return the token that is sampled after a request's last one. `logits` are those of its last token."""
     alone = [replace(request, row=0)]
     step = whole(alone, (1, PAGE_SIZE))[0]
     counts = torch.full((1, logits.shape[-1]), -1, dtype=torch.int32)
@@ -227,8 +236,8 @@ def _outputs(
     pool: tuple[int, int],
     rows: int,
 ) -> list[dict[str, torch.Tensor]]:
-    """Return, by step, the outputs of a cached program other than logits. `keys` are k and v of all tokens by the name
-    of a cache; a cache may have no v."""
+    """Return, for each step, the expected outputs of a program with caches, except logits. `keys` has k and v of all
+    tokens by the name of the cache; v is None if keys contain the values."""
     pages, page_size = pool
     shapes = {name: CacheForm.of(k, v).shape(page_size, k.shape[1])[1:] for name, (k, v) in keys.items()}
     caches = {name: torch.full((pages, *shape), float("nan"), dtype=torch.float64) for name, shape in shapes.items()}
@@ -270,7 +279,8 @@ def _outputs(
 
 
 def _cached(program: Program) -> dict[str, tuple[fx.Node, fx.Node | None]]:
-    """Return the k and v that each layer's cache stores, by the name of its state; no v if keys contain the values."""
+    """Return the k and v nodes that each layer's cache stores, by the name of the cache. v is None if keys contain the
+    values."""
     return {
         f"kv.{bound['layer']}": (bound["k"], bound["v"]) for bound in map(_bound, program.calls(ops.attention.overload))
     }

@@ -1,4 +1,4 @@
-"""Find the faulty node among those that a rewrite made: its inputs are right, and its result is wrong."""
+"""Find the faulty node among those that a rewrite made: the node with right inputs and a wrong result."""
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +15,16 @@ from ingot.ir.program import Program, RegionCall, target_name, tensor_type
 from ingot.ir.text import print_call, value_name
 from ingot.ir.types import TensorType
 
-# Return how two values differ that should be equal; None if they do not.
+# A function that returns how two values differ that should be equal, in words; None if they do not.
 Differs = Callable[[Measured, Measured], str | None]
 _SLICE = torch.ops.aten.slice.Tensor
 
 
 @dataclass(frozen=True)
 class Site:
-    """The first place of a fault. `node` is faulty, `tensor` is the first wrong value, `instead_of` is its counterpart
-    in the program before; names are as in the text, without the percent sign."""
+    """The place of a fault in a program. `node` is the faulty node, and `tensor` the first wrong value. `instead_of` is
+    the value that it replaces in the program before, empty if none. Names have no percent sign. `text` describes the
+    difference."""
 
     node: str
     op: str
@@ -35,9 +36,9 @@ class Site:
 
 @dataclass
 class ObservedProgram:
-    """A program with the values of its nodes over some steps, in its own dtypes and in float64.
+    """A program with the recorded values of its nodes over some steps: `found` in its own dtypes, `exact` in float64.
 
-    `rows` are the tokens with wanted values, if the steps have more.
+    `rows` are the indices of the tokens to compare, None for all tokens of the steps.
     """
 
     program: Program
@@ -55,14 +56,16 @@ class ObservedProgram:
         names: set[str],
         rows: torch.Tensor | None = None,
     ) -> "ObservedProgram":
-        """Run a program and watch the nodes of `names`."""
+        """Interpret a program twice, in its own dtypes and in float64, and record the values of the nodes in
+        `names`."""
         found, exact = (
             list(observe(program, params, steps, pages, exact=exact, watch=names)) for exact in (False, True)
         )
         return ObservedProgram(program, params, found, exact, rows)
 
     def value(self, node: fx.Node) -> Measured | None:
-        """Return the value of a node in the order of the requests; on a mesh, the value of all ranks combined."""
+        """Return a node's value with rows in the order of the requests; on a mesh, the ranks' values are combined. None
+        if the value was not recorded or its parts cannot be combined."""
         found, exact = (self._assembled(node, side) for side in (self.found, self.exact))
         return None if found is None or exact is None else Measured(found, exact)
 
@@ -90,11 +93,12 @@ def locate(
     differs: Differs,
     known: Mapping[str, torch.Tensor],
 ) -> Site | None:
-    """Return where `after` first computes another value than `before`; None if no common value differs.
+    """Return the place where `after` first computes another value than `before`; None if no value that both have
+    differs.
 
-    Values are paired through what the pass left unchanged: a node of the same name in both, the two arguments at the
-    same place of such a node, and outputs of the same name. `known` has the expected values of outputs that only
-    `after` has, by name, and of ops with a single call, by op. `run` runs a program and watches nodes.
+    Values of the two programs are paired by what the pass left unchanged: nodes of the same name, the arguments of such
+    nodes, and outputs of the same name. `known` has expected values that `before` lacks: those of outputs, by name, and
+    of ops with a single call, by op. `run` interprets a program and records the nodes with the given names.
     """
     made = _made(before, after)
     gone = _made(after, before)
@@ -110,7 +114,7 @@ def locate(
 
 
 def _is_near(pair: "Pair", made: set[fx.Node]) -> bool:
-    """Return whether a pair is next to the pass's changes, where a fault shows first."""
+    """Return whether a pair of values is next to a node that the pass made, where a fault shows first."""
     old, new, user = pair
     if user is not None or new.op == "placeholder" or print_call(old) != print_call(new):
         return True
@@ -130,14 +134,15 @@ Pair = tuple[fx.Node, fx.Node, fx.Node | None]
 
 
 def _pairs(before: Program, after: Program) -> list[Pair]:
-    """Return (old, new, the node of `after` that uses it in the old one's place) for values that should be equal."""
+    """Return the pairs of nodes of `before` and `after` that should have equal values. The third item is the node of
+    `after` that reads the value as an argument; None for nodes of the same name and for outputs."""
     old, new = _nodes(before), _nodes(after)
     pairs: list[Pair] = []
     for name, node in new.items():
         same = old.get(name)
         if same is None or same.op != node.op:
             continue
-        is_given = node.op == "placeholder" and node.meta["kind"] == "input"  # by the caller, in each step
+        is_given = node.op == "placeholder" and node.meta["kind"] == "input"  # a step input, not computed
         if not is_given and _comparable(same, before) and _comparable(node, after):
             pairs.append((same, node, None))
         if node.target != same.target:
@@ -165,16 +170,18 @@ def _arguments(node: fx.Node) -> list[object]:
 
 
 def _comparable(node: fx.Node, program: Program) -> bool:
-    """Return whether a node is a tensor with values per step or per token: no state, and no row per sequence."""
+    """Return whether a node's value can be compared: a tensor with values per step or per token. States, and tensors
+    with a row per sequence, cannot."""
     value_type = node.meta["type"]
     if not isinstance(value_type, TensorType) or value_type.shape[:1] in (("B",), ("R",), ("S",)):
         return False
-    # The host passes -1 for a token that the device knows, so the input differs from the token.
+    # The host passes -1 for a token that is only on the device, so the input is not the token that the step reads.
     return not (node.op == "placeholder" and node.meta["kind"] == "input" and "last_token" in program.states)
 
 
 def _known(after: Program, made: set[fx.Node], known: Mapping[str, torch.Tensor]) -> list[tuple[str, fx.Node]]:
-    """Return the nodes of `after` with known values: outputs, and calls that the pass made."""
+    """Return the nodes of `after` that have an expected value in `known`, each with its name there: outputs, and calls
+    that the pass made."""
     found = [(name, node) for name, node in after.output_nodes().items() if name in known]
     for name in known:
         calls = [node for node in made if node.op == "call_function" and target_name(node.target) == name]
@@ -250,10 +257,9 @@ class _Search:
         )
 
     def _cause(self, node: fx.Node, wanted: Measured | None = None) -> fx.Node:
-        """Go up from a wrong value through unknown values, to the first call with right inputs.
-
-        The source of a cast or similar op should have the value that was `wanted` from the op.
-        """
+        """Return the faulty node that made the value of `node` wrong: go up the graph through unchecked values, to the
+        first call with right inputs. `wanted` is the value that `node` should have, if known. Ops such as casts pass it
+        on to their operands."""
         if wanted is None and node in self.expected:
             wanted = self.old.value(self.expected[node])
         unknown = self._unknown(node, wanted)
@@ -273,7 +279,7 @@ class _Search:
         return self._cause(source, wanted)
 
     def _unknown(self, node: fx.Node, wanted: Measured | None) -> list[fx.Node]:
-        """Return the sources that the pass made and that are not known to be right."""
+        """Return the operands of a node that the pass made and that are not known to be right."""
         sources = [one for one in node.all_input_nodes if one in self.made and one not in self.good]
         return [one for one in sources if not self._is(one, wanted)]
 
@@ -284,7 +290,7 @@ class _Search:
         return self.differs(wanted, value) is None
 
     def _elsewhere(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return whether the value wanted of an item is in another item."""
+        """Return whether the value that an item of a tuple should have is in another item of the tuple."""
         wanted = self.old.value(self.expected[node]) if node in self.expected else None
         others = [user for user in source.users if user.target is operator.getitem and user is not node]
         values = [self.new.value(other) for other in others]
@@ -294,7 +300,8 @@ class _Search:
         )
 
     def _inside(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return whether the value wanted of a slice is elsewhere in the slice's source."""
+        """Return whether the value that a slice should have is somewhere else in the tensor that it slices,
+        `source`."""
         return self._offset(node, source) is not None
 
     def _offset(self, node: fx.Node, source: fx.Node) -> int | None:
@@ -311,8 +318,8 @@ class _Search:
         return None
 
     def _misplaced(self, node: fx.Node, source: fx.Node) -> fx.Node:
-        """Return the faulty node if a slice's part is elsewhere in its source: the slice; or, if all slices are
-        adjacent and in order, the param, if its parts were joined in another order than they are read."""
+        """Return the faulty node if a slice reads the wrong part of `source`. It is the slice, unless the slices of
+        `source` are adjacent and in order. Then it is the merged param, if its parts were joined in another order."""
         slices = sorted((user for user in source.users if user.target is _SLICE), key=self.order.__getitem__)
         begin = 0
         for one in slices:
@@ -338,8 +345,8 @@ class _Search:
         return not begins or None in begins or begins != sorted(begins)  # type: ignore[type-var]
 
     def _inner(self, call: fx.Node) -> fx.Node | None:
-        """Return the faulty call inside a region: the first with another value than the call of its name before. None
-        if the region's call passed a wrong argument."""
+        """Return the faulty call inside a region: the first with another value than the call of that name in the
+        program before. None if there is none, or if the region received a wrong argument."""
         callers = [node for node in self.after.calls() if node.target == call.target]
         if self.after.mesh or callers[0] is not call:
             return None  # the body has the names of its first call's nodes
@@ -371,8 +378,9 @@ class _Search:
         return None
 
     def _matches_no_reader(self, source: fx.Node, value: torch.Tensor, old: Mapping[str, fx.Node]) -> bool:
-        """Return whether an input of a body matches none of its readers: no reader receives the value that the call of
-        its name reads there before the pass. A faulty reader alone does not count."""
+        """Return whether an input of a region's body has a wrong value. It is wrong if none of its readers read this
+        `value` in the program before; one faulty reader alone does not count. `old` are the calls of the program
+        before, by name."""
         fits = []
         for user in source.users:
             was = _arguments(old[user.name]) if user.name in old else []
@@ -386,7 +394,7 @@ class _Search:
 
 
 def _row_of(whole: torch.Tensor, part: torch.Tensor) -> int | None:
-    """Return the row of `whole` at which it contains `part`."""
+    """Return the first row of `whole` at which the rows of `part` begin; None if `whole` does not contain them."""
     if part.shape[1:] != whole.shape[1:]:
         return None
     begins = range(whole.shape[0] - part.shape[0] + 1)

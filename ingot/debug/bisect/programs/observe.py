@@ -1,4 +1,4 @@
-"""Run a program of any stage over the steps of a schedule, and observe its outputs and values."""
+"""Interpret a program of any stage over a sequence of steps, and record its outputs and the values of nodes."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Observed:
-    """One step of a program: its outputs by name, and the values of the watched nodes, by node name.
+    """The outputs of a program in one step, by name, and the values of watched nodes, by node name, one for each rank.
 
-    On a mesh, states and values have the ranks stacked along a new first axis.
+    On a mesh, state outputs have the ranks stacked along a new first axis.
     """
 
     step: Step
@@ -36,9 +36,10 @@ def observe(
     exact: bool,
     watch: Collection[str] = (),
 ) -> Iterator[Observed]:
-    """Run the steps in order, from fresh states. `params` are those of each rank.
+    """Interpret a program over `steps` in order, from fresh states. Yield what each step computes. `params` has the
+    params of each rank, and `pages` is the number of cache pages.
 
-    `watch` names nodes of the program itself, not of its regions.
+    With `exact`, compute in float64. `watch` names the nodes to record; nodes inside regions cannot be watched.
     """
     states = [fresh_states(program, pages) for _ in params]
     for step in steps:
@@ -70,8 +71,8 @@ def observe(
 
 
 def by_token(program: Program, observed: Sequence[Observed], name: str) -> list[torch.Tensor]:
-    """Return the values of a node by rank. Values with a row per token are put into the order of the requests, so that
-    they do not depend on the steps; for other values, the last step's is returned."""
+    """Return the recorded values of a node, one for each rank. Values with a row per token are joined over the steps
+    and put into the order of the requests. For other values, the last step's is returned."""
     node = next(node for node in program.graph.nodes if node.name == name)
     steps = [one for one in observed if name in one.values]
     if not is_by_token(node):
@@ -85,6 +86,7 @@ def by_token(program: Program, observed: Sequence[Observed], name: str) -> list[
 
 
 def is_by_token(node: fx.Node) -> bool:
-    """Return whether a value has a row for each token of a step, if each token has a row of logits."""
+    """Return whether a node's value has one row per token. A row of logits counts as one, since each token of these
+    steps has one."""
     value_type = node.meta["type"]
     return isinstance(value_type, TensorType) and value_type.shape[:1] in (("T",), ("L",))

@@ -1,4 +1,4 @@
-"""Independent sources of a model's meaning: transformers, or a script."""
+"""Independent implementations of a model to compare with: transformers, or a user's script."""
 
 import importlib.util
 import runpy
@@ -18,7 +18,8 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Digest:
-    """Numbers of a tensor that do not depend on its shape or the order of its dims, and the module that made it."""
+    """Sums over a tensor's elements that do not depend on its shape or the order of its dims: their count, sum,
+    absolute sum and sum of squares. `module` is the one that computed it."""
 
     count: int
     total: float
@@ -33,7 +34,7 @@ class Digest:
 
     def is_near(self, other: "Digest") -> bool:
         """Return whether two digests are equal up to rounding in float32, in which transformers computes norms and
-        softmax for every dtype: 100 times its unit roundoff of 6e-8, and more for sums."""
+        softmax for every dtype. The tolerance is 100 times its unit roundoff of 6e-8, and more for sums."""
         near = 1e-5
         return (
             self.count == other.count
@@ -45,9 +46,12 @@ class Digest:
 
 @dataclass
 class Oracle:
-    """An oracle. `logits` returns logits [n, vocab] for each request of n tokens. `watched` runs one request and
-    returns every intermediate tensor, if the oracle supports it. Both receive the checkpoint's folder, and the tokens
-    of the compiled context, on which some rotary embeddings depend."""
+    """An independent implementation of a model. `logits` returns logits [n, vocab] for each request of n tokens.
+    `watched` runs one request and returns digests of all intermediate tensors; None if the oracle cannot.
+
+    Both take the checkpoint's folder, the request or requests, and the compiled context length, on which some rotary
+    embeddings depend.
+    """
 
     name: str
     logits: Callable[[Path, Sequence[Sequence[int]], int], Logits]
@@ -55,7 +59,8 @@ class Oracle:
 
 
 def open_oracle(oracle: str | Path) -> Oracle:
-    """Return the oracle of that name. Raises OptionError for a wrong script, or if transformers is missing."""
+    """Return the oracle `transformers`, or that of a Python file. Raises OptionError for a wrong file, or if
+    transformers is not installed."""
     if str(oracle) == TRANSFORMERS:
         if importlib.util.find_spec("transformers") is None:
             raise OptionError(
@@ -94,8 +99,10 @@ def _model(folder: Path, context: int) -> Any:
 
 
 def _rotate_as_in(rotary: torch.nn.Module, context: int) -> None:
-    """Append a position at the end of `context` to those of a rotary embedding's call. In transformers, longrope and
-    dynamic scaling depend on the last position of each call; in a compiled model, as in vLLM, on the whole context."""
+    """Make a rotary embedding module compute as in a context of this length: append the context's last position to each
+    call.
+    In transformers, longrope and dynamic scaling depend on the last position of a call. In a compiled model, as in
+    vLLM, they depend on the whole context."""
 
     def extended(positions: Any) -> Any:
         return torch.cat([positions, torch.full_like(positions[..., :1], context - 1)], dim=-1)
@@ -143,7 +150,7 @@ def _transformers_watched(folder: Path, request: Sequence[int], context: int) ->
 
 @dataclass
 class _Recorder(TorchDispatchMode):
-    """Record the result of every op, and the module that runs."""
+    """Record a digest of the result of every op, with the name of the module that runs."""
 
     stack: list[str]
     seen: list[Digest] = field(default_factory=list)

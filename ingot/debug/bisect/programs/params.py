@@ -12,7 +12,8 @@ from ingot.ir.recipe import Recipe
 
 @dataclass
 class Params:
-    """Returns the params of any program, by rank. `read` returns a tensor of the checkpoint by name."""
+    """Computes the params of any program from its recipes, by rank and name. `read` returns a tensor of the checkpoint
+    by name."""
 
     read: Callable[[str], torch.Tensor]
     _made: dict[tuple[Recipe, Rank | None], torch.Tensor] = field(default_factory=dict)

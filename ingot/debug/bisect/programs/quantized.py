@@ -1,4 +1,4 @@
-"""Check the contract of a lossy pass: weights within half a step of their format, and no other loss."""
+"""Check a pass that quantizes weights: each weight is within half a quantization step, and nothing else is lost."""
 
 from collections.abc import Sequence
 
@@ -12,20 +12,22 @@ from ingot.ir.program import Program
 
 
 def wrong_weight(params: Params, before: Program, after: Program) -> tuple[str, str] | None:
-    """Return the first quantized weight outside its format's error, and how; None if there is none."""
+    """Return the name of the first quantized weight whose error exceeds its format's, and a description; None if there
+    is none."""
     found = weight_breaches(before, after, params(before), params(after))
     return (found[0].param, found[0].breach.text) if found else None
 
 
 def rounded(params: Params, before: Program, after: Program) -> tuple[Program, list[Tensors]]:
-    """Return `before` with the weights as `after` stores them: in float64 both have the same meaning."""
+    """Return `before`, with params rounded to the numbers that `after` stores. In float64, both programs then compute
+    the same."""
     program, values = with_rounded_weights(before, after, params(before), params(after))
     return program, list(values)
 
 
 def broken_quantization(params: Params, before: Program, after: Program, steps: Sequence[Step]) -> str | None:
-    """Return how a lossy pass lost more than its formats do, in words; None if it did not. A pass that quantizes no
-    linear, or a program that already has caches, is not checked. `steps` is one step with all tokens."""
+    """Return how a lossy pass lost more accuracy than its formats explain, in words; None if it did not. A pass that
+    quantizes no linear, or that runs on a program with caches, is not checked. `steps` is one step with all tokens."""
     if is_cached(before) or not any(True for _ in after.calls(ops.quant_linear.overload)):
         return None
     if wrong := wrong_weight(params, before, after):

@@ -1,4 +1,4 @@
-"""Run a reproducer of a pass: a folder with a program, its inputs, and the faulty pass."""
+"""Run a reproducer of a faulty pass: a folder with a program, its inputs, and the pass's name and options."""
 
 import importlib
 import json
@@ -36,7 +36,8 @@ BEFORE, AFTER, TENSORS, PASS = "before.ir", "after.ir", "tensors.safetensors", "
 
 @dataclass(frozen=True)
 class Replay:
-    """The program's results `before` and `after` the pass, in words, and the problem; "" if there is none."""
+    """The result of running a reproducer. `before` and `after` describe what the programs before and after the pass
+    compute. `problem` describes the fault, empty if it is absent."""
 
     before: str
     after: str
@@ -48,10 +49,10 @@ class Replay:
 
 
 def replay(folder: Path) -> Replay:
-    """Run the current version of a reproducer's pass, and compare the programs before and after it.
+    """Run the installed version of a reproducer's pass, and compare the programs before and after it.
 
-    If the folder has after.ir, it was made by a pass that has changed since, and is compared instead.
-    Raises ArtifactError if the folder is incomplete, or the pass cannot be run.
+    If the folder has after.ir, the pass has changed since the artifact was compiled, and the program in after.ir is
+    compared instead. Raises ArtifactError if the folder is incomplete, or the pass cannot be created.
     """
     load_user_ops()
     try:
@@ -72,7 +73,8 @@ def replay(folder: Path) -> Replay:
 
 
 def _pass(about: Mapping[str, Any], folder: Path) -> Pass:
-    """Return the current pass. An error while importing its package is not the fault in question."""
+    """Return the reproducer's pass, as it is installed now. Raises ArtifactError if it cannot be created, which is not
+    the fault that is reproduced."""
     place, package = f"{about['module']}.{about['class']}", str(about["module"]).partition(".")[0]
     if find_spec(package) is None:
         raise ArtifactError(
@@ -155,7 +157,8 @@ def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], bef
 
 
 def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
-    """Return the outputs over all steps, rows of tokens in the requests' order; the last version of states."""
+    """Return a program's outputs over all steps, by name: rows of tokens in the order of the requests, or else the
+    value of the last step."""
     order = torch.cat([one.step.places for one in observed]).argsort()
     joined = {}
     for name, last in observed[-1].outputs.items():
@@ -167,7 +170,8 @@ def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
 
 
 def _steps(tensors: Mapping[str, torch.Tensor], kind: str, pool: tuple[int, int]) -> list[Step]:
-    """Return the steps of a kind. Values that the rest of the model makes are stored once, and split by places."""
+    """Return the stored steps of a kind, "whole" or "steps". Values that other parts of the model compute are stored
+    once for all tokens; each step takes its rows."""
     values = {name.removeprefix("value."): value for name, value in tensors.items() if name.startswith("value.")}
     found: list[Step] = []
     while f"{kind}{len(found)}.places" in tensors:

@@ -1,4 +1,4 @@
-"""Write a folder that reproduces the fault of a pass: the smallest program around the rewrite that shows it."""
+"""Write a folder that reproduces the fault of a pass, with the smallest program around the rewrite that shows it."""
 
 import json
 import shutil
@@ -52,7 +52,8 @@ here. To test the current pass, compile the model again.
 def write_reproducer(
     case: Case, culprit: Culprit, blame: Blame, expected: Expectation, folder: Path
 ) -> tuple[Path, Path]:
-    """Write the reproducer into `folder`, which is made. Return its script, and the program before the pass."""
+    """Write the reproducer of a pass's fault into a new folder. Return its script, and the file of the program before
+    the pass."""
     folder.mkdir(parents=True)
     try:
         for program in _candidates(culprit, blame):
@@ -70,11 +71,12 @@ def _shows(folder: Path) -> bool:
     try:
         return bool(replay(folder).problem)
     except (IngotError, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
-        return False  # a part of the model that the pass rejects
+        return False  # the pass rejects this excerpt of the program
 
 
 def _candidates(culprit: Culprit, blame: Blame) -> Iterator[Program]:
-    """Yield programs that may show the fault, from small ones to the whole one."""
+    """Yield programs that may show the fault: excerpts around the faulty rewrite, smallest first, then the whole
+    program."""
     before = culprit.link.before
     left = {value_name(node)[1:] for node in blame.after.graph.nodes if node.op != "output"}
     names = {node.name for node in blame.before.calls() if node.name not in left}
@@ -150,7 +152,7 @@ def _write(
 
 
 def _known(expected: Expectation, before: Program, after: Program, *, at_once: bool) -> dict[str, torch.Tensor]:
-    """Return the known values of outputs that only the program after the pass has."""
+    """Return the expected values, by name, of outputs that only the program after the pass has."""
     known = expected.known(after, None, at_once=at_once)
     return {f"known.{name}": value for name, value in known.items() if name not in before.outputs}
 
@@ -164,7 +166,7 @@ def _of_steps(kind: str, steps: list[Step]) -> dict[str, torch.Tensor]:
 
 
 def _values(case: Case, culprit: Culprit, expected: Expectation, program: Program) -> dict[str, torch.Tensor]:
-    """Return the float64 values for the inputs of an excerpt that replace the calls that make them."""
+    """Return float64 values for the inputs of an excerpt that stand for calls left out of it."""
     before = culprit.link.before
     calls = {node.name for node in before.calls()}
     wanted = {name for name in program.input_types() if name in calls}
@@ -177,7 +179,8 @@ def _values(case: Case, culprit: Culprit, expected: Expectation, program: Progra
 
 
 def _sources(case: Case, program: Program) -> dict[str, torch.Tensor]:
-    """Return the checkpoint's tensors that the program's params are made from."""
+    """Return the checkpoint tensors that a program's params are made from. If they are too large, return random ones of
+    the same shapes."""
     names = sorted({name for spec in program.params.values() for name in spec.recipe.sources()})
     tensors = {f"checkpoint.{name}": case.read(name) for name in names}
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -1,5 +1,5 @@
-"""Make steps that expose faults: chunked prompts, prefill mixed with decode, samplers of every kind, pages and rows out
-of order."""
+"""Make steps that expose faults of programs: chunked prompts, prefill mixed with decode, samplers of every kind, and
+pages and rows out of order."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,8 @@ _OF_PAGES = frozenset(one.name for one in PAGING.inputs)
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """The sampler options of a request, by the names of the host's values per row (`ingot.ir.features`)."""
+    """The sampling options of a request. Fields have the names of the step inputs that a feature declares
+    (`ingot.ir.features`)."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -39,12 +40,12 @@ class SamplerOptions:
 
     @property
     def counts(self) -> bool:
-        """Return whether its tokens are counted, for penalties."""
+        """Return whether the tokens of the request must be counted, as penalties need."""
         return (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
 
 
 GREEDY = SamplerOptions()
-# Requests use these in turn: every sampler input occurs, no two inputs of a row are equal, and one row is greedy. The
+# Requests use these in turn. Every sampler input occurs, no two inputs of a row are equal, and one row is greedy. The
 # penalties of a row cancel for a token that it generated once, so that swapping two of them changes later tokens.
 SAMPLERS = (
     SamplerOptions(num_logprobs=4),
@@ -56,7 +57,8 @@ SAMPLERS = (
 
 @dataclass(frozen=True)
 class Request:
-    """A sequence to serve; the first `prompt` of its `tokens` are the prompt. Page numbers are in the order of use."""
+    """A sequence to serve: `prompt` is the number of its `tokens` that are the prompt, and `row` its device row.
+    `pages` are the numbers of its cache pages, in order."""
 
     tokens: tuple[int, ...]
     prompt: int
@@ -67,16 +69,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Step:
-    """One step: every input that a program may have, by name. `places` are the indices of its tokens among all tokens
-    of all requests, laid end to end. `pool` is (pages, tokens of a page). `inputs` name pages of the cache group that
-    keeps every token; other groups have other pages (`turn_of`)."""
+    """The inputs of one step, for any program.
+
+    `inputs` has every input that a program may have, by name. `places` are the indices of the step's tokens in the
+    concatenation of all requests. `pool` is the number of pages, and the tokens of a page. Page numbers are those of
+    the cache group that keeps every token; for other groups they are rotated (`turn_of`).
+    """
 
     inputs: Mapping[str, torch.Tensor]
     places: torch.Tensor
     pool: tuple[int, int]
 
     def of(self, inputs: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
-        """Return the values of these inputs. Raises ArtifactError for one that no feature declares."""
+        """Return the step's values for the named inputs. Raises ArtifactError for an input that no feature declares."""
         return {name: self._value(name) for name in inputs}
 
     def _value(self, name: str) -> torch.Tensor:
@@ -94,12 +99,13 @@ class Step:
 
 
 def is_cached(program: Program) -> bool:
-    """Return whether a program keeps earlier tokens, so that a sequence may be processed in chunks."""
+    """Return whether a program has states, such as caches of earlier tokens, so that a sequence may be processed in
+    chunks."""
     return any(True for _ in program.placeholders("state"))
 
 
 def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tuple[list[Request], int]:
-    """Return the requests with their own pages, in an order drawn by `seed`, and the number of pages."""
+    """Return the requests with cache pages assigned, in an order drawn by `seed`, and the total number of pages."""
     widths = [-(-len(request.tokens) // page_size) for request in requests]
     order = list(range(sum(widths) + 3))  # a few unused ones
     random.Random(seed).shuffle(order)
@@ -111,14 +117,16 @@ def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tu
 
 
 def whole(requests: Sequence[Request], pool: tuple[int, int]) -> list[Step]:
-    """Return one step with all tokens of all requests."""
+    """Return a list of one step that processes all tokens of all requests. `pool` is the number of pages, and the
+    tokens of a page."""
     return [_step(requests, [len(request.tokens) for request in requests], [0] * len(requests), pool, False)]
 
 
 def in_chunks(requests: Sequence[Request], pool: tuple[int, int], *, by_device: bool, chunk: int = CHUNK) -> list[Step]:
-    """Return steps with prompts in chunks, then single tokens, each request at its own pace.
+    """Return steps that process prompts in chunks of `chunk` tokens, and then single tokens. `pool` is the number of
+    pages, and the tokens of a page.
 
-    `by_device`: a generated token is read from its row on the device instead of being an input.
+    With `by_device`, a generated token is read from its row on the device instead of being an input.
     """
     steps, done = [], [0] * len(requests)
     while any(place < len(request.tokens) for place, request in zip(done, requests, strict=True)):
@@ -134,7 +142,8 @@ def in_chunks(requests: Sequence[Request], pool: tuple[int, int], *, by_device: 
 def _step(
     requests: Sequence[Request], counts: Sequence[int], done: Sequence[int], pool: tuple[int, int], by_device: bool
 ) -> Step:
-    """Return a step with `counts[i]` tokens of request i after its first `done[i]`; each token has a row of logits."""
+    """Return a step with `counts[i]` tokens of request i, after its first `done[i]` tokens. Each token has a row of
+    logits."""
     batch = [index for index, count in enumerate(counts) if count]
     begins = [sum(len(request.tokens) for request in requests[:index]) for index in range(len(requests))]
     places = [begins[index] + done[index] + i for index in batch for i in range(counts[index])]
