@@ -1,1 +1,1 @@
-"""`ingot report`: the record of an artifact's compile, as one page that opens without a network."""
+"""`ingot report`: make one HTML page that shows how an artifact was compiled. The page needs no network."""

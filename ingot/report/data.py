@@ -1,4 +1,4 @@
-"""Read the report's data from an artifact: passes with their programs, times, memory, and the backend of each node.
+"""Read the data of `ingot report` from an artifact: passes and programs, times, memory, and the backend of each node.
 
 Only this module of the package opens files of the artifact. Data that a compile did not record is None or empty.
 """
@@ -20,11 +20,13 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Step:
-    """One pass and its resulting program. `before` is the number of the step with its input program.
+    """A program of the compile as the report shows it, with the pass that made it. `before` is the number of the step
+    with the pass's input program.
 
     The first step of an entry is the traced program, which no pass made: its `stage` is TRACED, its `before` None.
-    `rewrites` are pairs of an anchor value and its replacements; `refusals` are pairs of a node and a reason.
-    `seconds`, and `peak_bytes`, the process's peak memory, are None if they were not recorded.
+    `rewrites` are pairs of the value at which a rewrite happened and the values that it made. `refusals` are pairs of a
+    node and a reason. `seconds` is the time of the pass, and `peak_bytes` the process's peak memory; None if not
+    recorded.
     """
 
     name: str
@@ -45,8 +47,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the compile's phases, and of each executable by id; `cached` are those from the cache. Empty if none
-    were recorded."""
+    """Seconds of the compile's phases, and of each executable by id. `cached` are the ids of executables that came from
+    the cache. All are empty if no times were recorded."""
 
     phases: Mapping[str, float]
     executables: Mapping[str, float]
@@ -55,11 +57,11 @@ class Times:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """The data of one call. `flops`, `bytes` and `seconds` are per step, None if unknown.
+    """One call in the report's table of nodes. `flops`, `bytes` and `seconds` are per step, None if unknown.
 
     `key` is its name on the page: a call in a region has the region's name first, as in `r1/linear_3`. `region` is the
-    node of the region's call. `candidates` are the backends that would compute it, with costs; `refusals` are the
-    backends that would not, with reasons.
+    node that calls the region, empty outside regions. `candidates` are the backends that claim the call, with costs;
+    `refusals` are the other backends, with reasons.
     """
 
     key: str
@@ -77,8 +79,8 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """The calls of one bucket class after the step with the number `step`. `basis` describes the model step that the
-    costs are for; "" if there are none."""
+    """The calls of one bucket class, as rows. `step` is the number of the report's step that made their program.
+    `basis` describes the model step that the costs are for."""
 
     step: int
     basis: str
@@ -87,8 +89,8 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class Report:
-    """The data of the page. `start_up` holds seconds by part, empty if not measured; `step_times` exist only for a
-    GPU."""
+    """All data of the report's page. `start_up` has the seconds of each part of a start, empty if not measured.
+    `step_times` is empty unless the artifact is for a GPU."""
 
     title: str
     build_id: str
@@ -105,7 +107,8 @@ class Report:
 
 
 def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None) -> Report:
-    """Return the page's data from an open artifact. Raises ArtifactError."""
+    """Read the report's data from an open artifact. `start_up` has the measured seconds of each part of a start. Raises
+    ArtifactError if a file is malformed."""
     manifest, plans = artifact.manifest, read_plans(artifact)
     steps, explained = read_steps(artifact), explain(artifact.folder)
     nodes = node_tables(explained, steps)
@@ -126,7 +129,8 @@ def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None)
 
 
 def read_steps(artifact: Artifact) -> tuple[Step, ...]:
-    """Return the traced program of every entry, and each pass in running order. Raises ArtifactError."""
+    """Return the traced program of every entry and the program after each pass, in running order. Raises ArtifactError
+    for a malformed trace."""
     trace = artifact.trace
     runs = [
         Step(
@@ -150,8 +154,9 @@ def read_steps(artifact: Artifact) -> tuple[Step, ...]:
 
 
 def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
-    """Return the passes after the traced programs of their entries. Each pass refers to the step with its input
-    program: the last one on its bucket class, or on all classes."""
+    """Return the steps `runs`, with a step for the traced program before the first run of each entry. `traced` has the
+    programs' texts by entry. Each run refers by number to the step with its input program: the last one for its bucket
+    class, or for all classes."""
     made: list[Step] = []
     latest: dict[tuple[str, str | None], int] = {}
     for run in runs:
@@ -165,7 +170,7 @@ def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def _times(artifact: Artifact) -> Times:
-    """Return the times in timings.json other than those of passes. Raises ArtifactError."""
+    """Return the times of phases and executables in timings.json. Raises ArtifactError if they are malformed."""
     timings: Any = artifact.read_timings() or {}
     try:
         return Times(
@@ -178,7 +183,8 @@ def _times(artifact: Artifact) -> Times:
 
 
 def node_tables(explained: Explained, steps: Sequence[Step]) -> tuple[NodeTable, ...]:
-    """Return the calls of each bucket class's last program, a region's calls after it: costs, candidates, refusals."""
+    """Return a table for each bucket class with the calls of its last program: costs, candidates, refusals. The calls
+    inside a region follow the region's call. `steps` are the report's steps."""
     return tuple(_node_table(one, steps) for one in explained.buckets)
 
 

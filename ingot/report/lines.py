@@ -1,4 +1,4 @@
-"""A program's text, line by line, split with the scanner of the text form.
+"""Split a program's text into lines and their parts, with the scanner of the text form.
 
 The report shows and compares programs by line and never builds them, so that any trace can be shown.
 """
@@ -16,7 +16,7 @@ _LAYER_NAME = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class ProgramLine:
-    """One line. `kind` is its first word, or "call", or "end" for the brace that closes a region.
+    """One line of a program's text. `kind` is its first word; for a call "call", for the end of a region "end".
 
     name        the name that it defines; the rest of the line for `program` and `return`
     op          the target of a call; a state's kind; the backend of a region
@@ -40,13 +40,15 @@ class ProgramLine:
 
 
 def program_lines(text: str) -> Iterator[ProgramLine]:
-    """Yield the lines of a program's text, including region bodies. Raises ParseError for other text."""
+    """Yield the lines of a program's text, including those of region bodies. Raises ParseError if the text is no
+    program."""
     for line in text.rstrip("\n").split("\n"):
         yield _line(line.strip())
 
 
 def layer_of(origin: str, name: str = "") -> int | None:
-    """Return the layer in an origin or a param's name; for a region that spans several, the first."""
+    """Return the layer number in an origin or a param's name; for a region that spans several layers, the first. None
+    if there is none."""
     found = _LAYER_ORIGIN.match(origin) or _LAYER_NAME.search(name)
     return int(found[1]) if found else None
 
@@ -109,13 +111,13 @@ def _call(line: "_Cut", name: str, origin: str) -> ProgramLine:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A line as tokens; cutting returns its text between tokens."""
+    """A line of a program's text with its tokens. Token indices select parts of the text."""
 
     text: str
     tokens: list[Token]
 
     def cut(self, begin: int, end: int | None = None) -> str:
-        """Return the text of the tokens from `begin` up to `end`."""
+        """Return the text of the tokens from `begin` up to `end`, exclusive; up to the last one for None."""
         cut = self.tokens[begin:end]
         return self.text[cut[0].column - 1 : cut[-1].column - 1 + len(cut[-1].text)] if cut else ""
 
@@ -124,7 +126,7 @@ class _Cut:
         return next((at for at in range(begin, len(self.tokens)) if self._is(at, text)), len(self.tokens))
 
     def closing(self, opened: int) -> int:
-        """Return the index of the token that closes the bracket at `opened`."""
+        """Return the index of the token that closes the bracket at `opened`; the number of tokens if none does."""
         depth = 0
         for at in range(opened, len(self.tokens)):
             depth += self._is(at, "(") - self._is(at, ")")
@@ -133,7 +135,8 @@ class _Cut:
         return len(self.tokens)
 
     def typed(self, begin: int, end: int | None = None) -> int:
-        """Return the end of the type that begins at `begin`: before a placement, a recipe or a state's group."""
+        """Return the index after the type that begins at token `begin`: that of a placement, a recipe or a state's
+        group, or else `end`."""
         end = len(self.tokens) if end is None else end
         equals = self.first("=", begin)
         if equals >= end:
@@ -141,7 +144,8 @@ class _Cut:
         return equals - 1 if self.tokens[equals - 1].kind == "name" and equals - 1 > begin else equals
 
     def recipe(self, begin: int) -> int:
-        """Return the index of the equals sign before a recipe: the first one that belongs to no placement."""
+        """Return the index of the equals sign before a param's recipe. Skip the placements from `begin` on, which have
+        one each."""
         at = begin
         while at < len(self.tokens) and not self._is(at, "="):
             at += 3  # name, equals sign, placement

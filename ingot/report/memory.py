@@ -1,4 +1,5 @@
-"""The memory of serving, from a plan: resident memory, and that of each instruction in a class's largest step."""
+"""The memory of serving, from a plan: what stays between steps, and what each instruction of a bucket class's largest
+step uses."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from ingot.ir.parse import parse_type
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory of a value and its views in bytes: allocated by the instruction `first`, freed after `last`."""
+    """The memory of a value and its views, in bytes. The instruction number `first` allocates it, and it is freed after
+    number `last`."""
 
     name: str
     size: int
@@ -21,11 +23,12 @@ class Storage:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The memory of one bucket class's largest step, in bytes.
+    """The memory of one bucket class's largest step, in bytes. `sizes` are the dims of that step.
 
-    `calls` and `scratch` are per instruction: its target, and the bytes that it uses besides its results while it runs.
-    Scratch is known for regions, for the instruction `peak`, which reaches the planned `activations`, and for calls
-    equal to it except for names. The plan has no figure for other ops; their scratch is 0.
+    `calls` and `scratch` have an item for each instruction: its target, and the bytes that it uses besides its results
+    while it runs. `peak` is the number of the instruction that reaches the planned maximum, `activations`. Scratch is
+    known for regions, for that instruction, and for calls equal to it except for names. For other ops the plan has no
+    figure, so their scratch is 0.
     """
 
     entry: str
@@ -40,8 +43,9 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Resident:
-    """Memory that stays between steps, in bytes. `sequence` is the KV cache of one sequence at full length,
-    `scratch_pages` the scratch of groups with a window, `slot` the states that are kept once per sequence."""
+    """Memory that stays between steps, in bytes. `page` is the KV cache of one page, and `sequence` that of one
+    sequence at full length. `scratch_pages` are the scratch pages of groups with a window. `slot` is the memory of
+    states that are kept once per sequence."""
 
     weights: int
     states: int
@@ -54,7 +58,7 @@ class Resident:
 
 
 def step_memories(found: Plans) -> tuple[StepMemory, ...]:
-    """Return the memory of the largest step of each bucket class of each entry."""
+    """Return the memory of the largest step of each bucket class, for all entries."""
     return tuple(_step_memory(plan, bucket) for plan in found.plans.values() for bucket in plan.buckets)
 
 
@@ -104,7 +108,7 @@ def _step_memory(plan: Plan, bucket: BucketPlan) -> StepMemory:
 
 
 def _unnamed(instruction: Instruction, types: Mapping[str, str]) -> tuple[object, ...]:
-    """Return everything in a call that its memory depends on: names are replaced by types."""
+    """Return all facts of a call that its memory depends on, as a key. Names of values are replaced by their types."""
 
     def typed(argument: Argument) -> object:
         return types[argument.ref] if isinstance(argument, Ref) else argument
@@ -119,7 +123,8 @@ def _bytes(type_text: str, sizes: Mapping[str, int]) -> int:
 
 
 def resident(found: Plans) -> Resident:
-    """Sum over all entries. Inputs are those of one step at a time; each entry's last outputs may stay alive."""
+    """Return the resident memory of all entries together. Input buffers are those of one entry at a time, the largest;
+    the last outputs of every entry may stay alive."""
     need = MemoryNeed.of(found)
     memories = [plan.memory for plan in found.plans.values()]
     return Resident(

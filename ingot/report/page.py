@@ -1,4 +1,5 @@
-"""Build the report's HTML page from its template with the styles, modules and data. It makes no network requests."""
+"""Build the HTML page of `ingot report` from its template, styles, scripts and data. The page makes no network
+requests."""
 
 import base64
 import hashlib
@@ -52,7 +53,7 @@ _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.
 
 
 def report_page(report: Report) -> str:
-    """Return the report as HTML: one self-contained page, equal for equal reports."""
+    """Return the report as one self-contained HTML page. Equal reports have equal pages."""
     style, script = "".join(map(_read, STYLES)), joined_modules()
     return _filled(
         _read("page.html"),
@@ -71,7 +72,8 @@ def report_page(report: Report) -> str:
 
 
 def joined_modules() -> str:
-    """Return all modules as one script, each in its own scope; later modules see only its exports."""
+    """Return all JavaScript modules as one script. Each module has its own scope, and later modules see only its
+    exports."""
     return "\n".join(_scoped(_read(name)) for name in MODULES)
 
 
@@ -84,7 +86,8 @@ def _scoped(module: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the content security policy: only the page's one style and one script are allowed, by their digests."""
+    """Return the content security policy of the page. It allows only the page's own style and script, by their
+    digests."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -100,7 +103,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _about(report: Report) -> list[tuple[str, str]]:
-    """Return the facts at the top of the page."""
+    """Return the names and values of the facts at the top of the page."""
     layers = {line.layer for line in program_lines(report.steps[0].text)} - {None} if report.steps else ()
     compile_s = sum(report.times.phases.values())
     return [
@@ -114,7 +117,7 @@ def _about(report: Report) -> list[tuple[str, str]]:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """Return the template with each {{name}} replaced; values are not expanded again."""
+    """Return the template with each {{name}} replaced by its value. Braces within a value are not replaced."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 

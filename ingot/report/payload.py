@@ -1,4 +1,5 @@
-"""The data of the page: one compressed JSON value that contains each distinct line of all programs once."""
+"""Encode the data of the report's page: one compressed JSON value, in which each distinct line of all programs occurs
+once."""
 
 import base64
 import gzip
@@ -16,12 +17,12 @@ def report_value(report: Report) -> dict[str, Any]:
     """Return the page's data as one JSON value. Sizes are in bytes, times in seconds, missing records null.
 
     lines      every distinct line of the programs, as the fields of ProgramLine in order
-    steps      the passes; `delta` turns the lines of the step `before` into those of the pass: [begin, end, lines]
-    start_up   pairs of a part and its seconds
+    steps      the passes; `delta` lists the edits from the lines of the step `before`: [begin, end, new lines]
+    start_up   pairs of a part of a start and its seconds
     caches     the cache groups (`ingot.ir.cache.summary`)
-    memory     one for each bucket class
+    memory     the memory of each bucket class's largest step
     nodes      the table of each bucket class, its rows as the fields of NodeRow in order
-    step_times one for each bucket class of a GPU, its calls as the fields of DrawnCall in order
+    step_times the time of a step of each bucket class, on a GPU only; its calls as the fields of DrawnCall in order
     """
     table: dict[ProgramLine, int] = {}
     programs = [[table.setdefault(line, len(table)) for line in program_lines(step.text)] for step in report.steps]
@@ -51,12 +52,14 @@ def report_value(report: Report) -> dict[str, Any]:
 
 
 def delta(before: Sequence[int], after: Sequence[int]) -> list[tuple[int, int, list[int]]]:
-    """Return the edits from one list to the other: the range [begin, end) of the first and its replacement."""
+    """Return the edits that turn `before` into `after`. Each is a range [begin, end) of `before` and the items that
+    replace it."""
     changes = SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     return [(begin, end, list(after[at:to])) for kind, begin, end, at, to in changes if kind != "equal"]
 
 
 def compressed(value: Any) -> str:
-    """Return the value as JSON, gzip and base64, which needs no escaping in HTML. Equal values have equal text."""
+    """Return a value as JSON, compressed by gzip and encoded in base64, which needs no escaping in HTML. Equal values
+    have equal text."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -1,4 +1,4 @@
-"""Measure the start of serving: a fresh process, from its start to a first token."""
+"""Measure how long serving takes to start: a new process, up to its first token."""
 
 from pathlib import Path
 
@@ -10,9 +10,11 @@ _TIMEOUT_SECONDS = 600.0  # far above any artifact's start, which reading the we
 
 
 def measure_start_up(folder: Path) -> dict[str, float]:
-    """Start an artifact on this machine as serving does. Return seconds by part, in order. Runs its native code.
+    """Start an artifact on this machine as serving does, which runs its native code. Return the seconds of each part of
+    the start, by name, in order.
 
-    Reads all files first. Raises ArtifactError if the artifact does not start here.
+    The files are read before, so that they are in the page cache. Raises ArtifactError if the artifact does not start
+    here.
     """
     try:
         found = start(folder, tokens=1, timeout=_TIMEOUT_SECONDS)

@@ -1,4 +1,4 @@
-"""The time of a step on a GPU as the page draws it: every call on the device, and their total."""
+"""The time of a step on a GPU as the report's page draws it: every call on the device, and their total."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,8 @@ from ingot.debug.step_time.times import StepTime
 
 
 class DrawnCall(NamedTuple):
-    """A call of the step, by its node; `taken` are its seconds, measured or else predicted."""
+    """A call in the drawing of a step. `name` is its node. `roofline` is the lower bound of its seconds, and `taken`
+    are its measured seconds, or the predicted ones."""
 
     name: str
     kind: str
@@ -21,7 +22,8 @@ class DrawnCall(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """A step of one bucket class, after the pass with the number `step`; `basis` describes the step in words."""
+    """The time of a step of one bucket class, with its calls. `step` is the number of the report's step that made the
+    program; `basis` describes the shape of the model step."""
 
     step: int
     basis: str
@@ -30,8 +32,8 @@ class DrawnStep:
 
 
 def drawn_steps(buckets: Sequence[BucketCosts], steps: Sequence[int], bases: Sequence[str]) -> tuple[DrawnStep, ...]:
-    """Return the steps with a known time, each with its pass number and basis; none unless the artifact is for a
-    GPU."""
+    """Return the drawings of the steps with a known time; empty unless the artifact is for a GPU. `steps` and `bases`
+    have the number of the report's step and the description of the shape for each of `buckets`."""
     return tuple(
         DrawnStep(step, basis, costs.time, tuple(_drawn(call) for call in costs.calls if _runs(call)))
         for costs, step, basis in zip(buckets, steps, bases, strict=True)
