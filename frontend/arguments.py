@@ -1,4 +1,4 @@
-"""Normalization of a call's arguments to one spelling, because programs are compared as text."""
+"""Spell equal calls in one way, because programs are compared as text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class _Parameter:
-    """An argument of an op's schema."""
+    """A parameter in an op's schema. `by_name` marks a keyword-only one."""
 
     name: str
     by_name: bool
@@ -19,7 +19,8 @@ class _Parameter:
     is_float: bool
 
     def stands_for(self, value: Any) -> bool:
-        """Return whether `value` is the default, so that the argument can be omitted."""
+        """Return whether `value` equals the parameter's default in value and type, so that the argument can be
+        omitted."""
         return self.has_default and type(value) is type(self.default) and bool(value == self.default)
 
 
@@ -37,8 +38,8 @@ def _parameters(target: torch._ops.OpOverload) -> tuple[_Parameter, ...]:
 def one_spelling(
     target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the normalized arguments: positional if the schema allows it, without defaults, and with floats for float
-    parameters. Unknown arguments stay, so that the op refuses them."""
+    """Return the arguments of a call in one spelling: positional if the schema allows it, without defaults, and as
+    floats for float parameters. Arguments that the schema lacks stay, so that the op rejects them."""
     parameters = _parameters(target)
     positional = [one for one in parameters if not one.by_name]
     given, ordered = dict(kwargs), list(args)

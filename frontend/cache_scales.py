@@ -1,4 +1,4 @@
-"""Scales of eight-bit KV caches from checkpoints that have them: two numbers per layer."""
+"""Read the scales of eight-bit KV caches from checkpoints that have them: one for keys and one for values per layer."""
 
 import math
 import re
@@ -16,8 +16,8 @@ SCALE_NAMES = r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:attn\.|k_proj\.(?=k)|v_pro
 
 
 def read_cache_scales(checkpoint: Checkpoint) -> dict[int, CacheScales]:
-    """Return the scales by layer. Raises CheckpointError for a scale that is no positive number, and for a layer with
-    only one of the two."""
+    """Return the cache scales of each layer, by layer number; empty if the checkpoint has none. Raises CheckpointError
+    for a scale that is not a positive number, and for a layer with only one of the two scales."""
     found: dict[int, dict[str, float]] = {}
     for name in sorted(checkpoint.tensors):
         if ":" in name or (match := re.fullmatch(SCALE_NAMES, name)) is None:
@@ -48,7 +48,7 @@ def _number(checkpoint: Checkpoint, name: str) -> float:
 
 
 def set_cache_scales(model: Model, scales: Mapping[int, CacheScales]) -> None:
-    """Set the scales of its layer in each `attention` call of a traced model."""
+    """Set the cache scales of each layer, given by layer number, in the `attention` calls of a traced model."""
     for program in model.entries.values():
         for node in program.calls(ops.attention.overload):
             layer = node.kwargs["layer"]

@@ -1,4 +1,4 @@
-"""The line of a definition that makes the current call, found in Python's stack."""
+"""Find the line of a model definition that makes the current call, in Python's stack."""
 
 import os
 import re
@@ -21,12 +21,12 @@ _NOT_THEIRS = tuple(str(Path(file).parent) + os.sep for file in (str(torch.__fil
 
 @dataclass(frozen=True)
 class CallSite:
-    """The site of a call.
+    """Where a model definition makes a call. A field is empty if unknown.
 
-    at      file and line of the call
+    at      file and line of the call itself, which may be in a module that several blocks share
     layer   the layer's number
-    place   file and line in the layer's innermost block, else in the definition, that leads to the call; unlike `at`,
-            it differs between the users of a shared module
+    place   file and line of the statement that leads to the call, in the layer's innermost block or else in the
+            definition
     """
 
     at: str = ""
@@ -35,13 +35,13 @@ class CallSite:
 
     @property
     def origin(self) -> str:
-        """The site as text: "layer 3, blocks/attention.py:112"."""
+        """Return the site as text, such as "layer 3, blocks/attention.py:112"."""
         return ", ".join([f"layer {self.layer}"] * bool(self.layer) + [self.place] * bool(self.place))
 
 
 def find_call_site(modules: Mapping[int, str], outermost: CodeType) -> CallSite:
-    """Return the site of the current call. `modules` has the names of the definition's modules by id, `outermost` is
-    the code that runs the definition."""
+    """Return the site of the current call. `modules` has the names of the definition's modules by the modules' ids.
+    `outermost` is the code object that runs the definition; frames outside it are ignored."""
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not outermost:
@@ -61,7 +61,7 @@ def find_call_site(modules: Mapping[int, str], outermost: CodeType) -> CallSite:
 
 
 def _first_argument(frame: FrameType) -> object:
-    """Return the frame's first argument: `self` in a method."""
+    """Return a frame's first argument, which is `self` in a method; None if it has none."""
     code = frame.f_code
     return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
 
@@ -73,5 +73,5 @@ def _is_theirs(file: str) -> bool:
 
 @lru_cache
 def _short(file: str) -> str:
-    """Return the file with its folder: "blocks/attention.py"."""
+    """Return a file name with its folder, such as "blocks/attention.py"."""
     return "/".join(Path(file).parts[-2:])

@@ -1,4 +1,4 @@
-"""A Hugging Face checkpoint folder, opened without loading weights, importing its code or using the network."""
+"""Open a Hugging Face checkpoint folder without loading weights, importing its code or using the network."""
 
 import mmap
 import os
@@ -29,9 +29,10 @@ _MAP_FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.p
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """An open checkpoint: its parsed config.json, the place of each tensor, and its tokenizer files.
+    """An open checkpoint: its parsed config.json, where each tensor is stored, and its tokenizer files.
 
-    `others` are further checkpoints by alias; `tensors` includes theirs as "alias:tensor".
+    `others` are further checkpoints by alias, such as that of a draft model; `tensors` includes theirs as
+    "alias:tensor".
 
     The config's `auto_map` names Python code in the folder. It stays data: this module never imports it.
     """
@@ -45,7 +46,7 @@ class Checkpoint:
 
     @staticmethod
     def open(path: str | Path) -> "Checkpoint":
-        """Read config.json and the tensor headers of a folder.
+        """Open a checkpoint folder: read its config.json and the headers of its tensor files.
 
         Raises ConfigError if the folder or its config.json is missing or malformed, or if no reader supports its
         quantization; CheckpointError if the tensor files are malformed.
@@ -56,14 +57,15 @@ class Checkpoint:
         return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
 
     def beside(self, others: Mapping[str, "Checkpoint"]) -> "Checkpoint":
-        """Return this checkpoint with further checkpoints, by alias."""
+        """Return a copy of this checkpoint that includes the tensors of further checkpoints, given by alias."""
         theirs = {f"{alias}:{name}": info for alias, one in others.items() for name, info in one.tensors.items()}
         return replace(self, tensors=MappingProxyType({**self.tensors, **theirs}), others=MappingProxyType({**others}))
 
     def read(self, name: str) -> torch.Tensor:
-        """Return one tensor, of the dtype and shape of `tensors[name]`, as a view of the mapped file: do not write it.
+        """Return one tensor, with the dtype and shape in `tensors[name]`. It is a view of the mapped file: do not write
+        to it.
 
-        Only a tensor that is not aligned for its dtype is copied (the format does not promise alignment). Raises
+        A tensor that is not aligned for its dtype is copied, since the format does not promise alignment. Raises
         CheckpointError for an unknown name, or if the file shrank since it was opened.
         """
         info = self.tensors.get(name)
@@ -79,10 +81,11 @@ class Checkpoint:
         return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.begin).reshape(info.shape)
 
     def digests(self, threads: int | None = None) -> dict[str, tuple[str, ...]]:
-        """Return the SHA-256, in hex, of each 64 MiB chunk of each tensor file, by file name.
+        """Return the SHA-256, in hex, of each 64 MiB chunk of each tensor file, by file name. `threads` bounds the
+        threads that read, None for the default.
 
-        The files hold the tensors' names, dtypes, shapes and values. Files of further checkpoints are named
-        "alias:file". Raises CheckpointError if a file cannot be read.
+        The files include the tensors' names, dtypes and shapes. Files of further checkpoints are named "alias:file".
+        Raises CheckpointError if a file cannot be read.
         """
         own = {name: info for name, info in self.tensors.items() if name.partition(":")[0] not in self.others}
         files = sorted({info.file for info in own.values()})
@@ -119,7 +122,8 @@ class Checkpoint:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Return the config.json of a folder, which need not have weights yet. Raises ConfigError as `Checkpoint.open`."""
+    """Return the parsed config.json of a folder, which need not have weights yet. Raises ConfigError if it is missing
+    or malformed, or if no reader supports its quantization."""
     folder = _folder(path)
     config = _read_config(folder / CONFIG)
     find_reader(config, str(folder / CONFIG))

@@ -1,4 +1,4 @@
-"""The names of a checkpoint's files, and the index of its tensor files."""
+"""The names of a checkpoint's files, and the reader of the index of its tensor files."""
 
 import re
 from collections.abc import Iterable
@@ -34,7 +34,8 @@ _MAX_INDEX_BYTES = 256 << 20  # about 100 bytes a tensor
 
 
 def read_index(file: Path) -> dict[str, str]:
-    """Return the file of each tensor, by name. Raises CheckpointError, and OSError if the index cannot be read."""
+    """Return the shard that holds each tensor, by tensor name, from a safetensors index. Raises CheckpointError if the
+    index is malformed, OSError if it cannot be read."""
     with file.open("rb") as stream:
         data = stream.read(_MAX_INDEX_BYTES + 1)
     if len(data) > _MAX_INDEX_BYTES:
@@ -62,7 +63,7 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def name_files(names: Iterable[str | Path]) -> str:
-    """Return file names in one line for a message, at most LISTED of them."""
+    """Return file names in one line for a message: at most LISTED of them, and how many more there are."""
     texts = sorted(name.name if isinstance(name, Path) else name for name in names)
     more = f" and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
     return (", ".join(texts[:LISTED]) or "nothing") + more

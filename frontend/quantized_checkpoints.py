@@ -1,4 +1,4 @@
-"""Checkpoints with quantized weights: a table of readers, by the `quant_method` of the config.json."""
+"""Find the reader of a checkpoint's quantized weights, by the `quant_method` of its config.json."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,11 +15,10 @@ READERS: Mapping[str, Reader] = {}
 
 
 def find_reader(config: Mapping[str, Any], where: str, readers: Mapping[str, Reader] = READERS) -> Reader | None:
-    """Return the reader of a checkpoint's quantized weights, by its config.json; None for weights that are not
-    quantized.
+    """Return the reader of a checkpoint's quantized weights; None if its config.json says that they are not quantized.
 
-    `where` is the file for error messages. Raises ConfigError if no reader supports the method, because reading the
-    stored numbers directly would yield wrong weights.
+    `where` is the file for error messages. `readers` maps a `quant_method` to its reader. Raises ConfigError if no
+    reader supports the method, because reading the stored numbers directly would yield wrong weights.
     """
     field = next((name for name in FIELDS if config.get(name) is not None), None)
     if field is None:

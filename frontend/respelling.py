@@ -1,5 +1,7 @@
-"""Checkpoints with other name prefixes than the definition, or none. Either one rule respells all names, or no name
-is respelled."""
+"""Match the tensor names of a model definition with those of a checkpoint whose names have other prefixes, or none.
+
+Either one rule respells all names, or no name is respelled.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
@@ -14,10 +16,10 @@ _PREFIXES = frozenset({"module", "model", "transformer", "language_model"}) | _W
 
 @dataclass(frozen=True)
 class Respelling:
-    """The mapping from the definition's tensor names to the checkpoint's.
+    """The mapping from a definition's tensor names to the checkpoint's, which may have other prefixes.
 
-    names   the checkpoint's name by the definition's name, if they differ
-    parts   the words that prefixes consist of
+    names   the checkpoint's name by the definition's name, for names that differ
+    parts   the words that prefixes consist of, such as `model`
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -25,23 +27,24 @@ class Respelling:
 
     @staticmethod
     def of(names: Mapping[str, str], optional: str = "") -> "Respelling":
-        """Return a respelling. `optional` is a prefix of the definition that some checkpoints lack."""
+        """Make a respelling from a mapping of the definition's names to the checkpoint's. `optional` is a prefix of the
+        definition that some checkpoints lack."""
         return Respelling(names, _PREFIXES | frozenset(optional.split(".")) - {""})
 
     def prefix(self, name: str) -> str:
         return _taken_apart(name, self.parts)[0]
 
     def bare(self, name: str) -> str:
-        """Return the name without its prefix and without wrappers."""
+        """Return a tensor name without its prefix, and without the names that wrappers such as torch.compile add."""
         return _taken_apart(name, self.parts)[1]
 
     def spelled(self, stored: str) -> set[str]:
-        """Return the names under which rules may match a checkpoint tensor: its name, and its bare name with each of
-        the definition's prefixes."""
+        """Return the names under which a definition's rules may match the checkpoint tensor `stored`. They are its own
+        name, and its bare name with each of the definition's prefixes."""
         return {stored, *(prefix + self.bare(stored) for prefix in ("", *map(self.prefix, self.names)) if self.names)}
 
     def __str__(self) -> str:
-        """Return a description of the changes to the checkpoint's names."""
+        """Describe how the checkpoint's names differ from the definition's, for messages."""
         pairs = dict.fromkeys(
             _without_ends(self.prefix(ours), self.prefix(theirs)) for ours, theirs in self.names.items()
         )
@@ -55,11 +58,12 @@ class Respelling:
 
 
 def find_respelling(needed: Collection[str], stored: Collection[str], optional: str = "") -> Respelling:
-    """Return the respelling from the `needed` names to the checkpoint's `stored` names; empty if they are equal or do
-    not fit.
+    """Return how to respell the definition's names, `needed`, as the checkpoint's names, `stored`. It is empty if they
+    are equal or cannot be matched.
 
     Tensors are matched by their names without prefix and wrappers. Nothing is respelled if a needed tensor is missing
-    or ambiguous, or if the checkpoint has several prefixes for one prefix of the definition.
+    or ambiguous, or if the checkpoint has several prefixes for one prefix of the definition. `optional` is a prefix of
+    the definition that some checkpoints lack.
     """
     if set(needed) <= set(stored):
         return Respelling()
@@ -68,7 +72,8 @@ def find_respelling(needed: Collection[str], stored: Collection[str], optional: 
 
 
 def nearest_respelling(needed: Collection[str], stored: Collection[str], optional: str = "") -> str:
-    """Return the hint for names that do not fit: the respelling that matches more of them; "" if there is none."""
+    """Return a hint for names that do not fit: the respelling that would match more of the `needed` names. Empty if
+    none would."""
     found = _found(needed, stored, Respelling.of({}, optional))
     without = len(set(needed) & set(stored))
     if len(found) <= without:
@@ -82,8 +87,8 @@ def _differing(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def _found(needed: Collection[str], stored: Collection[str], spelling: Respelling) -> dict[str, str]:
-    """Return the checkpoint's name of each needed tensor that it has. For each prefix of the definition, keep only
-    tensors with the most frequent prefix in the checkpoint."""
+    """Return the checkpoint's name of each needed tensor that can be matched. For each prefix of the definition, keep
+    only the tensors with the checkpoint's most frequent prefix."""
     theirs: dict[str, list[str]] = defaultdict(list)
     for name in stored:
         theirs[spelling.bare(name)].append(name)
@@ -101,7 +106,7 @@ def _found(needed: Collection[str], stored: Collection[str], spelling: Respellin
 
 
 def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
-    """Return two prefixes without their common first and last parts."""
+    """Return two prefixes without the words that they begin or end with in common."""
     left, right = ([part for part in prefix.split(".") if part] for prefix in (ours, theirs))
     for place in (-1, 0):
         while left and right and left[place] == right[place]:
@@ -110,7 +115,8 @@ def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
 
 
 def _taken_apart(name: str, parts: frozenset[str]) -> tuple[str, str]:
-    """Return the prefix, which ends in a dot or is empty, and the rest of the name without wrapper names."""
+    """Return the prefix of a tensor name, which ends in a dot or is empty, and the rest of the name without wrapper
+    names. `parts` are the words that a prefix consists of."""
     items = name.split(".")
     begin = 0
     while begin < len(items) - 1 and items[begin] in parts:

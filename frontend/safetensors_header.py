@@ -46,7 +46,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The place of one tensor: bytes [begin, end) of `file`, counted from the start of the file."""
+    """Where one tensor is stored: bytes [begin, end) of `file`, counted from the start of the file."""
 
     name: str
     dtype: torch.dtype
@@ -57,10 +57,10 @@ class TensorInfo:
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:
-    """Return the tensors of one file by name, in the order of their bytes.
+    """Return the tensors that a safetensors file holds, by name, in the order of their bytes.
 
-    Reads only the header, at most MAX_HEADER_BYTES. Raises CheckpointError if the file cannot be read, or if its header
-    does not describe its bytes exactly.
+    Only the header is read, at most MAX_HEADER_BYTES. Raises CheckpointError if the file cannot be read, or if its
+    header does not describe its bytes exactly.
     """
     try:
         if not file.is_file():
@@ -171,7 +171,7 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """Return the value as text for a message, shortened: a hostile header must not produce a message of megabytes."""
+    """Return a value as text for a message, shortened, so that a hostile header cannot cause a message of megabytes."""
     if isinstance(value, (list, dict)) and len(value) > 20:
         return f"{type(value).__name__} of {len(value)} items"
     text = value if isinstance(value, str) else repr(value)

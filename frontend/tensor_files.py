@@ -1,4 +1,4 @@
-"""The tensor files of a checkpoint folder: one file, or an index and its shards; never a pickle."""
+"""Find the tensor files of a checkpoint folder: one file, or an index and its shards; never a pickle."""
 
 from pathlib import Path
 
@@ -9,7 +9,8 @@ from ingot.ir.listing import listed
 
 
 def read_tensors(folder: Path) -> dict[str, TensorInfo]:
-    """Return all tensors of a checkpoint folder by name, reading only headers. Raises CheckpointError."""
+    """Return where each tensor of a checkpoint folder is stored, by tensor name. Only headers are read. Raises
+    CheckpointError if files are missing, malformed or pickles."""
     try:
         if (folder / INDEX).is_file():
             return _read_shards(folder)
@@ -35,7 +36,7 @@ def read_tensors(folder: Path) -> dict[str, TensorInfo]:
 
 
 def _read_shards(folder: Path) -> dict[str, TensorInfo]:
-    """Read the headers of all shards. Index and shards must agree: neither has precedence."""
+    """Return the tensors of all shards, by name. Raises CheckpointError if index and shards disagree."""
     weight_map = read_index(folder / INDEX)
     shards = sorted(set(weight_map.values()))
     if (folder / SINGLE).is_file() and SINGLE not in shards:

@@ -1,4 +1,4 @@
-"""The check that a model uses every tensor of a checkpoint or ignores it by a rule, and that none is missing."""
+"""Check that a model uses every tensor of a checkpoint or ignores it by a rule, and that no tensor is missing."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,7 +15,8 @@ FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfl
 
 
 def expected_shapes(made: Iterable[tuple[Recipe, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """Return the expected shapes of the checkpoint's tensors, from recipes and the shapes of their results."""
+    """Return the shape that each checkpoint tensor must have, by name. `made` has the recipes of params with the shapes
+    of their results."""
     expected: dict[str, tuple[int, ...]] = {}
     for recipe, whole in made:
         for name, shape in recipe.source_shapes(whole).items():
@@ -36,13 +37,13 @@ def check_totality(
 ) -> None:
     """Check that the model's weights and the checkpoint's tensors correspond completely.
 
-    consumed        the tensors that the model's recipes read
+    consumed        the names of the tensors that the model's recipes read
     ignored_rules   regular expressions that match the whole name of a tensor to ignore
-    expected        the shape of each tensor
+    expected        the shape of each tensor, by name
     floating        the tensors that must hold plain floating point values; default: all of `expected`. Eight-bit floats
                     are not plain: they need their scales
-    spelled         returns the names under which rules may match a tensor
-    nearest         a hint with another spelling of the names that would fit better
+    spelled         returns the names under which the rules may match a tensor
+    nearest         a hint for the error: other prefixes of the names that would fit better; empty if there are none
 
     Raises one CheckpointError that lists every missing, extra, mis-shaped and wrongly typed tensor.
     """
@@ -65,7 +66,8 @@ def unfit_tensors(
     floating: Collection[str] | None = None,
     spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
 ) -> list[str]:
-    """Return the problems that `check_totality` raises: one list for each kind of problem."""
+    """Return the problems of a checkpoint's tensors as text, one for each kind: missing, extra, wrong shapes, wrong
+    types. Empty if all fit. The arguments are those of `check_totality`."""
     needed = set(consumed) | expected.keys()
     rules = [re.compile(rule) for rule in ignored_rules]
     missing = [

@@ -1,4 +1,4 @@
-"""Tracing of a ModelSpec to a Model: run the definition once on the meta device, without reading weights."""
+"""Trace a ModelSpec to a Model: run the definition once on the meta device, without reading weights."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ from ingot.models.params import declaration
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds: positions of a sequence, sequences in a step, tokens in a step."""
+    """Upper bounds of steps: positions of a sequence, sequences in a step, and tokens in a step."""
 
     max_seq_len: int
     max_batch: int
@@ -28,10 +28,10 @@ class Limits:
 
 
 def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None = None) -> Model:
-    """Trace each entry of the definition of `spec` into a program at stage TRACED, `main` first.
+    """Trace each entry of the model's definition into a program at stage TRACED, `main` first.
 
-    `stored` has the dtypes of the checkpoint's tensors. If a weight is stored in another dtype than the model's, its
-    recipe ends with a cast.
+    `stored` has the dtypes of the checkpoint's tensors, by name. If a weight is stored in another dtype than the
+    model's, its recipe ends with a cast.
     """
     definition = ARCHITECTURES[spec.architecture].definition
     module, entries = build(spec, limits.max_seq_len)
@@ -51,7 +51,8 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
 
 
 def build(spec: ModelSpec, max_seq_len: int) -> tuple[nn.Module, dict[str, Entry]]:
-    """Return the module of the definition of `spec`, and its entries, without data."""
+    """Build the module of a spec's definition on the meta device. Return the module and the definition's entries by
+    name."""
     definition = ARCHITECTURES[spec.architecture].definition
     with torch.device("meta"):
         module = definition.build(spec.dims, spec.dtype, max_seq_len)
@@ -59,7 +60,8 @@ def build(spec: ModelSpec, max_seq_len: int) -> tuple[nn.Module, dict[str, Entry
 
 
 def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:
-    """Return the tensors of the model's own checkpoint that the declared recipes of the entries' parameters read."""
+    """Return the names of the tensors of the model's own checkpoint that its entries need. They are the sources of the
+    recipes that parameters declare."""
     declared = [declaration(parameter) for entry in entries for parameter in entry.module.parameters()]
     names = frozenset().union(*(one.recipe.sources() for one in declared if one is not None))
     return frozenset(name for name in names if ":" not in name)
@@ -67,7 +69,8 @@ def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry to trace, its names for messages, and the checkpoint's names of respelled tensors."""
+    """An entry to trace, with its names for messages. `respelled` has the checkpoint's name by the definition's name,
+    for tensors whose names differ."""
 
     family: str
     name: str
@@ -77,7 +80,7 @@ class _Entry:
 
     @property
     def where(self) -> str:
-        """The definition, the entry, and the file and line of its module."""
+        """Return the definition, the entry, and the file and line of its module, for messages."""
         module = type(self.entry.module)
         try:
             line = f", {inspect.getsourcefile(module)}:{inspect.getsourcelines(module)[1]}"
@@ -86,7 +89,8 @@ class _Entry:
         return f"definition {self.family}, entry {self.name}{line}"
 
     def param(self, called: str, parameter: nn.Parameter, stored: Mapping[str, torch.dtype]) -> ParamSpec:
-        """Return the declared spec of a parameter of the module. Raises ConfigError if it declares nothing."""
+        """Return the spec that a parameter of the module declares. `called` is its name, `stored` has the dtypes of
+        checkpoint tensors. Raises ConfigError if it declares no recipe."""
         declared = declaration(parameter)
         if declared is None:
             raise ConfigError(
@@ -100,8 +104,8 @@ class _Entry:
         return ParamSpec(made, _in_dtype(recipe, parameter.dtype, stored), split=declared.split)
 
     def program(self, names: Mapping[int, str], stored: Mapping[str, torch.dtype]) -> Program:
-        """Return the traced program. `names` has the names of main's parameters by id. A parameter that only this entry
-        has is named "ENTRY.PARAMETER"."""
+        """Trace the entry and return its program. `names` has the names of main's parameters by their ids, `stored` the
+        dtypes of checkpoint tensors. A parameter that only this entry has is named "ENTRY.PARAMETER"."""
         module, inputs, outputs = self.entry.module, self.entry.inputs, self.entry.outputs
         self._check()
         bounds = {"T": self.limits.max_tokens, "L": self.limits.max_tokens, "B": self.limits.max_batch}
@@ -124,7 +128,8 @@ class _Entry:
         return program
 
     def _check(self) -> None:
-        """Check that every input is filled, and that the ending has its needed outputs. Raises ConfigError."""
+        """Check that a feature fills every input of the entry, and that the entry has the outputs that its ending
+        needs. Raises ConfigError otherwise."""
         use = self.entry.ending
         try:
             ending = find_ending(use.name)
@@ -158,7 +163,8 @@ def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: Mapping[str, torch.dty
 
 
 def _dtype_of(recipe: Recipe, default: torch.dtype, stored: Mapping[str, torch.dtype]) -> torch.dtype:
-    """Return the dtype of a recipe's result; `default` for a source that the checkpoint lacks, and for a table."""
+    """Return the dtype of a recipe's result. It is `default` for a table, and for a source that `stored`, the dtypes of
+    checkpoint tensors, lacks."""
     if recipe.step == "source":
         return stored.get(str(recipe.attr("name")), default)
     if recipe.step == "cast":

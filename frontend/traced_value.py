@@ -1,4 +1,5 @@
-"""The values of a definition during tracing: tensors of the program, and symbolic sizes."""
+"""The values that a definition computes with during tracing: tensors of the program without data, and symbolic
+sizes."""
 
 import sys
 from collections.abc import Callable
@@ -13,17 +14,17 @@ from ingot.ir.types import TensorType
 
 
 class Recorder(Protocol):
-    """The receiver of the calls that a definition makes on values."""
+    """Protocol of the tracer as values see it: it receives the calls that a definition makes on them."""
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Add a call to the program. Return its result as values."""
+        """Add a call to the program. Return its result as a `Value`, or as a tuple of values."""
 
     def refusal(self, what: str, *, expected: str = "", hint: str = "") -> ConfigError:
-        """Return the error for the running line of the definition."""
+        """Return an error that names the line of the definition that is running."""
 
 
 def refused_operation(recorder: Recorder, name: str) -> ConfigError:
-    """Return the error for an operation that a traced program cannot contain."""
+    """Return the error for an operation that a traced program cannot contain. `name` is the operation."""
     return recorder.refusal(
         f"the definition calls {name}, and a traced program has no such call",
         expected="ops of ingot.ir.ops, +, *, view, permute and slices",
@@ -32,7 +33,7 @@ def refused_operation(recorder: Recorder, name: str) -> ConfigError:
 
 
 def ended_trace(name: str) -> ConfigError:
-    """Return the error for an operation on a value of an ended trace."""
+    """Return the error for operation `name` on a value of a trace that has ended."""
     return ConfigError(
         f"{name} gets a value of a trace that has ended",
         expected="values from the same run of the definition",
@@ -41,7 +42,8 @@ def ended_trace(name: str) -> ConfigError:
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
-    """Return a method of a value that raises: a traced program cannot contain the operation."""
+    """Return a method for `Value` that raises ConfigError, because a traced program cannot contain the operation
+    `name`."""
 
     def method(self: "Value", *_: Any) -> NoReturn:
         raise refused_operation(self.recorder, name)
@@ -50,7 +52,7 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 
 def _needs_data(name: str) -> Callable[..., NoReturn]:
-    """Return a method of a value that raises: it would need the value's data."""
+    """Return a method for `Value` that raises ConfigError, because the operation `name` would need the value's data."""
 
     def method(self: "Value", *_: Any) -> NoReturn:
         raise self.recorder.refusal(
@@ -63,7 +65,8 @@ def _needs_data(name: str) -> Callable[..., NoReturn]:
 
 
 def _needs_size(does: str) -> Callable[..., Any]:
-    """Return a method of a symbolic size that raises: it would need a number."""
+    """Return a method for `TracedSize` that raises ConfigError, because it would need a number. `does` is the verb for
+    the message."""
 
     def method(self: "TracedSize", *_: Any) -> Any:
         raise undecided(self, does)
@@ -72,7 +75,8 @@ def _needs_size(does: str) -> Callable[..., Any]:
 
 
 def undecided(size: "TracedSize", does: str) -> ConfigError:
-    """Return the error for an operation of a definition on a symbolic size."""
+    """Return the error for a definition that uses a symbolic size as a number. `does` is the verb for the message, such
+    as "compares"."""
     return size.recorder.refusal(
         f"the definition {does} the size {size}, which differs from step to step",
         expected="code that is the same for every size",
@@ -81,7 +85,7 @@ def undecided(size: "TracedSize", does: str) -> ConfigError:
 
 
 class TracedSize:
-    """A symbolic size, such as T. A definition cannot compute with it or branch on it."""
+    """A symbolic size of a value, such as T, during tracing. A definition cannot compute with it or branch on it."""
 
     def __init__(self, name: str, recorder: Recorder) -> None:
         self.name, self.recorder = name, recorder
@@ -104,10 +108,10 @@ class TracedSize:
 
 
 class Value:
-    """A tensor of the traced program: it has a type and no data.
+    """A tensor of the program during tracing: it has a type and no data.
 
-    It supports the operations of a program: `+`, `*`, `view`, `permute` and slices. Every other tensor operation raises
-    a ConfigError that names operation and line.
+    It supports the operations of a program: `+`, `*`, `view`, `permute` and slices. Any other tensor operation raises
+    ConfigError, which names the operation and the line.
     """
 
     def __init__(self, node: fx.Node, recorder: Recorder) -> None:
@@ -163,7 +167,8 @@ class Value:
         return self.recorder.call(torch.ops.aten.permute.default, (self, _listed(dims)))
 
     def __getitem__(self, index: Any) -> Any:
-        """Slice. An integer index, which drops an axis, or None, which adds one, raises ConfigError."""
+        """Return slices of the value, as a call of the program per axis. Raises ConfigError for an integer index, which
+        drops an axis, and for None, which adds one."""
         result = self
         for axis, part in enumerate(_by_axis(index, self.ndim)):
             if not isinstance(part, slice):
@@ -199,7 +204,8 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Raise ConfigError. Torch calls this only if no trace is running: a running `Tracer` intercepts calls."""
+        """Raise ConfigError, since the trace of this value has ended. While a trace runs, its `Tracer` intercepts calls
+        before this method."""
         raise ended_trace(str(getattr(func, "__name__", func)))
 
 
@@ -211,12 +217,13 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 def _listed(given: tuple[Any, ...]) -> list[Any]:
-    """Return the arguments as a list: `view(2, 3)` and `view((2, 3))` are equal."""
+    """Return the sizes or dims of a call as a list. `view(2, 3)` and `view((2, 3))` have equal lists."""
     return list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else list(given)
 
 
 def _by_axis(index: Any, axes: int) -> list[Any]:
-    """Return the parts of an index, one per axis from the first on, with an ellipsis expanded."""
+    """Return the parts of an index, one for each axis from the first on. An ellipsis is expanded to full slices, for a
+    value of `axes` axes."""
     parts = list(index) if isinstance(index, tuple) else [index]
     place = next((place for place, part in enumerate(parts) if part is Ellipsis), None)
     if place is not None:

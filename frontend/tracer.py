@@ -23,11 +23,11 @@ _QUESTIONS = frozenset({"size", "dim", "numel", "element_size", "is_floating_poi
 
 
 class Tracer(TorchFunctionMode):
-    """Adds a module's calls to `program`. `where` names the definition in messages.
+    """Adds the calls of `module` to `program`. `where` names the definition in messages.
 
-    While the module runs, torch passes the tracer every call of a torch function, a tensor method or an op. A call with
-    a value or a parameter among its arguments becomes a call of the program, or a ConfigError that names the line. Any
-    other call is not part of the model and runs unchanged.
+    While the module runs, torch passes the tracer every call of a torch function, a tensor method or an op. If an
+    argument is a traced value or a parameter, the call becomes a call of the program, or raises ConfigError with the
+    line. Any other call is not part of the model and runs unchanged.
     """
 
     def __init__(self, program: Program, module: nn.Module, where: str) -> None:
@@ -39,11 +39,12 @@ class Tracer(TorchFunctionMode):
         self._runs = False
 
     def add_param(self, parameter: nn.Parameter, name: str, spec: ParamSpec) -> None:
-        """Add a parameter of the module to the program as the param `name`."""
+        """Add a parameter of the module to the program, as the param `name` with this spec."""
         self._params[id(parameter)] = self._program.add_param(name, spec)
 
     def run(self, inputs: Mapping[str, TensorType]) -> list[fx.Node]:
-        """Run the module on these inputs. Return the nodes of its results, one or several."""
+        """Run the module on inputs of these types, given by name. Return the nodes of the tensors that it returns, in
+        order. Raises ConfigError if it returns anything else."""
         given = {name: Value(self._program.add_input(name, one), self) for name, one in inputs.items()}
         self._runs = True
         try:
@@ -62,7 +63,8 @@ class Tracer(TorchFunctionMode):
         return [self._argument(result) for result in results]
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Add a call to the program. Return its result as a value, or as a tuple of values."""
+        """Add a call to the program. Return its result as a `Value`, or as a tuple of values. Raises ConfigError for a
+        call that the program cannot contain."""
         if not self._runs:
             raise ended_trace(target_name(target))
         if target_name(target) not in self._legal:
@@ -83,7 +85,7 @@ class Tracer(TorchFunctionMode):
         return tuple(Value(build.call(self._program, getitem, (node, i), origin=origin), self) for i in items)
 
     def refusal(self, what: str, *, expected: str = "", hint: str = "") -> ConfigError:
-        """Return the error for the running line of the definition."""
+        """Return an error that names the line of the definition that is running."""
         at = find_call_site(self._modules, Tracer.run.__code__).at
         return ConfigError(what, where=self._where + f", {at}" * bool(at), expected=expected, hint=hint)
 
@@ -110,7 +112,8 @@ class Tracer(TorchFunctionMode):
         return isinstance(value, Value) or id(value) in self._params
 
     def _argument(self, value: Any) -> Any:
-        """Return the graph's form of an argument: a node, a constant, or a list of them."""
+        """Return an argument of a call as the graph stores it: a node, a constant, or a list of them. Raises
+        ConfigError for any other object."""
         if isinstance(value, Value) and value.recorder is self:
             return value.node
         if isinstance(value, torch.Tensor) and id(value) in self._params:
@@ -128,7 +131,8 @@ class Tracer(TorchFunctionMode):
         )
 
     def _check_slice(self, source: fx.Node, axis: int = 0, *_: Any) -> None:
-        """Raise ConfigError for a slice of an axis of symbolic size: its number of rows differs from step to step."""
+        """Check that a slice does not cut an axis of symbolic size, whose size differs from step to step. Raises
+        ConfigError if it does."""
         shape = tensor_type(source).shape
         if -len(shape) <= axis < len(shape) and isinstance(shape[axis], str):
             raise self.refusal(
@@ -149,7 +153,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _named(value: Any) -> str:
-    """Return a Python value as text for messages."""
+    """Describe a Python value for messages."""
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)} that is neither computed from inputs nor a parameter of the module"
     return f"{value!r}, a {type(value).__name__}"

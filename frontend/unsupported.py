@@ -1,4 +1,5 @@
-"""Errors for architectures without a definition: they name definitions that fit, and code that Ingot does not run."""
+"""Refuse architectures without a definition. The error names definitions that fit, and code of the checkpoint that
+Ingot does not run."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ _USUAL = "LlamaForCausalLM"
 
 
 def name_code(config: Mapping[str, Any]) -> str:
-    """Return the files of Python code that a config.json names, in one line; "" if there are none."""
+    """Return the Python files that the `auto_map` of a config.json names, in one line; empty if there are none."""
     code = config.get("auto_map")
     named = code.values() if isinstance(code, dict) else ()
     modules = {one.rpartition("--")[2].rpartition(".")[0] for one in named if isinstance(one, str)}
@@ -29,8 +30,8 @@ def name_code(config: Mapping[str, Any]) -> str:
 
 
 def refuse_unsupported(config: Mapping[str, Any], folder: str | Path) -> None:
-    """Raise ConfigError if there is no definition for the architecture of a config.json. The error names the
-    definitions that fit its other fields, and its tensors if present."""
+    """Raise ConfigError if the architecture in a config.json has no definition. The error names the definitions that
+    fit the other fields and, if `folder` has them, the tensors."""
     source = str(Path(folder) / CONFIG)
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] in ARCHITECTURES:
@@ -52,7 +53,7 @@ def _tensors(folder: str | Path) -> Mapping[str, TensorInfo]:
 
 
 def _hint(config: Mapping[str, Any], source: str, tensors: Mapping[str, TensorInfo]) -> str:
-    """Return the hint; "" if no definition fits."""
+    """Return a hint that names the definitions that fit; empty if none does."""
     model_type = config.get("model_type")
     fits = sorted(_fits(config, source), key=lambda one: (one.family != model_type, one.architecture != _USUAL))
     if not tensors:
@@ -77,7 +78,7 @@ def _fits(config: Mapping[str, Any], source: str) -> Iterator[ModelSpec]:
 
 
 def _fit(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Return whether the tensors are exactly those of the definition, with their shapes."""
+    """Return whether the checkpoint's tensors are exactly those of the definition, by name and shape."""
     definition = ARCHITECTURES[spec.architecture].definition
     optional = definition.optional_prefix(spec.dims)
     _, entries = build(spec, spec.max_position)
