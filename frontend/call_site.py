@@ -21,7 +21,7 @@ _NOT_THEIRS = tuple(str(Path(file).parent) + os.sep for file in (str(torch.__fil
 
 @dataclass(frozen=True)
 class CallSite:
-    """Where a model definition makes a call. A field is empty if unknown.
+    """The place in a model definition that makes a call. A field is empty if unknown.
 
     at      file and line of the call itself, which may be in a module that several blocks share
     layer   the layer's number

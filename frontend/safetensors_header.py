@@ -46,7 +46,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where one tensor is stored: bytes [begin, end) of `file`, counted from the start of the file."""
+    """The location of one tensor: bytes [begin, end) of `file`, counted from the start of the file."""
 
     name: str
     dtype: torch.dtype

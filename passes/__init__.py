@@ -1,1 +1,1 @@
-"""Passes, which rewrite programs, the pipeline, and the pass manager."""
+"""The passes, which rewrite programs; the pipeline, which orders them; the manager, which runs and records them."""

@@ -1,4 +1,4 @@
-"""The base class of passes: a frozen dataclass with options as fields, and a numerics contract."""
+"""The base class of passes: a frozen dataclass with options as fields and a numerics contract."""
 
 import dataclasses
 import hashlib
@@ -21,7 +21,8 @@ from ingot.ir.program import Program, Region, Stage
 from ingot.ir.text import bucket_text, print_region_body
 from ingot.passes.rewrite import Rewriter
 
-# The driver's compilers: `Emit` returns an executable per region name, `EmitLibrary` a backend's kernel library.
+# Functions of the driver that compile. `Emit` returns the executable of each region, by the region's name.
+# `EmitLibrary` returns a backend's kernel library.
 Emit = Callable[[Sequence[Region]], Mapping[str, Executable]]
 EmitLibrary = Callable[[LibraryBuilder], Executable]
 # Returns the peak bytes that a call of each region allocates, by the region's name, for the given sizes of dims.
@@ -30,15 +31,15 @@ Measure = Callable[[Sequence[Region], Mapping[str, int]], Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Contest:
-    """A call that several backends can compute by itself: its own program, and the backends' names, the cheapest claim
-    first."""
+    """A call that several backends can compute on its own, outside regions, so that timing can choose one. `body` is
+    the call as a program. `backends` are their names, the cheapest claim first."""
 
     body: Program
     backends: tuple[str, ...]
 
     @property
     def call(self) -> tuple[str, ...]:
-        """Return the call with its types as text lines; equal calls with other weights have equal text."""
+        """Return the call with its types, as lines of text. Calls that differ only in their weights have equal text."""
         return tuple(print_region_body(self.body).splitlines())
 
     @property
@@ -47,7 +48,7 @@ class Contest:
 
     @cached_property
     def key(self) -> str:
-        """Return the key of its `BackendTimes`."""
+        """Return the key under which the `BackendTimes` of this call are stored."""
         return call_key(self.call, self.bucket)
 
 
@@ -60,13 +61,15 @@ TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequen
 class PassContext:
     """The facts that passes may read in addition to the program.
 
-    `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` are objects of `ir`'s protocols, the preferred
-    ones first. `buckets` holds all bucket classes, `bucket` the one being lowered. `weight_budget` bounds the resident
-    weights, as a multiple of their size in one copy. `mesh` holds the sizes of axes above one.
+    `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` are those that may compute calls, the preferred
+    ones first. `buckets` are all bucket classes; `bucket` is the one being lowered, None before programs are split by
+    class. `weight_budget` bounds the resident weights, as a multiple of their size in one copy. `mesh` has the sizes of
+    axes of more than one device. `expected` is the minimum number of matches of each pass, by name.
 
-    `emit` and `emit_library` compile regions and kernels, `measure` runs compiled ones. They are None if nothing is to
-    be compiled; a region's memory is then that of its references. `decided` maps keys of contests to the backend times
-    of an earlier choice. `time_calls` times backends for the other contests; without it, the cheapest claim wins.
+    `emit` and `emit_library` compile regions and kernels; `measure` runs compiled regions to find their peak memory.
+    They are None if nothing is to be compiled; a region's memory is then that of its references. `decided` maps keys of
+    contests to the backend times of an earlier choice. `time_calls` times backends for the other contests; without it,
+    the cheapest claim wins.
     """
 
     target: Target
@@ -87,20 +90,21 @@ class PassContext:
     mesh: Mapping[str, int] = field(default_factory=dict)
 
     def any_bucket(self) -> BucketClass:
-        """Return `bucket`, or before LOWERED a bucket class of all steps, for claims of backends."""
+        """Return the bucket class being lowered; before the split into classes, one that covers all steps. Backends
+        make their claims for it."""
         features = owed_features(deterministic=self.deterministic)
         return self.bucket or BucketClass(name="any", tokens=(1, self.max_tokens), features=features)
 
     def counts(self, claim: Yes) -> bool:
-        """Return whether a claim may be chosen: in deterministic mode, only a batch-invariant one."""
+        """Return whether a backend's claim may be chosen: in deterministic mode, only a batch-invariant one."""
         return claim.batch_invariant or not self.deterministic
 
 
 class Pass(ABC):
-    """A rewrite of a program. Subclasses are frozen dataclasses; their fields are options of the command line.
+    """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the pass's options for `--passes`.
 
     `numerics` may be a property, if the contract depends on the options. `joins` is for passes that run on request,
-    such as those of other packages: the pass runs at the end of the phase of that stage.
+    such as those of other packages: the pass runs at the end of the phase that leads to that stage.
     """
 
     name: ClassVar[str]
@@ -109,18 +113,20 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        """Rewrite `rewriter.program`. Call `rewriter.take` for each match."""
+        """Rewrite `rewriter.program` in place. Call `rewriter.take` for each match; if it returns False, leave the
+        match unchanged."""
 
     def options(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
 
     def source_hash(self) -> str:
-        """Return the SHA-256 of the file that defines the pass; part of the keys of all that the pass affects."""
+        """Return the SHA-256 of the file that defines the pass. It is part of the keys of everything that the pass
+        affects."""
         return hashlib.sha256(Path(inspect.getfile(sys.modules[type(self).__module__])).read_bytes()).hexdigest()
 
 
 def check_pass_class(made: object, name: str) -> type[Pass]:
-    """Return `made`, another package's entry point `name`, if it is a valid pass class. Raises OptionError
+    """Return `made`, which another package offers as the pass `name`, if it is a valid pass class. Raises OptionError
     otherwise."""
     if not isinstance(made, type) or not issubclass(made, Pass):
         raise _misfit(name, made, "is", "a subclass of ingot.passes.base.Pass")

@@ -1,4 +1,4 @@
-"""Attribute the failure of a pass: to Ingot, to the pass's package, or to the program before the pass."""
+"""Attribute the failure of a pass: to Ingot, to the pass's package, or to the program that the pass received."""
 
 import inspect
 import traceback
@@ -10,12 +10,13 @@ from ingot.passes.base import Pass
 
 
 def is_ours(one: Pass) -> bool:
-    """Return whether the pass is one of Ingot's."""
+    """Return whether Ingot itself defines the pass, and not another package."""
     return type(one).__module__.partition(".")[0] == "ingot"
 
 
 def raised(one: Pass, error: Exception) -> Exception:
-    """Return the exception to raise for an `error` from the pass's `run`; `error` itself if it is clear enough."""
+    """Return the exception to raise when the pass's `run` raised `error`. It is `error` itself if that names the cause
+    clearly."""
     if isinstance(error, IngotError) and not isinstance(error, InternalError):
         return error  # the pass rejects an option or an input
     if not is_ours(one):
@@ -29,7 +30,7 @@ def raised(one: Pass, error: Exception) -> Exception:
 
 
 def user_pass_error(one: Pass, error: Exception) -> UserPassError:
-    """Return the error of a pass of another package, with its package and what the author can do."""
+    """Return the error for a failed pass of another package. It names the package and says what the author can do."""
     owner = f"pass {one.name} of {type(one).__module__}"
     if not isinstance(error, IngotError):
         return UserPassError(
@@ -46,16 +47,17 @@ def user_pass_error(one: Pass, error: Exception) -> UserPassError:
 
 
 def _line(one: Pass, error: Exception) -> str:
-    """Return the innermost frame of the traceback in the pass's file; "" if there is none."""
+    """Return the innermost line of the traceback that is in the pass's file, as text; empty if there is none."""
     file = inspect.getfile(type(one).run)
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}, line {own[-1].lineno}, in {own[-1].name}" if own else ""
 
 
 def input_error(one: Pass, program: Program, under: Stage) -> VerifyError | None:
-    """Return the error in the program that a pass was given, or None. Called only after a failure.
+    """Return the error in the program that a pass received; None if it was valid. It is called only after a failure.
 
-    In the middle of a phase a program obeys the rules of the phase's stage, at its beginning those of its own stage.
+    In the middle of a phase a program obeys the rules of the phase's stage `under`, at its beginning those of its own
+    stage.
     """
     try:
         verify(program, under=under)

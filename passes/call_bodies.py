@@ -1,4 +1,4 @@
-"""Build bodies for backends that compile single calls: a call as its own program, and the bounds of its dims."""
+"""Make a program of a single call, for backends that compile or time calls, and find the bounds of its dims."""
 
 import operator
 from typing import Any
@@ -11,7 +11,8 @@ from ingot.ir.types import Dim, StateType
 
 
 def call_body(program: Program, node: fx.Node, name: str) -> Program:
-    """Return the call `node` as a program, with inputs in0, in1, … and states state0, …, in the order of its arguments.
+    """Return a program named `name` with only the call `node`. Its inputs are in0, in1, … and its states state0, …, in
+    the order of the arguments.
 
     A value that occurs twice among the arguments becomes two inputs: callers pass a tensor for each.
     """
@@ -44,7 +45,8 @@ def call_body(program: Program, node: fx.Node, name: str) -> Program:
 
 
 def serving_dims(program: Program, body: Program) -> dict[str, Dim]:
-    """Return the dims of `body` in steps of the program's bucket class. Compiled code may rely on these bounds."""
+    """Return the dims that `body` uses, with their bounds in the steps of the program's bucket class. Compiled code may
+    rely on these bounds."""
     used = body.symbols()
     dims = {name: dim for name, dim in program.dims.items() if name in used}
     if program.bucket is None:

@@ -22,9 +22,9 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class ChooseBackends(Pass):
-    """Times the backends that can compute a call by itself, and assigns the fastest. If they are not timed, the
-    cheapest claim wins. In deterministic mode only batch-invariant claims count.
-    """
+    """Assigns a backend to every call. If several can compute a call on its own, outside regions, they are timed and
+    the fastest wins. Without times, the cheapest claim wins. In deterministic mode only batch-invariant claims
+    count."""
 
     name: ClassVar[str] = "choose-backends"
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -49,7 +49,8 @@ class ChooseBackends(Pass):
 
 
 def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str, Yes]:
-    """Return the best usable claim of each backend, by its name. Records the refusals of the others."""
+    """Return the best usable claim of each backend for a call, by the backend's name. Record the refusals of the other
+    backends. Raises PassError if no backend has a usable claim."""
     claims, reasons = claims_of(node, context)
     for reason in reasons:
         rewriter.refuse(node, reason)
@@ -67,7 +68,8 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
 
 
 def claims_of(node: fx.Node, context: PassContext) -> tuple[dict[str, Yes], list[str]]:
-    """Return the best usable claim of each backend, by its name, and the reasons of the others."""
+    """Return the cheapest usable claim of each backend for a call, by the backend's name. Also return, for each other
+    backend, the reason why it has none."""
     assert context.bucket is not None
     claims: dict[str, Yes] = {}
     reasons: list[str] = []
@@ -93,7 +95,7 @@ def _reason(answer: Claim, taking: list[Yes], layouts: Mapping[str, Layout]) -> 
     return f"it needs {', '.join(wanted)}, but the program has {present}"
 
 
-# Contests.
+# Contests: calls with several backends to choose from by timing.
 
 
 def _contests(
@@ -102,7 +104,8 @@ def _contests(
     chosen: Mapping[fx.Node, str],
     context: PassContext,
 ) -> dict[fx.Node, Contest]:
-    """Return the calls that several backends can compute by themselves."""
+    """Return the calls to choose a backend for by timing: those that several backends can compute on their own, outside
+    regions. `usable` are the claims by backend, `chosen` the backends with the cheapest claims."""
     backends = {node: [name for name, claim in claims.items() if claim.timed] for node, claims in usable.items()}
     contested = {node: names for node, names in backends.items() if len(names) > 1 and chosen[node] in names}
     inside = _in_regions({chosen[node] for node in contested}, chosen, context)
@@ -113,12 +116,12 @@ def _contests(
     }
 
 
-def _in_regions(asked: Collection[str], chosen: Mapping[fx.Node, str], context: PassContext) -> frozenset[fx.Node]:
-    """Return the calls that the backends `asked` compute in regions with others; timing such a call alone says
-    little."""
+def _in_regions(names: Collection[str], chosen: Mapping[fx.Node, str], context: PassContext) -> frozenset[fx.Node]:
+    """Return the calls that the backends `names` compute in regions together with other calls. Timing such a call alone
+    says little. `chosen` has the backend of each call."""
     inside: set[fx.Node] = set()
     for backend in context.backends:
-        if isinstance(backend, RegionCompiler) and backend.name in asked:
+        if isinstance(backend, RegionCompiler) and backend.name in names:
             members = [node for node, name in chosen.items() if name == backend.name]
             cover = backend.cover(members)
             inside.update(members if cover is None else (node for group in cover for node in group))
@@ -128,7 +131,8 @@ def _in_regions(asked: Collection[str], chosen: Mapping[fx.Node, str], context: 
 def _compiled_anyway(
     program: Program, contests: Collection[fx.Node], chosen: Mapping[fx.Node, str], context: PassContext
 ) -> list[Region]:
-    """Return the uncontested calls that are compiled by themselves, equal ones once."""
+    """Return the calls that are compiled by themselves whatever timing decides, as one-call regions. Equal calls are
+    returned once. They are compiled in parallel with what timing needs."""
     compilers = {backend.name for backend in call_compilers(context.backends)}
     inside = _in_regions(compilers, chosen, context)
     found: dict[str, Region] = {}
@@ -142,17 +146,18 @@ def _compiled_anyway(
 def _decided(
     contests: list[Contest], context: PassContext, anyway: Callable[[], list[Region]]
 ) -> list[BackendTimes | str]:
-    """Return the times of each contest, or the reason why the cheapest claim wins it."""
+    """Return, for each contest, the times of its backends, or the reason why the cheapest claim wins instead. `anyway`
+    returns the regions that are compiled in any case."""
     found: dict[str, BackendTimes | str] = {}
-    asked: dict[str, Contest] = {}
+    undecided: dict[str, Contest] = {}
     for one in contests:
         given = context.decided.get(one.key)
         if given is None:
-            asked[one.key] = one
+            undecided[one.key] = one
         elif given.backend in one.backends:
             found[one.key] = given
         else:
             found[one.key] = f"the given log has {given.backend}, which does not compute the call here"
-    if asked and context.time_calls is not None:
-        found |= zip(asked, context.time_calls(list(asked.values()), anyway), strict=True)
+    if undecided and context.time_calls is not None:
+        found |= zip(undecided, context.time_calls(list(undecided.values()), anyway), strict=True)
     return [found.get(one.key, "backends are not timed here") for one in contests]

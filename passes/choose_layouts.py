@@ -26,7 +26,8 @@ Costs = Mapping[str, Mapping[Layout, float]]  # by bucket class
 
 @dataclass(frozen=True)
 class SecondCopy:
-    """A weight with two resident copies: `first` is row-major, `second` column-major. `bytes` is the size of one."""
+    """A weight that is resident in two layouts: the param `first` is row-major, `second` column-major. `bytes` is the
+    size of one copy."""
 
     first: str
     second: str
@@ -34,7 +35,7 @@ class SecondCopy:
 
 
 def second_copies(params: Mapping[str, ParamSpec]) -> tuple[SecondCopy, ...]:
-    """Return the weights with two layouts among the params of all bucket classes."""
+    """Return the weights that are resident in both layouts. `params` are the params of all bucket classes, by name."""
     by_rows = {spec.recipe: name for name, spec in params.items()}
     found = [
         SecondCopy(by_rows[spec.recipe.inputs[0]], name, _size(_tensor(spec)))
@@ -46,13 +47,15 @@ def second_copies(params: Mapping[str, ParamSpec]) -> tuple[SecondCopy, ...]:
 
 @dataclass(frozen=True)
 class ChooseLayouts(Pass):
-    """Runs once per bucket class. It makes the same choice each time, because it looks at the same program and at all
-    classes, then rewrites the reads of its own class.
+    """Chooses, for the weight matrices `[N, K]` of linears, between row-major and column-major storage.
 
-    It chooses for the weight matrices of linears, `[N, K]`, row-major or column-major. A tensor that any other op
-    reads, such as a tied embedding, is unchanged. The cost of a layout is the sum over bucket classes and calls of the
-    cheapest claim that accepts it. Second copies are made in order of savings per byte, while all weights stay within
-    `weight_budget` times their size in one copy.
+    The pass runs once per bucket class. It looks at the same program and at all classes each time, so its choice is
+    always the same. Then it changes the reads in the program of its own class. A weight that any other op reads, such
+    as a tied embedding, is unchanged.
+
+    The cost of a layout is the sum of the cheapest claims that accept it, over all bucket classes and calls. A weight
+    may be stored in both layouts if classes differ. Such copies are made in order of savings per byte, as long as all
+    weights stay within `weight_budget` times their size in one copy.
     """
 
     name: ClassVar[str] = "choose-layouts"
@@ -78,7 +81,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, Layout]]:
-    """Return the layout of each tensor by bucket class."""
+    """Return the layout of each weight in each bucket class, by the class's name."""
     known: dict[object, list[Claim]] = {}
     costs = {tensor: _costs(calls, context, known) for tensor, calls in _candidates(program).items()}
     chosen = {tensor: dict.fromkeys(cost, _cheapest(_sum(cost.values()))) for tensor, cost in costs.items()}
@@ -95,7 +98,7 @@ def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, La
 
 
 def _candidates(program: Program) -> dict[Tensor, list[fx.Node]]:
-    """Return the tensors that only linears read, as weights, with these calls."""
+    """Return the weights that only linears read, each with these calls of linears."""
     calls: dict[Tensor, list[fx.Node]] = {}
     others: set[Tensor] = set()
     for param in program.placeholders("param"):
@@ -116,7 +119,8 @@ def _costs(calls: list[fx.Node], context: PassContext, known: dict[object, list[
 
 
 def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dict[object, list[Claim]]) -> list[Claim]:
-    """Return every backend's claim of a linear. `known` caches claims by types, because layers repeat."""
+    """Return the claims of all backends for a linear in steps of a bucket class. `known` caches claims by types,
+    because layers repeat."""
     given = named_arguments(call).values()
     types = tuple(held_type(one) if isinstance(one, fx.Node) else one for one in given)
     key = bucket.name, types, call.meta["type"]
@@ -126,7 +130,7 @@ def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dic
 
 
 def _cost(claims: list[Claim], context: PassContext) -> dict[Layout, float]:
-    """Return the cost of the cheapest claim for each layout; infinite without one."""
+    """Return the cost of the cheapest claim for each layout of the weight; infinite if no claim accepts the layout."""
     return {layout: min((yes.cost for yes in _taking(claims, layout, context)), default=math.inf) for layout in Layout}
 
 
@@ -143,7 +147,7 @@ def _sum(costs: Iterable[Mapping[Layout, float]]) -> dict[Layout, float]:
 
 
 def _cheapest(cost: Mapping[Layout, float]) -> Layout:
-    """Return the cheapest layout; row-major if costs are equal."""
+    """Return the layout of the lowest cost; row-major if costs are equal."""
     return min(Layout, key=lambda layout: cost[layout])
 
 
@@ -152,7 +156,7 @@ def _paid(cost: Costs, layouts: Mapping[str, Layout]) -> float:
 
 
 def _transpose(rewriter: Rewriter, param: fx.Node) -> None:
-    """Replace a param by a transposed view of a column-major param."""
+    """Replace a row-major param by a new column-major param and a transposed view of it."""
     program = rewriter.program
     name = str(param.target)
     spec = program.params[name]

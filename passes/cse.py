@@ -15,9 +15,9 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class EliminateCommonSubexpressions(Pass):
-    """Replaces equal calls by the first of them, if their effect allows it.
+    """Replaces equal calls by the first of them, if their effect on states allows it.
 
-    A version of a state is a value like any other, so reads before and after a write differ.
+    Every write makes a new version of a state, a value of its own. So reads before and after a write are not equal.
     """
 
     name: ClassVar[str] = "cse"
@@ -36,7 +36,7 @@ class EliminateCommonSubexpressions(Pass):
 
 
 def _key(node: fx.Node, program: Program) -> Hashable:
-    """Return a key that is equal for nodes that may be merged; None for a node that may not."""
+    """Return a key that is equal for params or calls that may be merged; None for a call that may not."""
     if node.op == "placeholder":
         spec = program.params[str(node.target)]
         return spec
@@ -46,7 +46,8 @@ def _key(node: fx.Node, program: Program) -> Hashable:
 
 
 def _frozen(value: Any) -> Hashable:
-    """Return an argument as a key that tells 1, 1.0 and True apart, and 0.0 and -0.0."""
+    """Return an argument as a hashable key. It distinguishes 1, 1.0 and True, and 0.0 and -0.0, which Python treats as
+    equal."""
     if isinstance(value, list | tuple):
         return tuple(_frozen(item) for item in value)
     return type(value), value.hex() if isinstance(value, float) else value

@@ -1,11 +1,11 @@
-"""Dead-code elimination. The pass manager runs it after every pass."""
+"""Remove calls and params without users. The pass manager does this after every pass."""
 
 from ingot.ir.program import Program
 from ingot.passes.effects import effect_of
 
 
 def eliminate_dead_code(program: Program) -> int:
-    """Remove calls, then params, without users. Return the number of calls removed.
+    """Remove the calls of a program that have no users, and then such params. Return the number of removed calls.
 
     A state write is never removed. If its new version is not returned, the verifier reports an error.
     """

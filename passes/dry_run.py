@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of the storages that calls in its block allocate: `live` now, `peak` at most."""
+    """Counts the bytes of storage that calls within its `with` block allocate: `live` now, `peak` at most."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,8 +42,8 @@ class Allocations(TorchDispatchMode):
         self.live -= size
 
 
-# Numbers among a call's arguments become tensors while it runs: 8 bytes each, and again in the other operand's dtype.
-# They are made below the dispatcher, a few at a time, so this constant bounds them.
+# The bytes of number arguments. Torch makes each a tensor while the call runs: 8 bytes, and again in the dtype of the
+# other operand. The dispatcher does not see them, but only a few exist at a time, so this constant bounds them.
 _NUMBERS = 64
 
 
@@ -52,10 +52,11 @@ def _is_tensor(value: Any) -> bool:
 
 
 def peak_bytes(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Return the peak bytes that `call` holds, results included. Its tensors are on the meta device.
+    """Return the peak bytes that `call` allocates, including its results. Its tensors are on the meta device.
 
-    Exact for allocations through torch's dispatcher. It misses a kernel's own scratch memory. On a CPU that is small,
-    and `call` must allocate the known part of it. Raises what `call` raises if it reads data.
+    The number is exact for allocations through torch's dispatcher. It misses a kernel's own scratch memory. On a CPU
+    that is small, and `call` must allocate the known part of it. Raises what `call` raises, for example if it reads
+    data.
     """
     counted = Allocations()
     with torch.no_grad(), torch.device("meta"), counted:

@@ -19,7 +19,7 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class FormRegions(Pass):
-    """Cuts the program at every call outside regions. The connected calls between two cuts are a region.
+    """Groups connected calls of a backend that compiles regions. Calls of other backends separate the groups.
 
     Identical layers make identical regions, which differ only in their arguments. So the number of executables does not
     grow with depth.
@@ -52,7 +52,7 @@ class FormRegions(Pass):
 
 
 def _regions(program: Program, context: PassContext) -> list[tuple[RegionCompiler, list[fx.Node]]]:
-    """Return the calls of each region with its backend, as `cover` of the backend groups them."""
+    """Return the calls of each region with its backend. The backend's `cover` groups them, or else `_groups`."""
     found: list[tuple[RegionCompiler, list[fx.Node]]] = []
     for backend in context.backends:
         if not isinstance(backend, RegionCompiler):
@@ -73,10 +73,10 @@ def _is_member(node: fx.Node, compilers: set[str]) -> bool:
 
 
 def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
-    """Return groups of calls that can each run as one, in program order.
+    """Return groups of connected calls of the named backends that can each run as one call, in program order.
 
-    A call's level is the number of outside calls on the longest path to it. Calls of one level cannot depend on each
-    other through an outside call, so a connected set of them can run as one.
+    The level of a call is the number of calls of other backends on the longest path to it. Calls of one level cannot
+    depend on each other through another backend's call, so a connected set of them can run as one.
     """
     levels: dict[fx.Node, int] = {}
     leader: dict[fx.Node, fx.Node] = {}
@@ -106,7 +106,8 @@ def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
 
 
 def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program, list[fx.Node], list[fx.Node]]:
-    """Return the region's program, the values that it reads from outside, and its members with users outside."""
+    """Return a region's program, the values that it reads from outside, and those of its calls with users outside.
+    `members` are its calls."""
     inside = set(members)
     inputs: list[fx.Node] = []
     for node in members:
@@ -143,13 +144,13 @@ def _call_region(
 
 
 def _origin(members: list[fx.Node]) -> str:
-    """Return the origins of the region's first and last calls."""
+    """Return the origins of a region's first and last calls, as one text; empty if there are none."""
     origins = [node.meta["origin"] for node in members if node.meta.get("origin")]
     return " … ".join(dict.fromkeys([origins[0], origins[-1]])) if origins else ""
 
 
 def _sort(program: Program) -> None:
-    """Sort the calls topologically, keeping the order otherwise."""
+    """Sort a program's calls topologically, and otherwise keep their order."""
     nodes = [node for node in program.graph.nodes if node.op != "output"]
     place = {node: index for index, node in enumerate(nodes)}
     waiting = {node: len(node.all_input_nodes) for node in nodes}

@@ -18,9 +18,9 @@ from ingot.passes.rewrite import Rewriter, described, trimmed
 
 @dataclass(frozen=True)
 class FuseAppendAttention(Pass):
-    """Whether one kernel for all parts is faster depends on the tokens per step. So the pass asks, per bucket class,
-    the backends that compile kernels for a call. `force` fuses in any case.
-    """
+    """Fuses a cache write and the attention over it into `append_attention`, if that pays. Whether one kernel is faster
+    depends on the tokens per step. So for each bucket class a backend that compiles single calls must claim the fused
+    op. `force` fuses in any case."""
 
     name: ClassVar[str] = "fuse-append-attention"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -48,8 +48,8 @@ class FuseAppendAttention(Pass):
 
 @dataclass(frozen=True)
 class _Found:
-    """A match: arguments of `qk_norm_rope_append` by name, the attention over the written cache, and the node of that
-    cache version. The pass removes the cache node and those in `dead`, the last user first."""
+    """A match of the pass. `append` has the arguments of `qk_norm_rope_append` by name. `attention` reads `cache`, the
+    version of the cache after the write. The pass removes `cache` and the nodes in `dead`, the last user first."""
 
     append: dict[str, Any]
     attention: fx.Node
@@ -58,14 +58,15 @@ class _Found:
 
 
 def _from_parts(write: fx.Node) -> _Found | str:
-    """Match a `kv_append` of rotated keys; return the reason if it does not match."""
+    """Match a `kv_append` of rotated keys and the attention after it. Return the match, or the reason why there is
+    none."""
     attentions = attentions_over(write)
     append = rotated_append(write, attentions)
     return append if isinstance(append, str) else _Found(append, attentions[0], write)
 
 
 def _from_fused(write: fx.Node) -> _Found | str:
-    """Match a `qk_norm_rope_append`; return the reason if it does not match."""
+    """Match a `qk_norm_rope_append` and the attention after it. Return the match, or the reason why there is none."""
     results = {user.args[1]: user for user in write.users if user.target is operator.getitem}
     q, cache = results.get(0), results.get(1)
     if q is None or cache is None or len(results) < len(write.users):

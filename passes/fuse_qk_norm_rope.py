@@ -18,9 +18,9 @@ from ingot.passes.rewrite import Rewriter, described
 
 @dataclass(frozen=True)
 class FuseQKNormRope(Pass):
-    """Fusing takes the three ops out of the region around them, which pays only if a kernel beats the region. So the
-    pass fuses only if a backend other than the references claims the fused op. `force` fuses in any case.
-    """
+    """Fuses q/k norm, rope and cache write into `qk_norm_rope_append`. Fusing takes them out of the region around them,
+    which pays only if a kernel beats the region. So a backend other than the references must claim the fused op.
+    `force` fuses in any case."""
 
     name: ClassVar[str] = "fuse-qk-norm-rope"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -47,13 +47,14 @@ class FuseQKNormRope(Pass):
 
 
 def attentions_over(cache: fx.Node) -> list[fx.Node]:
-    """Return the attentions that read a version of a cache, in order: its own layer's, then those that share it."""
+    """Return the attention calls that read `cache`, a version of a KV cache, in order. Layers may share a cache; the
+    attention of the layer that writes it comes first."""
     return sorted(user for user in cache.users if is_call(user, ops.paged_attention.overload))
 
 
 def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:
-    """Return the arguments of `qk_norm_rope_append` by name for a `kv_append` that `attentions` read, or the reason why
-    it does not match. The fused op rotates the queries of the first attention."""
+    """Return the arguments of a `qk_norm_rope_append` that replaces the `kv_append` call `append`, by name. Return the
+    reason if it cannot be replaced. `attentions` read the cache; the fused op rotates the queries of the first."""
     if not attentions:
         return "no attention reads the cache after this write"
     if any(user.op == "call_function" and user < attentions[0] for user in append.users):
@@ -83,8 +84,8 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class _Rotation:
-    """The rotation of q or k, as arguments of its calls: of x itself, or with a norm before the rotation or, with
-    `norm_last`, after it."""
+    """How q or k is rotated. `x` is the value before; `rope` and `norm` are the arguments of the calls. `norm` is None
+    without a norm, and `norm_last` says that it follows the rotation."""
 
     x: Any
     rope: dict[str, Any]
@@ -93,7 +94,7 @@ class _Rotation:
 
 
 def _rotation(name: str, node: Any) -> _Rotation | str:
-    """Return the rotation of `node`, or the reason why it has none."""
+    """Return how `node`, which is q or k by `name`, is rotated. Return the reason if it is not."""
     turn, last = node, None
     if is_call(node, ops.rms_norm.overload):
         last = named_arguments(node)
@@ -125,7 +126,7 @@ def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[s
 
 
 def why_no_kernel(fused: fx.Node, backends: Sequence[Backend], context: PassContext) -> str:
-    """Return the reasons of `backends` against a fused call; "" if one of them claims it."""
+    """Return why none of `backends` claims a fused call, for a refusal; empty if one of them claims it."""
     refusals = []
     for backend in backends:
         answer = backend.claim([fused], context.target, context.any_bucket())

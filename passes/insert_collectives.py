@@ -16,7 +16,8 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class InsertCollectives(Pass):
-    """Each `redistribute` becomes an all_reduce, all_gather, reduce_scatter or, if nothing is sent, take_part.
+    """Replaces each `redistribute` by an all_reduce, all_gather or reduce_scatter, or by take_part if nothing must be
+    sent.
 
     A value that was only cast to a wider dtype, such as logits, is gathered before the cast, which sends fewer bytes.
     """
@@ -42,7 +43,7 @@ class InsertCollectives(Pass):
 
 
 def _only_widens(x: fx.Node) -> bool:
-    """Return whether `x` is a cast to a wider dtype with a single reader."""
+    """Return whether `x` is a cast to a wider dtype and has a single reader."""
     if not is_call(x, ops.cast.overload) or len(x.users) != 1:
         return False
     source = x.args[0]

@@ -30,8 +30,8 @@ from ingot.passes.rewrite import Rewriter, trimmed
 
 @dataclass(frozen=True)
 class InsertEnding(Pass):
-    """Adds the calls of the ending and of its features (`ingot.ir.features`). Those before the model's calls read rows
-    of state. Those after them choose tokens and update the rows."""
+    """Adds the calls that an entry's ending and its features declare (`ingot.ir.features`). Those before the model's
+    calls read per-sequence rows of state. Those after them choose tokens and update the rows."""
 
     name: ClassVar[str] = "insert-ending"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -80,8 +80,8 @@ def _attributes(use: EndingUse, ending: Ending) -> dict[str, Attribute]:
 
 @dataclass
 class _Builder:
-    """Adds calls to a program. `values` holds the possible arguments of calls by name. `aliases` renames some of them
-    in a program without a cache that keeps every token."""
+    """Adds the calls of an ending and its features to a program. `values` has the possible arguments of calls, by name.
+    `aliases` replaces names of page inputs by those of another cache group, if no cache keeps every token."""
 
     rewriter: Rewriter
     ending: Ending
@@ -132,7 +132,7 @@ class _Builder:
         program.set_outputs({**own, **passed, **caches_out, **states})
 
     def _end_cache(self, name: str, end: fx.Node) -> None:
-        """Add the ending's calls for the paged cache in state `name`."""
+        """Add the calls that the ending declares for the paged cache in state `name`."""
         if self.rewriter.program.states[name].kind == "paged_kv":
             for call in self.ending.caches:
                 self.values["kv"] = self.values[name]
@@ -140,7 +140,7 @@ class _Builder:
                 self.values[name] = self.values.pop("kv")
 
     def _row(self, row: RowState) -> fx.Node:
-        """Add a state with one row per running sequence."""
+        """Add a state with one row per running sequence, as a feature declares it. Return its node."""
         program = self.rewriter.program
         if row.like:
             like = tensor_type(self._value(row.like, f"row {row.name}"))
@@ -152,7 +152,8 @@ class _Builder:
         return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("R", *shape))))
 
     def _add_before_model(self, features: Sequence[Feature], given: Mapping[str, fx.Node]) -> set[fx.Node]:
-        """Add the calls before the model's own. Return all of them."""
+        """Add the calls that run before the model's own, and return all added nodes. `given` are the program's inputs
+        by name."""
         program = self.rewriter.program
         first = next(program.calls())
         made: set[fx.Node] = set()
@@ -165,7 +166,8 @@ class _Builder:
         return made
 
     def _redirect_inputs(self, given: Mapping[str, fx.Node], made: set[fx.Node]) -> None:
-        """Let the model read the results of the calls before it in place of the host's inputs."""
+        """Let the model read the results of the calls before it instead of the host's inputs of the same names. `made`
+        are the nodes of these calls; they still read the inputs `given`."""
         for name, node in given.items():
             fed = self.values[name]
             if fed is not node:
@@ -174,7 +176,8 @@ class _Builder:
                     self.rewriter.program.graph.erase_node(node)
 
     def _call(self, call: OpCall, before: fx.Node) -> set[fx.Node]:
-        """Add one call and the items of its result. Return them all."""
+        """Add a call that a feature or ending declares, and the nodes that take the items of its result. Return all
+        added nodes."""
         op = OPS[call.op]
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -212,7 +215,8 @@ class _Builder:
         return self.attributes[name]
 
     def _value(self, name: str, what: str) -> fx.Node:
-        """Return a value by name. Adds a declared step input that the program does not take yet as an input."""
+        """Return the value of this name. If it is a step input that the program lacks, add the input. `what` names the
+        reader for the error. Raises PassError for an unknown name."""
         if name not in self.values:
             declared = find_input(name)
             if declared is None:

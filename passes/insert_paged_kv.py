@@ -28,13 +28,15 @@ from ingot.passes.rewrite import Rewriter, trimmed
 
 @dataclass(frozen=True)
 class InsertPagedKV(Pass):
-    """Each `attention` of layer i becomes `kv_append` to state `kv.i` and `paged_attention` over it.
+    """Replaces each `attention` of layer i by a `kv_append` to the state `kv.i` and a `paged_attention` over it.
 
-    Attentions with the same `layer` share a cache: the first one writes keys and values, and all attend to them.
-    `page_size` is in tokens. Keys and values determine a cache's shape (`ingot.ir.cache.form`), the mask its page group
-    (`ingot.ir.cache.groups`). With `kv_cache_dtype` "auto" the cache has the keys' dtype; with "fp8" it is f8e4m3 with
-    the scales of its `attention` (`ingot.ir.cache.dtype`). In an entry whose steps hold whole sequences, no later step
-    reads keys and values: `attention` becomes `step_attention`.
+    Attention calls with the same `layer` share a cache: the first one writes keys and values, and all read them.
+    `page_size` is in tokens. The shapes of keys and values determine the cache's shape (`ingot.ir.cache.form`), the
+    mask its cache group (`ingot.ir.cache.groups`). With `kv_cache_dtype` "auto" the cache has the keys' dtype. With
+    "fp8" it is f8e4m3, with the scales of its `attention` (`ingot.ir.cache.dtype`).
+
+    If each step of the entry holds whole sequences, no later step reads keys and values. Then `attention` becomes
+    `step_attention`, and nothing is cached.
     """
 
     name: ClassVar[str] = "insert-paged-kv"
@@ -133,14 +135,15 @@ class InsertPagedKV(Pass):
 
 @dataclass(frozen=True)
 class _Cache:
-    """A cache after the step's write, and its contents: keys, values, value width, group and scales."""
+    """A layer's cache. `written` is its version after the step's write; `holds` are its contents: keys, values, value
+    width, group and scales."""
 
     written: fx.Node
     holds: tuple[Any, ...]
 
 
 def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: PassContext) -> None:
-    """Replace each `attention` by `step_attention`, for steps of whole sequences."""
+    """Replace each `attention` by `step_attention`, for an entry whose steps hold whole sequences."""
     program = rewriter.program
     program.dims["B"] = Dim("B", 1, context.max_batch)
     by_sequence = TensorType(torch.int32, ("B",))
@@ -163,7 +166,8 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
 
 
 def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -> None:
-    """Raise OptionError for attention that cannot verify a tree of drafts."""
+    """Check that the attention call `node`, with arguments `bound`, can verify a tree of draft tokens. Raises
+    OptionError if not."""
     where = f"{InsertPagedKV.name}, %{node.name}"
     if bound["slopes"] is not None:
         raise OptionError(
@@ -189,8 +193,9 @@ def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -
 
 
 def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -> fx.Node | None:
-    """Add the input with the table of shared prefixes, if a backend may use it; return None otherwise. Only GPU kernels
-    do, outside deterministic mode, because sharing changes rounding, and only for caches that keep every token."""
+    """Add and return the input `sharing`, a table of prefixes that several sequences share; None if no kernel may use
+    it. Only GPU kernels do, for caches that keep every token. Sharing changes rounding, so deterministic mode has
+    none."""
     if context.target.device != "cuda" or context.deterministic or FULL not in groups or context.max_batch < 2:
         return None
     program.dims["G"] = Dim("G", 1, context.max_batch)
@@ -198,24 +203,26 @@ def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -
 
 
 def _form_of(bound: Mapping[str, Any]) -> CacheForm:
-    """Return the form of the cache of an `attention`, from its arguments."""
+    """Return the form of the cache for an `attention` call, from its arguments by name."""
     v = None if bound["v"] is None else tensor_type(bound["v"])
     return CacheForm.given(tensor_type(bound["q"]), tensor_type(bound["k"]), v, bound["value_width"])
 
 
 def _options(bound: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the non-default attributes of an `attention`, without scales, which only f8e4m3 caches need."""
+    """Return the attributes of an `attention` call that differ from their defaults. Scales are left out, since only
+    f8e4m3 caches need them."""
     return stated_options({name: value for name, value in bound.items() if name not in ("k_scale", "v_scale")})
 
 
 def _scales_of(bound: Mapping[str, Any]) -> CacheScales:
-    """Return the cache scales of an `attention`. Values that are part of the keys have the keys' scale."""
+    """Return the cache scales of an `attention` call, from its arguments by name. Values that are part of the keys have
+    the keys' scale."""
     scales = CacheScales.of(bound)
     return scales if bound["v"] is not None else CacheScales(scales.k, scales.k)
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:
-    """Return the cache group of an `attention`. A mask as large as the longest sequence frees no pages, so it is
-    FULL."""
+    """Return the cache group for an `attention` call, by its mask. A window as large as the longest sequence frees no
+    pages, so its group is FULL."""
     mask = Mask.named(named_arguments(node)["mask"])
     return FULL if mask.size >= context.max_seq_len else CacheGroup.of(mask)

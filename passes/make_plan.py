@@ -71,7 +71,7 @@ class MakePlan(Pass):
 
 
 def _ending(nodes: Sequence[fx.Node]) -> int:
-    """Return the index of the ending's first instruction, after all of the model's own."""
+    """Return the index of the first instruction of the ending, which follows all of the model's own."""
     own = [number for number, node in enumerate(nodes) if node.meta.get("origin") != InsertEnding.name]
     return own[-1] + 1 if own else 0
 
@@ -84,7 +84,8 @@ def _executable(program: Program, region: str) -> Executable:
 
 
 def _instructions(program: Program, nodes: Sequence[fx.Node]) -> tuple[tuple[Instruction, ...], dict[str, Value]]:
-    """Return the calls `nodes` as instructions, in order. A getitem becomes a result of the call that it reads.
+    """Return the calls `nodes` as instructions, in order, and the values of the program by name. A getitem is no
+    instruction; it becomes a result of the call that it reads.
 
     A value has the name of its node; all versions of a state have the state's name.
     """
@@ -146,13 +147,14 @@ def _names(program: Program) -> dict[fx.Node, str]:
 
 
 def _result_nodes(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes of a call's results: its getitems in order, or the call itself."""
+    """Return the nodes of a call's results: its getitem nodes in order, or the call itself if it has none."""
     taken = [user for user in node.users if user.target is operator.getitem]
     return sorted(taken, key=lambda user: int(str(user.args[1]))) if taken else [node]
 
 
 def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of a call's results, in order ("" if unused), and of the states that it updates."""
+    """Return the names of a call's results, in order, and the names of the states that it updates. A result that
+    nothing reads has an empty name. `named` has the plan names of nodes."""
     items = getattr(node.meta["type"], "items", None)
     updates = tuple(named[version] for version in states_written(node))
     if items is None:
@@ -163,8 +165,8 @@ def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...],
 
 
 def _last_uses(program: Program) -> dict[fx.Node, list[fx.Node]]:
-    """Return, for each call, the values that it is the last to read. A value under a view stays alive by itself: the
-    executor drops references, and memory is freed with the last one."""
+    """Return, for each call, the values that no later call reads. The executor drops its references to them after the
+    call. If a view of a value lives longer, torch keeps the memory."""
     last: dict[fx.Node, fx.Node] = {}
     kept = set(program.output_nodes().values())
     for node in program.calls():

@@ -1,4 +1,4 @@
-"""The pass manager: runs the pipeline; verifies, counts, times and records every pass."""
+"""The pass manager: it runs the pipeline and verifies, counts, times and records every pass."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -26,14 +26,15 @@ OnPass = Callable[[Program, Program], None]
 
 @dataclass
 class Lowered:
-    """The pipeline's result for an entry: the program before it is split by bucket class, and one program per class."""
+    """The pipeline's result for an entry. `fused` is the program before it is split by bucket class, `programs` the
+    lowered program of each class, and `records` those of all passes."""
 
     fused: Program
     programs: dict[str, Program] = field(default_factory=dict)
     records: list[PassRecord] = field(default_factory=list)
 
     def params(self) -> dict[str, ParamSpec]:
-        """Return the resident params: those that any bucket class reads."""
+        """Return the params that any bucket class reads, by name; serving keeps them resident."""
         return {name: spec for program in self.programs.values() for name, spec in program.params.items()}
 
 
@@ -46,13 +47,13 @@ def run_pass(
     reached: bool = False,
     fuel: int | None = None,
 ) -> tuple[Program, PassRecord]:
-    """Run one pass on a copy of `program`, and verify it under the rules of the stage `under`. If `reached`, that
-    becomes the program's stage.
+    """Run one pass on a copy of `program`, and verify the result by the rules of the stage `under`. Return the new
+    program and the record of the pass. If `reached`, the program is then at that stage.
 
-    `fuel` bounds the rewrites; the expected number of matches is then not checked.
+    `fuel` bounds the number of rewrites; with a bound, the expected number of matches is not checked.
 
     Raises VerifyError if the result breaks a rule, or if `program` did before; UserPassError if a pass of another
-    package raises; InternalError if one of Ingot's does.
+    package raises; PassError or InternalError if one of Ingot's does.
     """
     rewriter = Rewriter(program.copy(), fuel)
     held, begin = resident(), time.perf_counter()
@@ -106,7 +107,8 @@ def _op_count_diff(before: Program, after: Program) -> dict[str, int]:
 
 
 def _snapshot(program: Program) -> Snapshot:
-    """Return a snapshot of the program, that of the previous pass if it fits: no program is printed twice."""
+    """Return a snapshot of the program. It is the one that the previous pass left if the program is unchanged, so that
+    no program is printed twice."""
     last = program.history[-1].after if program.history else None
     return last if last is not None and last.of(program) else Snapshot(program, print_program)
 
@@ -135,7 +137,8 @@ def _run_phase(
 
 @contextmanager
 def _attributed(one: Pass) -> Iterator[None]:
-    """Turn the failure of another package's pass into a UserPassError, because it is not a bug in Ingot."""
+    """Turn VerifyError and NumericsError of another package's pass into UserPassError, because they are no bugs of
+    Ingot."""
     try:
         yield
     except (VerifyError, NumericsError) as error:
@@ -154,10 +157,11 @@ def run_pipeline(
     upto: Stage = Stage.PLANNED,
     on_pass: OnPass | None = None,
 ) -> Lowered:
-    """Lower an entry of `model` to stage `upto`; some phases run once per bucket class.
+    """Lower an entry of `model` to stage `upto`. Phases before the split run once, the others once for each of
+    `buckets`.
 
-    `on_pass` is called with the program before and after each pass; the last record in the latter's `history` is the
-    pass's.
+    `on_pass` is called with the program before and after each pass; the last item of the latter's `history` is the
+    pass's record.
     """
     context = replace(context, expected=model.expected.get(entry, {}), buckets=buckets)
     if context.mesh and not any(phase.stage is Stage.SHARDED for phase in pipeline):

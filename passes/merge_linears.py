@@ -16,15 +16,17 @@ from ingot.ir.weights import Product, StoredWeight, product_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
 
-# The plurals, for messages, of the tensors concatenated along axis 0, the linear's outputs.
+# The tensors of linears that are concatenated along axis 0, the outputs, with their plurals for messages.
 _PLURALS = {"weight": "weights", "scales": "scales", "zeros": "zeros", "bias": "biases"}
 
 
 @dataclass(frozen=True)
 class MergeLinears(Pass):
-    """Makes one matmul of q, k and v, and one of gate and up. Each old result is a slice of the new one.
+    """Replaces the linears that read one value by a single matmul: q, k and v by one, gate and up by another. Each old
+    result becomes a slice of the new one.
 
-    Part i of the merged weight keeps its own shards, so the placement's segments are the parts' sizes.
+    On a mesh, each part of the merged weight is still sharded on its own. So the segments of its placement are the
+    sizes of the parts.
     """
 
     name: ClassVar[str] = "merge-linears"
@@ -52,7 +54,7 @@ def _product(node: fx.Node) -> Product:
 
 
 def _why_not_merge(linears: list[fx.Node]) -> str | None:
-    """Return why weights cannot be merged in their storage format; None if they can.
+    """Return why the storage formats of these linears' weights prevent merging; None if they do not.
 
     Weights stored row by row can be stacked: each row keeps its elements, scales and zeros.
     """
@@ -64,7 +66,8 @@ def _why_not_merge(linears: list[fx.Node]) -> str | None:
 
 
 def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
-    """Return the operands of the linears other than x, by name: the parts of their weights, and any biases."""
+    """Return the operands of the linears to concatenate, by name: the tensors that their weights consist of, and biases
+    if they have any."""
     products = [_product(node) for node in linears]
     parts = {part: [one.weight.parts[part] for one in products] for part in products[0].weight.parts}
     biases = [one.bias for one in products if one.bias is not None]
@@ -72,7 +75,7 @@ def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
 
 
 def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
-    """Return why these linears cannot be merged; None if they can."""
+    """Return why the params of these linears cannot be concatenated; None if they can."""
     program = rewriter.program
     for part, params in _operands(linears).items():
         parts = _PLURALS[part]
@@ -95,7 +98,8 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
 
 
 def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ...] | None:
-    """Return the placement of params concatenated along axis 0, with a segment per param; None if there is none."""
+    """Return the placement on a mesh of params concatenated along axis 0, with a segment per param. None if they have
+    no common one."""
     if len({spec.placement for spec in specs}) > 1:
         return None
     merged = []
@@ -109,7 +113,8 @@ def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ..
 
 
 def _merged_split(specs: list[ParamSpec]) -> tuple[Split | None] | None:
-    """Return a 1-tuple with the split of params concatenated along axis 0 (None if unsplit); None if they have none."""
+    """Return a 1-tuple with the split (how a mesh divides a param) of params concatenated along axis 0; the split is
+    None if they have none. Return None if their splits cannot be combined."""
     try:
         return (concatenated([spec.split for spec in specs], [int(spec.type.shape[0]) for spec in specs]),)
     except VerifyError:
@@ -141,7 +146,7 @@ def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
 
 
 def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
-    """Add a param that concatenates `params` along axis 0, named after all of them."""
+    """Add a param that concatenates `params` along axis 0, with a name made of all their names. Return its node."""
     program = rewriter.program
     names = [str(param.target).split(".") for param in params]
     # layers.0.q.weight, layers.0.k.weight -> layers.0.q_k.weight; a, b -> a_b
@@ -157,7 +162,8 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
 
 
 def _merged_recipe(specs: list[ParamSpec], placement: tuple[Placement, ...], mesh: Mesh) -> Recipe:
-    """Return the recipe of the concatenated params. On a mesh the shard steps come last, as the verifier requires."""
+    """Return the recipe that concatenates these params. On a mesh its shard steps come last, as the verifier
+    requires."""
     recipes, split = [spec.recipe for spec in specs], [place for place in placement if place.kind == "shard"]
     for _ in split if mesh else ():
         recipes = [recipe.inputs[0] for recipe in recipes]

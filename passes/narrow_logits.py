@@ -18,12 +18,12 @@ _READERS = (ops.sample, ops.top_logprobs, ops.fill_block)
 
 @dataclass(frozen=True)
 class NarrowLogits(Pass):
-    """The operand of the `cast` replaces it as the output `logits`, and as the argument of `sample`, `top_logprobs` and
-    `fill_block`, which compute in float32 for any input dtype.
+    """Removes a `cast` that only widens logits. Its operand becomes the output `logits`, and the argument of `sample`,
+    `top_logprobs` and `fill_block`, which compute in float32 for any input dtype.
 
     A region that ends in the cast writes wide logits at no cost. A cast as a separate call writes all logits of a step
-    once more, and doubles the bytes that its readers load; only such a cast is removed. So this pass runs after regions
-    are formed, per bucket class.
+    again, and doubles the bytes that its readers load. Only such a cast is removed. So this pass runs after regions are
+    formed, per bucket class.
     """
 
     name: ClassVar[str] = "narrow-logits"
@@ -49,7 +49,7 @@ class NarrowLogits(Pass):
 
 
 def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | None:
-    """Return why the cast must stay for any reader; None if it need not."""
+    """Return why the cast must stay, whatever reads it; None if it need not. `source` is its operand."""
     given, made = tensor_type(source), tensor_type(cast)
     if not made.holds(given):
         return f"it does not only widen its operand, {given}"
@@ -59,7 +59,8 @@ def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | Non
 
 
 def _refusal(rewriter: Rewriter, reader: fx.Node, cast: fx.Node, source: fx.Node, context: PassContext) -> str | None:
-    """Return why the backend of a reader of the cast does not accept the cast's operand; None if it does."""
+    """Return why a reader of the cast cannot read the cast's operand `source` instead; None if its backend accepts
+    it."""
     if not any(is_call(reader, op.overload) for op in _READERS):
         return f"%{reader.name} reads it too"
     name = reader.meta["backend"]

@@ -14,7 +14,7 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class Normalize(Pass):
-    """Replaces a view by its source if both have the same type, strides included."""
+    """Replaces a view by the value that it views if both have the same type, strides included."""
 
     name: ClassVar[str] = "normalize"
     numerics: ClassVar[Numerics] = Numerics.EXACT

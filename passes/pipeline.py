@@ -1,4 +1,4 @@
-"""The pipeline of passes, and its editing by `--passes`."""
+"""The order in which passes run, and how the option `--passes` edits it."""
 
 import dataclasses
 import difflib
@@ -34,9 +34,8 @@ from ingot.passes.split_add_rms_norm import SplitAddRMSNorm
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes that together bring a program to a stage. From LOWERED on, or with `by_bucket`, they run once per bucket
-    class. A pass may be in several phases; `--passes` then changes all of them.
-    """
+    """Passes that together bring a program to a stage. From stage LOWERED on, or with `by_bucket`, they run once per
+    bucket class. A pass may be in several phases; `--passes` then changes it in all of them."""
 
     stage: Stage
     passes: tuple[Pass, ...]
@@ -85,7 +84,8 @@ OPTIONAL = frozenset(
 
 
 def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
-    """Return the pipeline for `mesh`, which holds axes of more than one device."""
+    """Return the pipeline for a mesh, given as the sizes of its axes. Axes of one device are left out, so an empty mesh
+    is one device."""
     if not mesh:
         return PIPELINE
     before = tuple(phase for phase in PIPELINE if phase.stage < Stage.SHARDED)
@@ -93,7 +93,7 @@ def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
 
 
 def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:
-    """Return the pipeline that a `--passes` text describes.
+    """Return the pipeline that the text of `--passes` describes.
 
     `default` comes first. Then `-name` removes a pass, and `name{option=value, …}` sets its options. The name of a pass
     outside the default pipeline, `quantize` or one of another package, adds it. Raises OptionError for unknown names
@@ -125,7 +125,7 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
 
 
 def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Return the pipeline with the pass `name` added, if it is one that runs on request."""
+    """Return the pipeline with the pass `name` added, if it is a known pass that does not run by default."""
     if any(one.name == name for phase in pipeline for one in phase.passes):
         return pipeline
     made = ON_REQUEST.get(name) or load_user_pass(name)
@@ -142,7 +142,7 @@ def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas outside braces."""
+    """Split the text of `--passes` at the commas outside braces. Raises OptionError for an open brace."""
     items, depth, current = [], 0, ""
     for char in text:
         depth += (char == "{") - (char == "}")
@@ -174,7 +174,8 @@ def _find(name: str, pipeline: tuple[Phase, ...]) -> Pass:
 
 
 def _with_options(one: Pass, text: str) -> Pass:
-    """Return the pass with options set from `name=value, …`; a value is JSON of the option's own type."""
+    """Return the pass with options set from the text `name=value, …`. A value is JSON and must have the type of the
+    option's default. Raises OptionError otherwise."""
     fields = {field.name: field for field in dataclasses.fields(one)}  # type: ignore[arg-type]  # a dataclass
     changes: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -1,4 +1,4 @@
-"""The memory of a plan: the peak allocation of a step, and the memory that stays between steps."""
+"""Compute the memory of a plan: the peak allocation of a step, and the memory that stays between steps."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,9 +30,11 @@ def bucket_memory(
     workspaces: Mapping[str, int],
     context: PassContext,
 ) -> BucketMemory:
-    """Return the peak memory over the instructions of `nodes` in the largest step of the program's bucket class.
+    """Return the peak memory of the largest step of the program's bucket class, and the number of the instruction that
+    reaches it.
 
-    `workspaces` holds those of its regions in that step, by name.
+    `nodes` are the calls of `instructions`, in order. `workspaces` has the peak bytes of each region and compiled call
+    in that step, by name.
     """
     sizes = largest_step(program)
     live = peak = place = 0
@@ -65,8 +67,8 @@ def bucket_memory(
 
 
 def region_workspaces(program: Program, context: PassContext) -> Mapping[str, int]:
-    """Return the peak bytes that a call of each region, and each compiled call, allocates in the largest step, results
-    included."""
+    """Return the peak bytes that a call of each region, and each compiled call, allocates in the largest step, by name.
+    Results are included."""
     sizes = largest_step(program)
     regions = {**program.regions, **program.compiled}
     if context.measure is not None:
@@ -81,7 +83,7 @@ def _body_bytes(body: Program, sizes: Mapping[str, int]) -> int:
 
 
 def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemory:
-    """Return the memory that stays between steps; `sizes` are those of the largest step of all."""
+    """Return the memory of the program that stays between steps. `sizes` are the dims of the largest step."""
     # Use the dims of the plan, as in check_plan: the largest step of a bucket class may have fewer tokens.
     most = {dim.name: dim.hi for dim in program.dims.values()}
     planned = {name: PlannedState(spec.group, spec.type, most) for name, spec in program.states.items()}
@@ -98,15 +100,15 @@ def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemor
 
 
 def weight_bytes(specs: Iterable[ParamSpec]) -> int:
-    """Return the bytes of resident tensors; params with equal recipe, placement and type share one."""
+    """Return the bytes of the resident weights. Params with equal recipe, placement and type share one tensor."""
     distinct = {(spec.recipe, spec.placement, spec.type) for spec in specs}
     return sum(_bytes(value_type, {}) for _, _, value_type in distinct)
 
 
 def largest_step(program: Program) -> dict[str, int]:
-    """Return the dims of the largest step of the program's bucket class.
+    """Return the size of each dim in the largest step of the program's bucket class.
 
-    A sequence has at least one token in a step. It gets one row of logits, or as many as its ending takes tokens, and
+    A sequence has at least one token in a step. It has one row of logits, or as many as its ending takes tokens. Up to
     MAX_SCORED further rows per step score prompts. The scheduler makes no larger steps, even if the program could run
     them.
     """
@@ -124,7 +126,7 @@ def largest_step(program: Program) -> dict[str, int]:
 
 
 def _held(value: Value, sizes: Mapping[str, int]) -> int:
-    """Return the bytes that a value adds: none for a view of another value."""
+    """Return the bytes that a value allocates for itself; 0 for a view of another value."""
     return 0 if value.of else _bytes(parse_type(value.storage or value.type), sizes)
 
 
@@ -133,7 +135,8 @@ def _bytes(value_type: TensorType, sizes: Mapping[str, int]) -> int:
 
 
 def _text(node: fx.Node, program: Program) -> str:
-    """Return a text of everything in a call that its memory depends on."""
+    """Return a text with everything in a call that its memory depends on: names of values are replaced by their
+    types."""
 
     def typed(source: fx.Node) -> str:
         value_type = source.meta["type"]
@@ -144,7 +147,8 @@ def _text(node: fx.Node, program: Program) -> str:
 
 
 def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], context: PassContext) -> int:
-    """Return the peak bytes that a call allocates, results included."""
+    """Return the peak bytes that a call allocates in a step with these dims, results included. Raises PassError if they
+    cannot be found."""
     if node.target in VIEWS:
         return 0
     # States as large as the step can reach: the memory gathered from pages depends on the page table.

@@ -15,18 +15,19 @@ from ingot.ir.weights import StoredWeight, product_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
 
-# The names of the parts, as in GPTQ and AWQ: layers.0.mlp.up.weight becomes layers.0.mlp.up.qweight and so on.
+# The names of the new params, as in GPTQ and AWQ: layers.0.mlp.up.weight becomes layers.0.mlp.up.qweight and so on.
 _SUFFIXES = {"weight": "qweight", "scales": "scales", "zeros": "zeros"}
 
 
 @dataclass(frozen=True)
 class Quantize(Pass):
-    """Replaces each `linear` over a param by a matmul over the parts of the stored weight, made by one recipe step.
+    """Replaces the param weight of each `linear` by params in another storage format, such as codes and scales. One
+    recipe step makes them all.
 
     `format` is a name in `ingot.ir.formats`; a lossless one changes no bit of any result. The embedding is unchanged.
-    So is the head, which makes the logits, unless `lm_head` is set. A weight with rows shorter than a group is also
-    unchanged: its scales would take more bytes than quantizing saves. Any other weight that does not fit the format is
-    an error.
+    So is the head, which computes the logits, unless `lm_head` is set. A weight with rows shorter than a group of the
+    format is also unchanged: its scales would take more bytes than quantizing saves. Any other weight that does not fit
+    the format is an error.
     """
 
     name: ClassVar[str] = "quantize"
@@ -81,7 +82,8 @@ def _shape(linear: fx.Node) -> tuple[int, ...]:
 
 
 def _heads(program: Program) -> frozenset[fx.Node]:
-    """Return the linears from which only calls with one tensor argument lead to the logits."""
+    """Return the linears that compute the logits. Between such a linear and the output, calls have only one tensor
+    argument."""
     found: set[fx.Node] = set()
     waiting = [node for name, node in program.output_nodes().items() if name == "logits"]
     while waiting:
@@ -109,7 +111,8 @@ def _check_fit(weights: list[fx.Node], format: Format) -> None:
 
 
 def _stored(rewriter: Rewriter, name: str, format: Format) -> StoredWeight:
-    """Add the params that store the param `name`, made by one recipe step, each with its part of the split."""
+    """Add the params that store the weight `name` in `format`, made by one recipe step. A mesh divides them as the
+    weight's split says. Return them as a stored weight."""
     spec = rewriter.program.params[name]
     rows, inner = spec.type.bind({})
     types, recipes = format.types((rows, inner), spec.type.dtype), quantize(spec.recipe, format.name)

@@ -1,4 +1,4 @@
-"""The rewrite engine: patterns over calls, and an editor that keeps types, origins and counts."""
+"""The rewrite engine: patterns that match calls, and an editor that keeps types, origins and counts right."""
 
 import operator
 from collections.abc import Iterator, Sequence
@@ -16,21 +16,21 @@ from ingot.ir.program import ParamSpec, Program, target_name
 
 @dataclass(frozen=True)
 class Var:
-    """Matches any value; the same name must match the same value throughout a pattern."""
+    """A pattern that matches any value. All variables of one name in a pattern must match the same value."""
 
     name: str
 
 
 class Pattern:
-    """A call with patterns, variables or constants as its arguments."""
+    """A pattern that matches a call of `target`. Its arguments are patterns, variables or constants."""
 
     def __init__(self, target: Any, *args: Any, **kwargs: Any) -> None:
         self.target = target.overload if isinstance(target, Op) else target
         self.args, self.kwargs = args, kwargs
 
     def match(self, node: Any) -> dict[str, Any] | None:
-        """Return the variables bound by a match at `node`, and all matched calls under "calls"; None without a
-        match."""
+        """Match the pattern at `node`. Return the values of its variables by name, and the list of all matched calls
+        under "calls"; None if it does not match."""
         bound: dict[str, Any] = {"calls": []}
         return bound if self._match(node, bound) else None
 
@@ -56,12 +56,12 @@ def _match_argument(pattern: Any, value: Any, bound: dict[str, Any]) -> bool:
 
 
 def value_name(node: fx.Node) -> str:
-    """Return the name of a node in the text form, without the percent sign."""
+    """Return the name that a node has in the text form of programs, without the percent sign."""
     return str(node.target) if node.op == "placeholder" else node.name
 
 
 def trimmed(args: Sequence[Any]) -> list[Any]:
-    """Return positional arguments without trailing Nones, which are defaults."""
+    """Return positional arguments without the Nones at their end, which are defaults."""
     kept = list(args)
     while kept and kept[-1] is None:
         kept.pop()
@@ -69,7 +69,7 @@ def trimmed(args: Sequence[Any]) -> list[Any]:
 
 
 def described(value: Any) -> str:
-    """Describe an argument, for refusals: the call that computes it, or its placeholder or constant."""
+    """Describe an argument of a call for a refusal: as the result of a call, as a placeholder, or as a constant."""
     if not isinstance(value, fx.Node):
         return f"the constant {value!r}"
     if value.op == "placeholder":
@@ -83,7 +83,8 @@ def described(value: Any) -> str:
 class Rewriter:
     """An editor of one program. It sets the type and origin of added nodes, and records every rewrite.
 
-    `fuel` bounds the rewrites, to bisect for the one that causes a fault; None for no bound.
+    `fuel` is the number of rewrites that it allows, None for any number; `ingot bisect` limits it to find a faulty
+    rewrite. `excused` counts expected matches that the user's options prevent.
     """
 
     program: Program
@@ -94,10 +95,11 @@ class Rewriter:
     _made: list[list[fx.Node]] = field(default_factory=list)
 
     def take(self, node: fx.Node, tried: fx.Node | None = None) -> bool:
-        """Begin a rewrite at `node`, which counts as a match. All nodes made until the next `take` belong to it.
+        """Begin a rewrite at `node`, which counts as a match of the pass. Nodes made until the next `take` belong to
+        it.
 
         Return False if the fuel is spent; the pass must then leave `node` unchanged. `tried` is a node that the pass
-        made to find out whether the rewrite pays; it belongs to this rewrite too.
+        already made to find out whether the rewrite pays; it belongs to this rewrite too.
         """
         if self.fuel is not None and len(self._anchors) >= self.fuel:
             return False
@@ -108,20 +110,22 @@ class Rewriter:
         return True
 
     def rewrites(self) -> tuple[Rewrite, ...]:
-        """Return the rewrites so far."""
+        """Return all rewrites so far, in order."""
         return tuple(
             Rewrite(index, anchor, origin, tuple(value_name(node) for node in made if not node._erased))
             for index, ((anchor, origin), made) in enumerate(zip(self._anchors, self._made, strict=True))
         )
 
     def find(self, pattern: Pattern) -> Iterator[tuple[fx.Node, dict[str, Any]]]:
-        """Yield each call that the pattern matches, in order, with its bindings. The program may change in between."""
+        """Yield each call that the pattern matches, in program order, with the values of its variables. The caller may
+        change the program in between."""
         for node in list(self.program.calls()):
             if not node._erased and (bound := pattern.match(node)) is not None:
                 yield node, bound
 
     def call(self, target: Any, *args: Any, before: fx.Node, origin: str | None = None, **kwargs: Any) -> fx.Node:
-        """Add a call before `before`, with the origin of `before` unless another is given."""
+        """Add a call of `target` to the program, before the node `before`, and return it. Its origin is that of
+        `before` unless `origin` is given."""
         with self.program.graph.inserting_before(before):
             made = build.call(
                 self.program,
@@ -133,7 +137,7 @@ class Rewriter:
         return self._noted(made)
 
     def add_param(self, name: str, spec: ParamSpec) -> fx.Node:
-        """Add a param to the program."""
+        """Add a param to the program, and return its node."""
         return self._noted(self.program.add_param(name, spec))
 
     def _noted(self, node: fx.Node) -> fx.Node:
@@ -147,13 +151,14 @@ class Rewriter:
         self.program.graph.erase_node(old)
 
     def rename(self, node: fx.Node, name: str) -> None:
-        """Give a new node the name of the removed node that it replaces. A search by that name then finds the same
-        value in earlier programs and in this one."""
+        """Give a node the name of the removed node that it replaces. The value then has the same name in the programs
+        before and after the pass."""
         node.name = name
         self.program.graph._graph_namespace._rename_object(node, name)
 
     def retype(self, nodes: Sequence[fx.Node]) -> None:
-        """Infer the types of `nodes` again, and those of their users if one changed: views inherit strides."""
+        """Infer the types of `nodes` again. If a type changes, do the same for the node's users, since views inherit
+        strides."""
         queue = list(nodes)
         while queue:
             node = queue.pop(0)
@@ -165,7 +170,7 @@ class Rewriter:
                 queue.extend(node.users)
 
     def refuse(self, node: fx.Node, reason: str, *, by_request: bool = False) -> None:
-        """Record why the pass almost matched at `node` but did not. If the user's options are the reason
-        (`by_request`), the number of expected matches drops by one."""
+        """Record the reason why the pass almost matched at `node` but did not. `by_request` says that the user's
+        options are the reason; the number of expected matches then drops by one."""
         self.refusals.append(Refusal(node.name, reason))
         self.excused += by_request

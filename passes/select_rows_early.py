@@ -23,14 +23,15 @@ _ARITHMETIC = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 
 @dataclass(frozen=True)
 class SelectRowsEarly(Pass):
-    """`select_rows(f(x), rows)` becomes `f(select_rows(x, rows))`, as far up as calls work row by row.
+    """Rewrites `select_rows(f(x), rows)` as `f(select_rows(x, rows))`, for all calls after attention that work row by
+    row.
 
     A model selects the rows that get logits just before its last norm. So a prefill step would compute all calls after
-    the last attention for every token, and use one row of them. After the pass one selection reads the result of
-    attention and one the residual stream, which the layer's own q, k and v read whole.
+    the last attention for every token, and use one row per sequence. After the pass, one selection reads the result of
+    attention. A second one reads the residual stream, which the layer's own q, k and v still read whole.
 
     The pass runs in bucket classes whose steps may hold a prompt. In steps of few tokens, or of one per sequence, most
-    rows get logits, and the second selection is a useless launch. A class for all steps pays for that launch in decode,
+    rows get logits, and the second selection is a useless launch. A class for all steps has that launch in decode,
     a copy of a few rows, and saves most of a layer in each prefill.
     """
 
@@ -57,36 +58,36 @@ class SelectRowsEarly(Pass):
 
 
 def _feeds_prompts(bucket: BucketClass, target: Target) -> bool:
-    """Return whether steps of the class may hold many tokens of a sequence, most without logits."""
+    """Return whether steps of a bucket class may hold many tokens of one sequence, most of them without logits."""
     few = GPU_FEW_TOKENS if target.device == "cuda" else FEW_TOKENS
     return bucket.q_max != 1 and bucket.tokens[1] > few
 
 
 def _results(call: fx.Node) -> list[fx.Node]:
-    """Return the result tensors of a call that have readers."""
+    """Return the tensors that a call results in and that have readers."""
     return list(call.users) if isinstance(call.meta["type"], TupleType) else [call]
 
 
 def _selections(call: fx.Node) -> list[fx.Node]:
-    """Return the calls that select rows of a call's results."""
+    """Return the `select_rows` calls that read a result of the call."""
     readers = [(user, result) for result in _results(call) for user in result.users]
     return [user for user, result in readers if is_call(user, ops.select_rows.overload) and user.args[0] is result]
 
 
 def _count(call: fx.Node) -> Size:
-    """Return the number of rows of a call's results."""
+    """Return the number of rows of a call's results: a number or a symbol, such as T."""
     return tensor_type(_results(call)[0]).shape[0]
 
 
 def _keeps_state(call: fx.Node) -> bool:
-    """Return whether a call, such as attention over pages, reads or writes state; selections cannot move above it."""
+    """Return whether a call reads or writes state, as attention over pages does. Selections cannot move above it."""
     op = op_of(call.target)
     return op is not None and op.effect is not Effect.PURE
 
 
 def _row_arguments(call: fx.Node) -> list[fx.Node]:
-    """Return the arguments with the rows of the results, if a row of the results needs only the same row of them; empty
-    otherwise."""
+    """Return the tensor arguments that have a row for each row of the results. Empty if some row of the results needs
+    other rows of them."""
     rows = [value for value in call.all_input_nodes if tensor_type(value).shape[:1] == (_count(call),)]
     op = op_of(call.target)
     if op is None:
@@ -100,7 +101,7 @@ def _row_arguments(call: fx.Node) -> list[fx.Node]:
 
 
 def _keeps_rows(call: fx.Node) -> bool:
-    """Return whether an aten call keeps rows separate and in order."""
+    """Return whether a call of an aten op keeps rows separate and in order."""
     axes = len(tensor_type(call).shape)
     if call.target is _VIEW:
         return bool(call.args[1][0] == -1)  # type: ignore[index]  # its sizes
@@ -112,7 +113,8 @@ def _keeps_rows(call: fx.Node) -> bool:
 
 
 def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]) -> str:
-    """Return why the call cannot move after a selection of its arguments `rows`; "" if it can."""
+    """Return why the call cannot run on selected rows of its arguments `rows`; empty if it can. `selections` read its
+    results; `made` are selections that the pass added."""
     if not isinstance(count := _count(call), str):
         return f"it has {count} rows in every step"
     if not rows:
@@ -135,7 +137,8 @@ def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], mad
 def _move_after_selections(
     rewriter: Rewriter, call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]
 ) -> None:
-    """Replace the call by one on the selected rows of each of its arguments `rows`."""
+    """Replace a call, and the selections that read its results, by one call on selected rows of its arguments
+    `rows`."""
     by = selections[0].args[1]
     early = {value: _selection(rewriter, value, by, made) for value in rows}
     given: Any = fx.node.map_arg((call.args, call.kwargs), lambda value: early.get(value, value))
@@ -157,7 +160,8 @@ def _move_after_selections(
 
 
 def _selection(rewriter: Rewriter, value: fx.Node, by: object, made: set[fx.Node]) -> fx.Node:
-    """Return `select_rows(value, by)`, placed right after the value; all calls share one."""
+    """Return `select_rows(value, by)`, placed right after `value`. All calls share it; if it is new, it is added to
+    `made`."""
     place = value.next if value.op != "placeholder" else next(rewriter.program.calls())
     for user in value.users:
         if is_call(user, ops.select_rows.overload) and user.args == (value, by):

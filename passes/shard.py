@@ -29,10 +29,10 @@ _VIEW = torch.ops.aten.view.default
 
 @dataclass(frozen=True)
 class Shard(Pass):
-    """Changes the types of whole values to those of one rank.
+    """Splits params over the mesh, and changes the types of all values to those of one rank's part.
 
-    If the placement of a value differs from the one that its user needs, a `redistribute` goes between them, until
-    insert-collectives replaces it. A match is a param that was split.
+    If a value has another placement than its user needs, a `redistribute` between them changes it; insert-collectives
+    replaces that later. A match of the pass is a param that was split.
     """
 
     name: ClassVar[str] = "shard"
@@ -58,7 +58,8 @@ class Shard(Pass):
 
 
 def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
-    """Split a param. Every rank holds it whole if it has no split, or if an optional split does not fit."""
+    """Split a param over the mesh as its `split` says. Every rank holds it whole if it has no split, or if an optional
+    split does not fit. Raises OptionError if a needed split does not fit."""
     program, name = rewriter.program, str(param.target)
     spec = program.params[name]
     split = spec.split
@@ -90,7 +91,8 @@ def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
 
 
 def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times: int) -> Recipe:
-    """Repeat each run of `unit` elements along `dim` `times` times in place."""
+    """Return a recipe that repeats each run of `unit` elements along `dim` `times` times. `made` is the recipe of the
+    tensor, `shape` its shape."""
     sizes = [int(size) for size in shape]
     heads = (*sizes[:dim], sizes[dim] // unit, unit, *sizes[dim + 1 :])
     flat = (*sizes[:dim], sizes[dim] * times, *sizes[dim + 1 :])
@@ -98,7 +100,8 @@ def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times:
 
 
 def _prepare(rewriter: Rewriter) -> None:
-    """Replace ops that cannot be split as they are: an embedding of split rows, a bias on partial sums."""
+    """Replace ops that do not work on split weights as they are: an embedding with split rows, and a linear with bias
+    whose results are partial sums."""
     program = rewriter.program
     for node in list(program.calls()):
         target, bound = _target(node), named_arguments(node)
@@ -112,7 +115,7 @@ def _prepare(rewriter: Rewriter) -> None:
 
 
 def _part_with_bias(rewriter: Rewriter, node: fx.Node, product: Product) -> None:
-    """Rewrite linear(x, w, b) as linear(x, w) + b, so that the bias is added once, after the sum over ranks."""
+    """Rewrite linear(x, w, b) as linear(x, w) + b. The bias is then added once, after the sum over ranks."""
     _, args, node.kwargs = replace(product, bias=None).call()
     node.args = tuple(args)
     graph = rewriter.program.graph
@@ -123,7 +126,7 @@ def _part_with_bias(rewriter: Rewriter, node: fx.Node, product: Product) -> None
 
 
 def _splits(program: Program, weight: fx.Node, dim: int) -> Placement | None:
-    """Return the placement that splits `weight` along `dim`; None if there is none."""
+    """Return the placement that shards `weight` along `dim`; None if there is none."""
     placements = placement_of(weight, program)
     return next((place for place in placements if place.kind == "shard" and place.dim == dim), None)
 
@@ -134,15 +137,16 @@ def _target(node: fx.Node) -> Op | None:
 
 @dataclass
 class _Walk:
-    """A walk over the calls in order. `whole` holds the types of whole values, `known` the values moved so far."""
+    """Visits the calls in order and changes their types to those of one rank. `whole` has the types of the values
+    before sharding. `known` has the redistributed values so far, by value and placement."""
 
     rewriter: Rewriter
     whole: dict[fx.Node, ValueType | None]
     known: dict[tuple[fx.Node, Spot], fx.Node]
 
     def localize(self, node: fx.Node) -> None:
-        """Move the arguments to the placements that the op needs, then set the result's type on a rank and its
-        placement."""
+        """Redistribute the arguments of a call to the placements that its op needs. Then set its type on one rank and
+        its placement."""
         program = self.rewriter.program
         for value in node.all_input_nodes:  # all users share the sum made for one of them
             if (value, None) in self.known and any(place.kind == "partial" for place in placement_of(value, program)):
@@ -161,7 +165,8 @@ class _Walk:
         build.set_placement(node, program)
 
     def _localize_view(self, node: fx.Node, axis: str) -> None:
-        """Set a view's sizes to those of a rank's part. Gather first if the view would break a part up."""
+        """Change the sizes of a view to those of one rank's part. Gather the view's operand first if the view would
+        break the part up."""
         source, sizes = node.args[0], list(node.args[1])  # type: ignore[arg-type]
         assert isinstance(source, fx.Node)
         place = next((item for item in placement_of(source, self.rewriter.program) if item.axis == axis), None)
@@ -180,7 +185,8 @@ class _Walk:
         node.args = (source, sizes)
 
     def moved(self, value: fx.Node, axis: str, at: Spot, need: Spot, *, before: fx.Node) -> fx.Node:
-        """Return `value` with the placement `need` on `axis`, by a `redistribute` that all its users share."""
+        """Return `value`, which has the placement `at` on a mesh axis, with the placement `need`. It is a
+        `redistribute` before the node `before`, which all users share. Raises PassError if no collective does this."""
         if value.op == "placeholder" and value.meta["kind"] == "param":
             raise PassError(
                 f"param '{value.target}' is {spot_text(at, axis)}",

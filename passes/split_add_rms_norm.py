@@ -16,7 +16,7 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class SplitAddRMSNorm(Pass):
-    """`add_rms_norm(x, r, w)` becomes `rms_norm(add(r, x), w)` in the bucket classes whose backend requests it.
+    """Rewrites `add_rms_norm(x, r, w)` as `rms_norm(add(r, x), w)` in the bucket classes whose backend requests it.
 
     With few tokens, a matrix-vector kernel adds the residual as it stores, and the next one norms its input as it
     loads. The fused op between them would be a separate launch.

@@ -1,4 +1,4 @@
-"""The storage of each value of a program: its own, or part of another value's."""
+"""Find the storage of each value of a program: its own, or part of another value's, as for views."""
 
 import operator
 from dataclasses import dataclass
@@ -11,14 +11,16 @@ from ingot.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory of a value: `holder` is the node that it was allocated for, `type` the tensor that fills it."""
+    """The memory that a value is in: `holder` is the node that it was allocated for, `type` the tensor that fills
+    it."""
 
     holder: fx.Node
     type: TensorType
 
 
 def storages(program: Program) -> dict[fx.Node, Storage]:
-    """Return the storage of each tensor that a call returns. A param, input or state has its own storage."""
+    """Return the storage of each tensor that a call results in, by node. A view has that of the value it views; params,
+    inputs and states have their own."""
     found: dict[fx.Node, Storage] = {}
     shared: dict[tuple[fx.Node, fx.Node], Storage] = {}  # by the region call and the body's base node
     for node in program.calls():
@@ -35,7 +37,7 @@ def storages(program: Program) -> dict[fx.Node, Storage]:
 
 
 def _made_by(node: fx.Node) -> tuple[fx.Node, int]:
-    """Return the call that makes a node's value, and the index of the result."""
+    """Return the call that computes a node's value, and the index of the value among the call's results."""
     if node.target is operator.getitem:
         call, index = node.args
         assert isinstance(call, fx.Node) and isinstance(index, int)
@@ -56,7 +58,9 @@ def _of_region(
     found: dict[fx.Node, Storage],
     shared: dict[tuple[fx.Node, fx.Node], Storage],
 ) -> Storage:
-    """Return the storage of a region's result. A region returns views uncopied, of its own values or of its inputs."""
+    """Return the storage of result `index` of a region's call. A region returns views without copies, so it may be that
+    of an input or of another result. `found` has the storages so far, `shared` those of this region by the viewed
+    node."""
     assert isinstance(call.target, RegionCall)
     body = program.regions[call.target.name].body
     base = _base(list(body.output_nodes().values())[index])
