@@ -1,4 +1,4 @@
-"""Spell equal calls in one way, because programs are compared as text."""
+"""Normalize the arguments of calls, so that equal calls have equal text. Programs are compared as text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -131,8 +131,8 @@ def _in_regions(names: Collection[str], chosen: Mapping[fx.Node, str], context: 
 def _compiled_anyway(
     program: Program, contests: Collection[fx.Node], chosen: Mapping[fx.Node, str], context: PassContext
 ) -> list[Region]:
-    """Return the calls that are compiled by themselves whatever timing decides, as one-call regions. Equal calls are
-    returned once. They are compiled in parallel with what timing needs."""
+    """Return the calls that are compiled as single calls whatever timing decides, each as a one-call region. Equal
+    calls are returned once. The driver compiles them in parallel with what timing needs."""
     compilers = {backend.name for backend in call_compilers(context.backends)}
     inside = _in_regions(compilers, chosen, context)
     found: dict[str, Region] = {}

@@ -5,7 +5,8 @@ from ingot.passes.effects import effect_of
 
 
 def eliminate_dead_code(program: Program) -> int:
-    """Remove the calls of a program that have no users, and then such params. Return the number of removed calls.
+    """Remove the calls of a program that have no users, and then the params that have none. Return the number of
+    removed calls.
 
     A state write is never removed. If its new version is not returned, the verifier reports an error.
     """

@@ -11,7 +11,7 @@ _ORDER = (Effect.PURE, Effect.READS_STATE, Effect.RANDOM, Effect.WRITES_STATE)
 
 
 def effect_of(node: fx.Node, program: Program) -> Effect:
-    """Return the effect of the call `node` on states. A node that results in a state counts as part of a write."""
+    """Return the effect of the call `node` on states. A node with a state as its result counts as part of a write."""
     value_type = node.meta["type"]
     if any(isinstance(item, StateType) for item in getattr(value_type, "items", (value_type,))):
         return Effect.WRITES_STATE

@@ -52,7 +52,8 @@ class FormRegions(Pass):
 
 
 def _regions(program: Program, context: PassContext) -> list[tuple[RegionCompiler, list[fx.Node]]]:
-    """Return the calls of each region with its backend. The backend's `cover` groups them, or else `_groups`."""
+    """Return the calls of each region with its backend. A backend groups its calls itself (`cover`), or else connected
+    calls form a group."""
     found: list[tuple[RegionCompiler, list[fx.Node]]] = []
     for backend in context.backends:
         if not isinstance(backend, RegionCompiler):

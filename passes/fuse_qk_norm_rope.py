@@ -53,8 +53,8 @@ def attentions_over(cache: fx.Node) -> list[fx.Node]:
 
 
 def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:
-    """Return the arguments of a `qk_norm_rope_append` that replaces the `kv_append` call `append`, by name. Return the
-    reason if it cannot be replaced. `attentions` read the cache; the fused op rotates the queries of the first."""
+    """Return the arguments, by name, of the `qk_norm_rope_append` that can replace the `kv_append` call `append`; or
+    the reason if none can. `attentions` read the cache. The fused op rotates the queries of the first."""
     if not attentions:
         return "no attention reads the cache after this write"
     if any(user.op == "call_function" and user < attentions[0] for user in append.users):

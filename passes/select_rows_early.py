@@ -64,7 +64,7 @@ def _feeds_prompts(bucket: BucketClass, target: Target) -> bool:
 
 
 def _results(call: fx.Node) -> list[fx.Node]:
-    """Return the tensors that a call results in and that have readers."""
+    """Return the tensors that a call returns and other calls read."""
     return list(call.users) if isinstance(call.meta["type"], TupleType) else [call]
 
 

@@ -19,7 +19,7 @@ class Storage:
 
 
 def storages(program: Program) -> dict[fx.Node, Storage]:
-    """Return the storage of each tensor that a call results in, by node. A view has that of the value it views; params,
+    """Return the storage of each tensor that a call returns, by node. A view has that of the value it views; params,
     inputs and states have their own."""
     found: dict[fx.Node, Storage] = {}
     shared: dict[tuple[fx.Node, fx.Node], Storage] = {}  # by the region call and the body's base node

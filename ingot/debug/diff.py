@@ -171,8 +171,8 @@ def _of_plan(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
-    """Return the weights that differ in type or recipe. A renamed weight is no difference. If there are none, compare
-    the digests of the weight files."""
+    """Return the weights that differ in type or recipe. A renamed weight is no difference. If there are none, but the
+    digests of the weight files differ, return that."""
     one, other = _weights(before), _weights(after)
     made = [set(weights.values()) for weights in (one, other)]
     found = []

@@ -145,7 +145,8 @@ def _files(section: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator
 
 
 def _chunks(a: Any, b: Any) -> str:
-    """Return which chunks of a file differ, such as ` chunks 0, 2-4`. Empty for a file of one chunk."""
+    """Return which chunks of a file differ, such as ` chunks 0, 2-4`. `a` and `b` are the digests of its chunks. Empty
+    for a file of one chunk."""
     if not isinstance(a, list) or not isinstance(b, list) or max(len(a), len(b)) < 2:
         return ""
     differing = [index for index in range(max(len(a), len(b))) if a[index : index + 1] != b[index : index + 1]]

@@ -55,8 +55,9 @@ def read_side(text: str) -> Side:
 
 
 def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Program]]) -> None:
-    """Check that the pass `name` made each program only once. Raises OptionError if the pass ran for several stages,
-    and names the choices."""
+    """Check that the pass `name` made each program in `found` only once. Raises OptionError if the pass ran for several
+    stages. The error lists what to write instead of `text`, the argument of the diff. `found` are titles and programs,
+    `which` the selection after the `@`."""
     keys: dict[ProgramKey, list[str]] = {}
     for key, program in found:
         keys.setdefault(_key(program), []).append(key)
@@ -70,7 +71,8 @@ def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Pro
 
 
 def _step_texts(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the program texts after a pass, or at the end of a stage, by title."""
+    """Return the texts of the programs after a pass, or at the end of a stage, by bucket class or entry. `name` is the
+    pass or stage."""
     from ingot.cli.views.programs import texts_of_pass, texts_of_stage
 
     try:

@@ -44,7 +44,7 @@ class Miss:
 
     @property
     def causes(self) -> tuple[Change, ...]:
-        """Return the changed inputs that do not follow from another change."""
+        """Return the changes of inputs that no other change causes."""
         return tuple(change for change in self.changes if not change.follows)
 
     def __bool__(self) -> bool:
@@ -185,7 +185,8 @@ def _within(a: Artifact, b: Artifact, path: str) -> str:
 
 
 def _first_value(path: str, a: object, b: object) -> str:
-    """Return the path and both values of the first difference between two JSON values. Empty for equal values."""
+    """Return the path and both values of the first difference between two JSON values. Empty for equal values. `path`
+    is the path of the two values themselves."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             inner = f"{path}.{key}" if path else key

@@ -95,7 +95,8 @@ _UNCONFIRMED = (
 
 
 def _is_confirmed(case: Case, culprit: Culprit, blame: Blame) -> bool:
-    """Check with other prompts that the fault is present with the accused rewrite and absent without it."""
+    """Return whether the fault also occurs with other prompts, and is then present with the accused rewrite and absent
+    without it."""
     if culprit.what == "structure":
         return True
     place = base_of(culprit.chain, culprit.place - 1)

@@ -26,11 +26,11 @@ _PROMPT_ROWS = {"prefill_attention": {0: 128}, "flashinfer paged_attention": {0:
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a step on a GPU. `asked` are the sizes of its dims without padding, `served` those that kernels run
-    with. `context` is the number of cached positions of each sequence."""
+    """The shape of a step on a GPU. `unpadded` are the sizes of the dims that the step needs, `padded` those that
+    kernels run with. `context` is the number of cached positions of each sequence."""
 
-    asked: Mapping[str, int]
-    served: Mapping[str, int]
+    unpadded: Mapping[str, int]
+    padded: Mapping[str, int]
     context: int
     gpu: Gpu
 
@@ -61,8 +61,8 @@ def launches_of(
     """Return the kernel launches of an instruction in a step; none for a view. `known` maps ids of executables to their
     recorded launches; `chosen` are the tile sizes of the call."""
     if instruction.calls in known:
-        run = (one for one in known[str(instruction.calls)] if all(evaluate(size, shape.served) for size in one.grid))
-        found = [launched(one, shape.served, shape.gpu) for one in run]
+        run = (one for one in known[str(instruction.calls)] if all(evaluate(size, shape.padded) for size in one.grid))
+        found = [launched(one, shape.padded, shape.gpu) for one in run]
     else:
         found = [] if node.target in VIEWS else [Launched(f"{instruction.backend} {op_name(node)}")]
     return tuple(_by_contexts(one, node, shape, chosen) for one in found)
@@ -72,20 +72,20 @@ def _by_contexts(launch: Launched, node: fx.Node, shape: Shape, chosen: Sequence
     """Return the launch. For attention, add how unevenly its programs share the work, which depends on the context
     lengths."""
     if rows := _PROMPT_ROWS.get(launch.name):
-        dim = held_type(named_arguments(node)["q"]).bind(shape.asked)[2]
+        dim = held_type(named_arguments(node)["q"]).bind(shape.unpadded)[2]
         name = f"{launch.name}, heads of {dim}" if dim in rows else launch.name
         return _prompts(node, shape).launched(name, rows.get(dim, rows[0]), shape.gpu.cores)
     tiles = next((one for one in chosen if one.kernel == DECODE_ATTENTION == launch.name), None)
     if tiles is None:
         return launch
-    return Contexts(shape.asked["T"], shape.context, tiles).launched(launch.name, shape.gpu.cores)
+    return Contexts(shape.unpadded["T"], shape.context, tiles).launched(launch.name, shape.gpu.cores)
 
 
 def _prompts(node: fx.Node, shape: Shape) -> Prompts:
     """Return the shape of a step's prefill attention at this node."""
     call = named_arguments(node)
-    heads, sequences = held_type(call["q"]).bind(shape.asked)[1], shape.asked["B"]
-    return Prompts(sequences, -(-shape.asked["T"] // sequences), shape.context, heads, call.get("mask", CAUSAL.name))
+    heads, sequences = held_type(call["q"]).bind(shape.unpadded)[1], shape.unpadded["B"]
+    return Prompts(sequences, -(-shape.unpadded["T"] // sequences), shape.context, heads, call.get("mask", CAUSAL.name))
 
 
 def op_name(node: fx.Node) -> str:

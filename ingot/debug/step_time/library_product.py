@@ -22,7 +22,7 @@ def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kerne
 
     A multiprocessor computes its tiles one after another. Each tile reads its operands at `kernel.stream` bytes a
     second, and multiplies all of its rows and columns, full or empty. If the depth is split, one more launch adds the
-    parts, which costs a `kernel.wave`.
+    parts. It costs `kernel.wave` seconds and its memory traffic.
     """
     moving = done.bytes / (kernel.bandwidth * device.bandwidth)
     return min(max(moving, computing) + adding for computing, adding in _cuts(product, dtype, kernel, device))
@@ -31,8 +31,8 @@ def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kerne
 def _cuts(
     product: tuple[int, int, int], dtype: str, kernel: KernelTime, device: Device
 ) -> Iterator[tuple[float, float]]:
-    """Yield two times for each possible tiling: the seconds of the busiest multiprocessor, and the seconds to add the
-    splits of the depth."""
+    """Yield two times for each possible tiling of a matmul [rows, columns, depth]. They are the seconds of the busiest
+    multiprocessor, and the seconds to add the parts if the depth is split."""
     rows, columns, depth = product
     rate = kernel.rate * device.rate(dtype) / device.gpu.cores
     for high, wide in _SIZES:

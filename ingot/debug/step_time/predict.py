@@ -43,8 +43,8 @@ def host_seconds(work: Work, host: HostTime) -> float:
 
 
 def captured_seconds(device: Iterable[float], device_model: Device) -> float:
-    """Return the time of a step that is replayed from a CUDA graph. `device` are the seconds of its calls; the gap
-    between two steps is added."""
+    """Return the time of a step that is replayed from a CUDA graph. `device` are the seconds of its calls. The gap
+    between two steps on the GPU `device_model` is added."""
     return sum(device) + device_model.times.between
 
 

@@ -56,8 +56,9 @@ class Prompts:
     mask: str = CAUSAL.name
 
     def launched(self, name: str, rows: int, cores: int) -> Launched:
-        """Return how a prefill attention kernel runs with tiles of `rows` tokens of a head. A multiprocessor takes one
-        tile after another. Each tile waits for its first keys and so counts as a wave."""
+        """Return how the prefill attention kernel `name` runs on `cores` multiprocessors, with tiles of `rows` tokens
+        of a head. A multiprocessor takes one tile after another. Each tile waits for its first keys and so counts as a
+        wave."""
         tiles = -(-self.tokens // rows) * self.sequences * self.heads
         return Launched(name, -(-tiles // cores), self.uneven(rows, cores))
 

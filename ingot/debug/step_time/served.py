@@ -13,8 +13,8 @@ from ingot.runtime.step import StepInputs, StepSizes
 
 
 def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> StepSizes | None:
-    """Return the size of the CUDA graph that replays a step of a bucket class. None if no graph does, so that the host
-    launches its calls."""
+    """Return the dims of the CUDA graph that replays a step of a bucket class, which may be larger than the step's.
+    None if no graph does, so that the host launches the step's calls."""
     if step.tokens == step.sequences:
         held = (size for size, one in decode_steps(plan).items() if one is bucket and step.tokens <= size.T)
         return min(held, key=lambda size: size.T, default=None)
@@ -23,7 +23,8 @@ def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> St
 
 
 def computed_size(plan: Plan, bucket: BucketPlan, step: StepShape) -> StepSizes:
-    """Return the size with which the host launches a step; steps with prompts are padded here too."""
+    """Return the dims with which the host launches the calls of a step. A step with prompts is padded to larger
+    dims."""
     size = StepSizes(step.tokens, step.sequences, step.sequences, P=1)  # for any context
     whole = bucket.bucket
     return size if whole.q_max is not None or has_few_tokens(whole) else filled_up(size, plan)

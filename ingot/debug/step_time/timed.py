@@ -19,8 +19,8 @@ def time_step(
     captured: bool,
     taken: StepMeasurement | None = None,
 ) -> tuple[list[CallTime], StepTime]:
-    """Return the times of calls, and the time of their step. `captured` states that a CUDA graph replays the step.
-    `taken` adds measured times; without it they are None."""
+    """Return the times of the calls `works`, and the time of their step. `captured` states that a CUDA graph replays
+    the step. `taken` are measured times; without them, measured fields are None."""
     calls = [_call_time(work, device) for work in works]
     if taken is not None:
         calls = [

@@ -78,8 +78,8 @@ class StepTime:
 def kind_times(
     calls: list[CallTime], predicted: float, measured: float | None, traced: float | None = None
 ) -> tuple[KindTime, ...]:
-    """Return the total time of each kind of call. The last item is the time of the step outside its calls, which is
-    negative if calls overlap. The other arguments are the seconds of the step."""
+    """Return the total time of each kind of call in a step. The last item is the time of the step outside its calls,
+    which is negative if calls overlap. `predicted`, `measured` and `traced` are the seconds of the whole step."""
     found = [_kind_time(kind, [one for one in calls if one.kind == kind and one.predicted]) for kind in KINDS]
     between = KindTime(
         GAPS,

@@ -103,9 +103,9 @@ def _work(
         name=node.name,
         what=_what(names, product),
         kind=kind,
-        least=call_cost(node, program, shape.asked),
+        least=call_cost(node, program, shape.unpadded),
         # Padding rows have nothing cached.
-        done=_done(node, program, shape.asked if kind == "attention" else shape.served),
+        done=_done(node, program, shape.unpadded if kind == "attention" else shape.padded),
         dtype=_dtype(product if product is not None else node),
         backend=instruction.backend,
         launches=launches_of(node, instruction, shape, kernels, chosen),
@@ -123,7 +123,8 @@ def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
 
 
 def _what(names: Sequence[str], product: fx.Node | None) -> str:
-    """Describe a call for readers: a matmul by the shape of its weight, another call by its ops."""
+    """Describe a call for readers: a matmul by the shape of its weight, another call by its ops. `names` are its ops,
+    `product` is the matmul among them."""
     if product is None:
         return " + ".join(dict.fromkeys(names))
     weight = _weight(product)
@@ -143,7 +144,7 @@ def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
     weight, result = _weight(node), node.meta["type"]
     if weight is None or len(weight) != 2 or not isinstance(result, TensorType):
         return None
-    return math.prod(result.bind(shape.served)[:-1]), *weight
+    return math.prod(result.bind(shape.padded)[:-1]), *weight
 
 
 def _dtype(node: fx.Node) -> str:

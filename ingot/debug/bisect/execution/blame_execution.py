@@ -197,8 +197,9 @@ def _place(node: fx.Node | None) -> dict[str, Any]:
 
 
 def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
-    """Return node, op, origin and layer for a verdict about `node` in the body of the region that `call` calls. Layers
-    share a body, which has the origins of the first layer; the call determines the actual layer."""
+    """Return the fields `node`, `op`, `origin` and `layer` of a verdict about `node`, a call in a region's body. Layers
+    share a body, which has the origins of the first layer. So `call`, the call of the region, determines the actual
+    layer."""
     place = _place(node)
     calls, own = _layer(str(call.meta.get("origin", ""))), place["layer"]
     body = [_layer(str(one.meta.get("origin", ""))) for one in node.graph.nodes if one.op == "call_function"]

@@ -149,7 +149,8 @@ def _lives(
     where: tuple[str, str],
 ) -> Iterator[PlanFault]:
     """Yield lifetime faults of a bucket class: a value must be freed at its last use only, and a view must not have its
-    own buffer."""
+    own buffer. `nodes` are the calls of the instructions, and `names` the plan names of nodes. `where` is the entry and
+    bucket class."""
     kept = {names[node] for node in program.output_nodes().values()}
     last: dict[str, int] = {}
     for number, node in enumerate(nodes):

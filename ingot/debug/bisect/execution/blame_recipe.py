@@ -93,8 +93,8 @@ def _problem(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> str | 
 
 
 def _given(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> list[torch.Tensor]:
-    """Return the inputs of a recipe step: the results of earlier steps, or the checkpoint tensor that a source step
-    reads."""
+    """Return the inputs of a recipe step: the results of earlier steps in `memo`, or the checkpoint tensor that a
+    source step reads."""
     if step.step == "source":
         return [read(str(step.attr("name")))]
     return [part.execute(read, dict(memo)) for part in step.inputs]
@@ -119,7 +119,7 @@ def _explained(
 ) -> tuple[Recipe | None, str]:
     """Find a step of the recipe that, executed in a plausible wrong way, results in the stored tensor `found`. Return
     the step and a description of that way. If no way is found, the description is empty, and the step is None unless it
-    is the only one."""
+    is the only one. `memo` has the right results of all steps."""
     steps = _in_order(recipe)
     for step in reversed(steps):
         args = _given(step, memo, read)

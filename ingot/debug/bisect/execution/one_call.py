@@ -78,8 +78,8 @@ def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> P
 
 
 def meaning(alone: Program, values: Mapping[str, Any], *, exact: bool) -> tuple[torch.Tensor, ...]:
-    """Return the reference results of a one-call program, states last: from the op's reference, or by interpreting the
-    region. With `exact`, compute in float64."""
+    """Return the reference results of a one-call program on the inputs and states `values`, by name. They come from the
+    op's reference, or from interpreting a region's body. Updated states are last. With `exact`, compute in float64."""
     return tuple(interpret(alone, values, exact=exact).values())
 
 
@@ -89,9 +89,12 @@ def wrong_results(
     results: Sequence[torch.Tensor],
     updated: Mapping[str, torch.Tensor],
 ) -> tuple[str, Wrong] | None:
-    """Return the name of the first wrong result of a call, and what is wrong; None if all are right. `alone` is the
-    call as a program, and `inputs` its inputs with the states from before the call. `updated` are the states after
-    it."""
+    """Check the results of a call and the states that it updated against the reference. Return the name of the first
+    wrong one, and what is wrong; None if all are right.
+
+    `alone` is the call as a program. `inputs` are its inputs and the states from before the call; `updated` are the
+    states after it.
+    """
     plain = meaning(alone, inputs, exact=False)
     count = len(results)
     fine = [_is_fine(value, wanted) for value, wanted in zip(results, plain, strict=False)]

@@ -91,7 +91,7 @@ def _option(name: str, value: Any) -> Callable[[fx.Node], None]:
 
 
 def _replaced(place: int, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[fx.Node], None]:
-    """Return a function that changes a call: its argument number `place` passes through `make` first."""
+    """Return a function that changes a call: it applies `make` to the call's argument number `place` first."""
 
     def change(node: fx.Node) -> None:
         source = node.args[place]

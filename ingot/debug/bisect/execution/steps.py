@@ -54,7 +54,7 @@ def recorded_steps(
     list(scheduled(types, record, lengthened, schedule, pages, page_size, seed))
     ends = [len(request) // 2 for request in lengthened]
     generator = torch.Generator().manual_seed(seed)
-    return [_asking(step, ends, number % 2 == 1, generator) for number, step in enumerate(steps)]
+    return [_with_options(step, ends, number % 2 == 1, generator) for number, step in enumerate(steps)]
 
 
 def pages_needed(requests: Sequence[Sequence[int]], page_size: int) -> int:
@@ -82,9 +82,9 @@ def _counts(length: int, index: int, most: int) -> list[int]:
     return counts
 
 
-def _asking(step: Inputs, ends: Sequence[int], everything: bool, generator: torch.Generator) -> Inputs:
-    """Return a copy of a step that reads the tokens of odd rows from the device where they decode. With `everything`,
-    its rows also use every sampling option. `ends` are the prompt lengths of the requests."""
+def _with_options(step: Inputs, ends: Sequence[int], everything: bool, generator: torch.Generator) -> Inputs:
+    """Return a copy of a step in which decoding sequences of odd rows read their token from the device. With
+    `everything`, its rows also use every sampling option. `ends` are the prompt lengths of the requests."""
     changed = {name: tensor.clone() for name, tensor in step.items()}
     if "token_seqs" not in changed or "q_lens" not in changed:
         return changed

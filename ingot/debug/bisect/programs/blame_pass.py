@@ -26,7 +26,7 @@ _SAMPLED = frozenset({"tokens", "logprob_ids", "logprobs", "ranks", "last_token"
 
 @dataclass(frozen=True)
 class Culprit:
-    """A faulty pass. `place` is the index of its link in the chain of programs.
+    """A faulty pass. `chain` has the programs of the compile, and `place` is the index of the one that the pass made.
 
     `what` is the kind of fault. "meaning" is another result in float64, "quantization" an error above the format's,
     "numerics" a broken contract in the model's dtype, and "structure" an invalid program. `text` describes the fault.
@@ -54,7 +54,7 @@ class Judge:
     _measured: dict[tuple[str, str], dict[str, Measured]] = field(default_factory=dict)
 
     def expectation(self, chain: Chain, place: int) -> Expectation:
-        """Return the outputs to expect of programs after the link at index `place`, whose own program defines them."""
+        """Return the outputs that later programs of a chain must have. The program at index `place` defines them."""
         link = chain.links[place]
         key = chain.entry, id(link)
         if key not in self._expected:
@@ -75,8 +75,8 @@ class Judge:
         return self._expected[key]
 
     def meaning(self, expected: Expectation, link: Link, *, at_once: bool = False) -> str | None:
-        """Return how the outputs of a link's program differ from the expected ones in float64, in words; None if they
-        do not. With `at_once`, the program processes all tokens in one step."""
+        """Return how the outputs of the program of `link` differ from the expected ones in float64, in words; None if
+        they do not. With `at_once`, the program processes all tokens in one step."""
         key = id(expected), link.computation, at_once
         if key not in self._means:
             self._means[key] = self.meaning_of(expected, link.program, at_once=at_once)
@@ -126,8 +126,8 @@ class Judge:
         return result
 
     def numerics(self, expected: Expectation, before: Link, after: Link) -> str | None:
-        """Return how the pass between two neighbouring links breaks its numerics contract in the model's own dtype, in
-        words; None if it does not."""
+        """Return how the pass that made the program of `after` from that of `before` breaks its numerics contract, in
+        words; None if it does not. Both run in the model's own dtype, on the steps of `expected`."""
         if before.computation == after.computation or after.one is None:
             return None
         old = self.measured(expected, before.program, before.computation)
@@ -179,8 +179,8 @@ def _structure(chain: Chain) -> Culprit | None:
 
 
 def base_of(chain: Chain, place: int) -> int:
-    """Return the index of the link that defines the expected outputs at `place`: the last lossy pass up to there, or 0,
-    the trace."""
+    """Return the index of the program that defines the right outputs at index `place` of a chain. It is the result of
+    the last lossy pass up to there, or 0, the traced program."""
     lossy = [
         index
         for index, link in enumerate(chain.links[: place + 1])

@@ -140,8 +140,8 @@ def _site_of_values(
     judge: Judge, culprit: Culprit, expected: Expectation, before: Program, after: Program
 ) -> Site | None:
     """Return the faulty node of `after`; None if none is found. Only steps up to the first with wrong outputs count,
-    since later ones may be wrong because of it. Forced tokens come first: a wrongly sampled token would be a wrong
-    input later."""
+    since later ones may be wrong because of it. The first attempt passes generated tokens as inputs, since a wrongly
+    sampled token would be a wrong input later."""
     at_once = is_cached(after) and any(True for _ in after.calls(ops.attention.overload))
     for forced in (True, False):
         count = None
@@ -236,8 +236,8 @@ def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | 
 
 
 def _unused(again: Program, stored: Program, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
-    """Return the first rewrite that makes a value that `again` has and the artifact's program `stored` lacks. None if
-    there is none."""
+    """Return the first rewrite with a result in `again`, the program of the current pass, that `stored`, the artifact's
+    program, lacks. None if there is none."""
     gone = _texts(again).keys() - _texts(stored).keys()
     return next((rewrite for rewrite in rewrites if gone & {f"%{name}" for name in rewrite.made}), None)
 

@@ -71,8 +71,9 @@ def rewritten(
     one: Pass, program: Program, context: PassContext, under: Stage, *, reached: bool = False, fuel: int = NO_BOUND
 ) -> tuple[Program, tuple[Rewrite, ...]]:
     """Run the pass `one` on a copy of a program with at most `fuel` rewrites. Return the new program and its rewrites.
+    The result must obey the rules of the stage `under`, which becomes its stage if `reached`.
 
-    A partly rewritten program may break the rules of both stages; the interpreter accepts it.
+    With limited fuel, a partly rewritten program may break the rules of both stages; the interpreter accepts it.
     """
     try:
         result, record = run_pass(one, program, context, under=under, reached=reached, fuel=fuel)

@@ -236,8 +236,9 @@ def _outputs(
     pool: tuple[int, int],
     rows: int,
 ) -> list[dict[str, torch.Tensor]]:
-    """Return, for each step, the expected outputs of a program with caches, except logits. `keys` has k and v of all
-    tokens by the name of the cache; v is None if keys contain the values."""
+    """Return, for each step, the expected outputs of a program with caches, by name, except logits. `keys` has k and v
+    of all tokens by the name of the cache; v is None if keys contain the values. `pool` is the number of pages, and the
+    tokens of a page. `rows` is the number of device rows."""
     pages, page_size = pool
     shapes = {name: CacheForm.of(k, v).shape(page_size, k.shape[1])[1:] for name, (k, v) in keys.items()}
     caches = {name: torch.full((pages, *shape), float("nan"), dtype=torch.float64) for name, shape in shapes.items()}

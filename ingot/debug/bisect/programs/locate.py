@@ -114,7 +114,8 @@ def locate(
 
 
 def _is_near(pair: "Pair", made: set[fx.Node]) -> bool:
-    """Return whether a pair of values is next to a node that the pass made, where a fault shows first."""
+    """Return whether a pair of old and new value is next to a node that the pass made, where a fault shows first.
+    `made` are these nodes."""
     old, new, user = pair
     if user is not None or new.op == "placeholder" or print_call(old) != print_call(new):
         return True
@@ -290,7 +291,8 @@ class _Search:
         return self.differs(wanted, value) is None
 
     def _elsewhere(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return whether the value that an item of a tuple should have is in another item of the tuple."""
+        """Return whether another item of the tuple `source` has the value that `node`, which takes one item, should
+        have."""
         wanted = self.old.value(self.expected[node]) if node in self.expected else None
         others = [user for user in source.users if user.target is operator.getitem and user is not node]
         values = [self.new.value(other) for other in others]
@@ -300,8 +302,8 @@ class _Search:
         )
 
     def _inside(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return whether the value that a slice should have is somewhere else in the tensor that it slices,
-        `source`."""
+        """Return whether the value that the slice `node` should have is somewhere else in `source`, the tensor that it
+        slices."""
         return self._offset(node, source) is not None
 
     def _offset(self, node: fx.Node, source: fx.Node) -> int | None:

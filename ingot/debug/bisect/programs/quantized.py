@@ -19,8 +19,8 @@ def wrong_weight(params: Params, before: Program, after: Program) -> tuple[str, 
 
 
 def rounded(params: Params, before: Program, after: Program) -> tuple[Program, list[Tensors]]:
-    """Return `before`, with params rounded to the numbers that `after` stores. In float64, both programs then compute
-    the same."""
+    """Return `before` and params for it, one mapping for each rank. Quantized weights are rounded to the numbers that
+    `after` stores. In float64, both programs then compute the same."""
     program, values = with_rounded_weights(before, after, params(before), params(after))
     return program, list(values)
 
