@@ -1,1 +1,1 @@
-"""The frontend: from a checkpoint folder to a traced model, without loading weights."""
+"""Read a checkpoint folder and trace its model to programs, without loading weights."""

@@ -38,8 +38,9 @@ def _parameters(target: torch._ops.OpOverload) -> tuple[_Parameter, ...]:
 def one_spelling(
     target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments of a call in one spelling: positional if the schema allows it, without defaults, and as
-    floats for float parameters. Arguments that the schema lacks stay, so that the op rejects them."""
+    """Return a call's arguments in normal form, so that equal calls have equal text. They are positional if the schema
+    allows it, without defaults, and floats for float parameters. Arguments that the schema lacks stay, so that the op
+    rejects them."""
     parameters = _parameters(target)
     positional = [one for one in parameters if not one.by_name]
     given, ordered = dict(kwargs), list(args)

@@ -56,7 +56,7 @@ class Checkpoint:
         tokenizer_files = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
         return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
 
-    def beside(self, others: Mapping[str, "Checkpoint"]) -> "Checkpoint":
+    def with_others(self, others: Mapping[str, "Checkpoint"]) -> "Checkpoint":
         """Return a copy of this checkpoint that includes the tensors of further checkpoints, given by alias."""
         theirs = {f"{alias}:{name}": info for alias, one in others.items() for name, info in one.tensors.items()}
         return replace(self, tensors=MappingProxyType({**self.tensors, **theirs}), others=MappingProxyType({**others}))

@@ -32,11 +32,11 @@ class Respelling:
         return Respelling(names, _PREFIXES | frozenset(optional.split(".")) - {""})
 
     def prefix(self, name: str) -> str:
-        return _taken_apart(name, self.parts)[0]
+        return _split_prefix(name, self.parts)[0]
 
     def bare(self, name: str) -> str:
         """Return a tensor name without its prefix, and without the names that wrappers such as torch.compile add."""
-        return _taken_apart(name, self.parts)[1]
+        return _split_prefix(name, self.parts)[1]
 
     def spelled(self, stored: str) -> set[str]:
         """Return the names under which a definition's rules may match the checkpoint tensor `stored`. They are its own
@@ -106,7 +106,7 @@ def _found(needed: Collection[str], stored: Collection[str], spelling: Respellin
 
 
 def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
-    """Return two prefixes without the words that they begin or end with in common."""
+    """Return two prefixes, the definition's and the checkpoint's, without the words that both begin or end with."""
     left, right = ([part for part in prefix.split(".") if part] for prefix in (ours, theirs))
     for place in (-1, 0):
         while left and right and left[place] == right[place]:
@@ -114,7 +114,7 @@ def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
     return "".join(f"{part}." for part in left), "".join(f"{part}." for part in right)
 
 
-def _taken_apart(name: str, parts: frozenset[str]) -> tuple[str, str]:
+def _split_prefix(name: str, parts: frozenset[str]) -> tuple[str, str]:
     """Return the prefix of a tensor name, which ends in a dot or is empty, and the rest of the name without wrapper
     names. `parts` are the words that a prefix consists of."""
     items = name.split(".")

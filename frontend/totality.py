@@ -66,8 +66,13 @@ def unfit_tensors(
     floating: Collection[str] | None = None,
     spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
 ) -> list[str]:
-    """Return the problems of a checkpoint's tensors as text, one for each kind: missing, extra, wrong shapes, wrong
-    types. Empty if all fit. The arguments are those of `check_totality`."""
+    """Return the problems of a checkpoint's `tensors` as text, one for each kind: missing, extra, wrong shapes, wrong
+    types. Empty if all fit.
+
+    `consumed` are the names that the model's recipes read, `expected` the shapes by name. `floating` must be floating
+    point; default: all of `expected`. `ignored_rules` are regular expressions for tensors to ignore, matched with each
+    of the names that `spelled` returns for a tensor.
+    """
     needed = set(consumed) | expected.keys()
     rules = [re.compile(rule) for rule in ignored_rules]
     missing = [

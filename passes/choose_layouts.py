@@ -85,15 +85,15 @@ def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, La
     known: dict[object, list[Claim]] = {}
     costs = {tensor: _costs(calls, context, known) for tensor, calls in _candidates(program).items()}
     chosen = {tensor: dict.fromkeys(cost, _cheapest(_sum(cost.values()))) for tensor, cost in costs.items()}
-    apart = {tensor: {bucket: _cheapest(one) for bucket, one in cost.items()} for tensor, cost in costs.items()}
-    saved = {tensor: _paid(costs[tensor], chosen[tensor]) - _paid(costs[tensor], apart[tensor]) for tensor in costs}
+    by_bucket = {tensor: {bucket: _cheapest(one) for bucket, one in cost.items()} for tensor, cost in costs.items()}
+    saved = {tensor: _paid(costs[tensor], chosen[tensor]) - _paid(costs[tensor], by_bucket[tensor]) for tensor in costs}
     # Sizes are above 0. The sort is stable: equal savings keep the program's order.
     order = sorted((one for one in saved if saved[one] > 0), key=lambda one: -saved[one] / _size(one))
     room = (context.weight_budget - 1.0) * sum(map(_size, {_tensor(spec) for spec in program.params.values()}))
     for tensor in order:
         if _size(tensor) <= room:
             room -= _size(tensor)
-            chosen[tensor] = apart[tensor]
+            chosen[tensor] = by_bucket[tensor]
     return chosen
 
 

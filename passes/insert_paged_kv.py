@@ -31,9 +31,9 @@ class InsertPagedKV(Pass):
     """Replaces each `attention` of layer i by a `kv_append` to the state `kv.i` and a `paged_attention` over it.
 
     Attention calls with the same `layer` share a cache: the first one writes keys and values, and all read them.
-    `page_size` is in tokens. The shapes of keys and values determine the cache's shape (`ingot.ir.cache.form`), the
-    mask its cache group (`ingot.ir.cache.groups`). With `kv_cache_dtype` "auto" the cache has the keys' dtype. With
-    "fp8" it is f8e4m3, with the scales of its `attention` (`ingot.ir.cache.dtype`).
+    `page_size` is in tokens. The shapes of keys and values determine the cache's shape (`ingot.ir.cache.form`). The
+    mask determines its cache group (`ingot.ir.cache.groups`). With `kv_cache_dtype` "auto" the cache has the keys'
+    dtype. With "fp8" it is f8e4m3, with the scales of its `attention` (`ingot.ir.cache.dtype`).
 
     If each step of the entry holds whole sequences, no later step reads keys and values. Then `attention` becomes
     `step_attention`, and nothing is cached.

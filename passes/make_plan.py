@@ -71,7 +71,8 @@ class MakePlan(Pass):
 
 
 def _ending(nodes: Sequence[fx.Node]) -> int:
-    """Return the index of the first instruction of the ending, which follows all of the model's own."""
+    """Return the index of the ending's first instruction, which follows all of the model's own. `nodes` are the calls
+    of the instructions."""
     own = [number for number, node in enumerate(nodes) if node.meta.get("origin") != InsertEnding.name]
     return own[-1] + 1 if own else 0
 

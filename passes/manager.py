@@ -157,8 +157,8 @@ def run_pipeline(
     upto: Stage = Stage.PLANNED,
     on_pass: OnPass | None = None,
 ) -> Lowered:
-    """Lower an entry of `model` to stage `upto`. Phases before the split run once, the others once for each of
-    `buckets`.
+    """Lower an entry of `model` to stage `upto`. Phases before the split by bucket class run once for all classes,
+    later ones once for each of `buckets`.
 
     `on_pass` is called with the program before and after each pass; the last item of the latter's `history` is the
     pass's record.

@@ -138,7 +138,7 @@ class Request:
         _check_budget(weight_budget)
         opened = Checkpoint.open(source.fetch(progress))
         if others:
-            opened = opened.beside({alias: Checkpoint.open(one.fetch(progress)) for alias, one in others.items()})
+            opened = opened.with_others({alias: Checkpoint.open(one.fetch(progress)) for alias, one in others.items()})
         return Request(
             checkpoint=opened,
             origin=source.origin,

@@ -1,4 +1,4 @@
-"""The result of a bisection."""
+"""The result of `ingot bisect`: the kind of fault, the part at fault, and its place in the model."""
 
 import enum
 from dataclasses import asdict, dataclass

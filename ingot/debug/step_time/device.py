@@ -1,4 +1,4 @@
-"""The GPU that times are for, with its peak bandwidth and rates."""
+"""The GPU that step times are predicted for, with its peak bandwidth and rates."""
 
 from dataclasses import dataclass
 

@@ -84,7 +84,7 @@ def measure_step(
 
 
 def _alike(call: Call) -> object:
-    """Return a key that is equal for calls of the same code on tensors of the same kind."""
+    """Return a key that is equal for calls of the same code on tensors of equal dtype, shape and strides."""
     instruction = call.instruction
     values = (*call.args, *(value for _, value in sorted(call.kwargs.items())))
     return instruction.calls or instruction.target, instruction.backend, tuple(map(_kind, values))
@@ -123,8 +123,8 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _time_row(calls: Sequence[Call]) -> InstructionTime:
-    """Return the time of one of the calls. They run many times in a CUDA graph, or one by one if no graph can hold
-    them."""
+    """Return the device and host time of one call. All calls run many times in a CUDA graph, or one by one if no graph
+    can hold them."""
     row = list(itertools.islice(itertools.cycle(calls), len(calls) * math.ceil(_CALLS / len(calls))))
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""The measurements of a step on a GPU."""
+"""The measured times of a step on a GPU: as it is served, of each instruction, and by a profiler's trace."""
 
 from dataclasses import dataclass
 

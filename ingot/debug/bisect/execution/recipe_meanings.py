@@ -150,9 +150,9 @@ def _cast(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> s
         return _beyond(found, np.trunc(wanted), 0.0)
     info = torch.finfo(found.dtype)
     # The distance between adjacent values of the dtype. Below the smallest normal number it stays constant.
-    apart = info.eps * np.exp2(np.floor(np.log2(np.maximum(np.abs(wanted), info.tiny))))
-    overflows = (np.abs(wanted) >= info.max + apart / 4) & ~np.isfinite(_double(found))
-    return _beyond(found, np.where(overflows, _double(found), wanted), _HALF * apart)
+    spacing = info.eps * np.exp2(np.floor(np.log2(np.maximum(np.abs(wanted), info.tiny))))
+    overflows = (np.abs(wanted) >= info.max + spacing / 4) & ~np.isfinite(_double(found))
+    return _beyond(found, np.where(overflows, _double(found), wanted), _HALF * spacing)
 
 
 def _affine(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:

@@ -31,7 +31,7 @@ def blame_definition(case: Case, oracle: Oracle) -> Verdict | None:
     (seen,) = observe(program, case.params(program), [step], 1, exact=True)
     ours = seen.outputs["logits"].split([len(request) for request in requests])
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        if problem := _apart(mine, other):
+        if problem := _difference(mine, other):
             found = f"logits of request {index} {problem}, by {oracle.name}; all passes keep the meaning"
             if oracle.watched is None:
                 return Verdict(Kind.DEFINITION, blamed=case.request.spec.architecture, tensor="logits", found=found)
@@ -50,7 +50,7 @@ def _traced(case: Case) -> Program:
     return Request.read(case.request.checkpoint.folder, **options).trace().entries["main"]
 
 
-def _apart(found: torch.Tensor, expected: torch.Tensor) -> str | None:
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> str | None:
     if found.shape != expected.shape:
         return f"are {list(found.shape)}, expected {list(expected.shape)}"
     error = (found.double() - expected.double()).abs().nan_to_num(nan=float("inf"))

@@ -60,8 +60,8 @@ def observe(
         outputs = {}
         for name in program.outputs:
             of_ranks = [result[name] for result in results]
-            apart = len(of_ranks) > 1 and name in program.states
-            outputs[name] = torch.stack(of_ranks) if apart else of_ranks[0]
+            stacked = len(of_ranks) > 1 and name in program.states
+            outputs[name] = torch.stack(of_ranks) if stacked else of_ranks[0]
         placed = {str(node.target): node.name for node in program.placeholders()}
         for given in values if watch else ():
             for name, value in given.items():
