@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 # Wrappers of modules add their names anywhere: torch.compile, FSDP and torch's activation checkpointing.
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-# Prefixes of all names or of some: from DistributedDataParallel, from models with a head, and from language models that
-# are part of another model.
+# Words that prefixes of tensor names consist of. They come from DistributedDataParallel, from models with a head, and
+# from language models that are part of another model.
 _PREFIXES = frozenset({"module", "model", "transformer", "language_model"}) | _WRAPPERS
 
 

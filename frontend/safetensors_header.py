@@ -20,7 +20,7 @@ from ingot.ir.json_text import parse_json
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit (safetensors/src/tensor.rs, MAX_HEADER_SIZE)
 MAX_DIMS = 64  # more dimensions than torch's operators take (at::kMaxDims in TensorIterator.h)
 
-# The packed types of the format below one byte (F4, F6_*) have no tensor of one value per element in torch.
+# Types of the format below one byte (F4, F6_*) are missing: torch has no dtype with one such value per element.
 DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,

@@ -20,7 +20,7 @@ from ingot.passes.rewrite import Rewriter
 
 # The identity of a resident tensor: params with equal recipe, placement and type share one.
 Tensor = tuple[Recipe, tuple[Placement, ...], TensorType]
-_BY_COLUMNS = ".transposed"  # suffix of a param with another param's weight, column-major
+_BY_COLUMNS = ".transposed"  # suffix of the name of a param that is the column-major copy of another
 Costs = Mapping[str, Mapping[Layout, float]]  # by bucket class
 
 

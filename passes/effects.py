@@ -6,7 +6,7 @@ from ingot.ir.ops import Effect, op_of
 from ingot.ir.program import Program, RegionCall
 from ingot.ir.types import StateType
 
-# The effect of a region is the last in this order among those of its calls.
+# Effects in increasing order. A region has the last one among those of its calls.
 _ORDER = (Effect.PURE, Effect.READS_STATE, Effect.RANDOM, Effect.WRITES_STATE)
 
 

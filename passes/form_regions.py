@@ -40,7 +40,7 @@ class FormRegions(Pass):
             if not rewriter.take(members[-1]):
                 continue
             body, inputs, outputs = _body(program, members, f"r{len(program.regions)}")
-            if backend.compiles_calls:  # for the steps of this bucket class
+            if backend.compiles_calls:  # its code may rely on the bounds of this bucket class
                 body.dims = serving_dims(program, body)
             region = by_text.get(print_region_body(body))
             if region is None:

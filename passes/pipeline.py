@@ -59,7 +59,7 @@ PIPELINE = (
     Phase(Stage.PLANNED, (MakePlan(),)),
 )
 
-# On a mesh of more than one device, after QUANTIZED.
+# The phase that is added for a mesh of more than one device, after stage QUANTIZED.
 SHARDING = Phase(Stage.SHARDED, (Shard(), InsertCollectives()))
 
 # Passes that run only if named, at the end of the phase of the stage that they join.

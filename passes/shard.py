@@ -148,7 +148,7 @@ class _Walk:
         """Redistribute the arguments of a call to the placements that its op needs. Then set its type on one rank and
         its placement."""
         program = self.rewriter.program
-        for value in node.all_input_nodes:  # all users share the sum made for one of them
+        for value in node.all_input_nodes:  # partial sums that one user needed whole are shared
             if (value, None) in self.known and any(place.kind == "partial" for place in placement_of(value, program)):
                 node.replace_input_with(value, self.known[value, None])
         for axis in program.mesh:

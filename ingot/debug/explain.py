@@ -67,7 +67,7 @@ def explain(
     return Explained(artifact.folder, artifact.build_id, tuple(buckets), tuple(_passes(artifact)), caches)
 
 
-# Schemas of the files.
+# Schemas of the artifact's files.
 
 
 class _Record(BaseModel):

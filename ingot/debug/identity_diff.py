@@ -195,7 +195,7 @@ def _pipeline_follows(change: Change, cause: Change) -> bool:
     name = change.path.split(".")[1]
     if cause.path.startswith("options.mesh"):
         return one_sided and _is_pass(change.path)
-    # The source of the pass changed and has other options than before.
+    # The changed source of the pass has other options than before.
     return one_sided and change.path.count(".") == 2 and cause.path == f"sources.passes/{name.replace('-', '_')}.py"
 
 

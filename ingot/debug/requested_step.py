@@ -11,8 +11,8 @@ from ingot.ir.errors import ArtifactError, OptionError
 from ingot.ir.program import Program
 from ingot.runtime.artifact import Artifact
 
-# Defaults, within the limits: a typical prefill chunk of servers, and a context that is long enough to show in
-# attention, or else all tokens of the step.
+# Defaults, within the limits: a typical prefill chunk of servers, and a context that is long enough to matter in
+# attention. A sequence with more tokens in the step has a longer context.
 _PROMPT_TOKENS = 512
 _CONTEXT = 1024
 _OPTION = "--step"

@@ -6,7 +6,7 @@ from ingot.bench.children import ChildError
 from ingot.bench.startup import start
 from ingot.ir.errors import ArtifactError
 
-_TIMEOUT_SECONDS = 600.0  # far above any artifact's start, which reading the weights bounds
+_TIMEOUT_SECONDS = 600.0  # far above the start of any artifact, which is limited by reading the weights
 
 
 def measure_start_up(folder: Path) -> dict[str, float]:

@@ -81,7 +81,7 @@ class Case:
         ]
         longest = max([window for window in windows if window <= WINDOW], default=0)
         lengths = [*PROMPT_LENGTHS, *([longest + 5] if longest + 5 > max(PROMPT_LENGTHS) else [])]
-        # The generated tokens need room too.
+        # Leave room for the tokens that are generated after the prompt.
         most = max(1, self.request.limits.max_seq_len - 4)
         draw = random.Random(seed)
         vocab = self.request.spec.vocab_size

@@ -19,7 +19,7 @@ from ingot.ir.ops.registry import Cost, bytes_of
 from ingot.ir.program import VIEWS, Program, RegionCall, named_arguments
 from ingot.ir.types import DTYPE_NAMES, TensorType, TupleType
 
-# The kinds of totals, in order; a call counts as the first kind that one of its ops belongs to.
+# Kinds of calls, for totals, in order: a call counts as the first kind that one of its ops belongs to.
 KINDS = ("products", "attention", "norms", "sampling", "rest")
 _PRODUCTS = ("linear", "quant_linear")
 _KIND_OF = {
