@@ -87,8 +87,8 @@ def _differing(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def _found(needed: Collection[str], stored: Collection[str], spelling: Respelling) -> dict[str, str]:
-    """Return the checkpoint's name of each needed tensor that can be matched. For each prefix of the definition, keep
-    only the tensors with the checkpoint's most frequent prefix."""
+    """Return the checkpoint's name of each needed tensor that has the same name without prefix and wrappers. For each
+    prefix of the definition, keep only the tensors with the checkpoint's most frequent prefix."""
     theirs: dict[str, list[str]] = defaultdict(list)
     for name in stored:
         theirs[spelling.bare(name)].append(name)

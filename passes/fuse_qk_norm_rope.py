@@ -94,7 +94,8 @@ class _Rotation:
 
 
 def _rotation(name: str, node: Any) -> _Rotation | str:
-    """Return how `node`, which is q or k by `name`, is rotated. Return the reason if it is not."""
+    """Return how `node`, the value of q or k, is rotated; or the reason if it is not. `name` is "q" or "k", for the
+    reason."""
     turn, last = node, None
     if is_call(node, ops.rms_norm.overload):
         last = named_arguments(node)

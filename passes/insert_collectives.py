@@ -16,8 +16,8 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class InsertCollectives(Pass):
-    """Replaces each `redistribute` by an all_reduce, all_gather or reduce_scatter, or by take_part if nothing must be
-    sent.
+    """Replaces each `redistribute` by an all_reduce, all_gather or reduce_scatter. If each rank only keeps a part of a
+    whole value, nothing is sent, and it is a take_part.
 
     A value that was only cast to a wider dtype, such as logits, is gathered before the cast, which sends fewer bytes.
     """

@@ -33,8 +33,8 @@ def bucket_memory(
     """Return the peak memory of the largest step of the program's bucket class, and the number of the instruction that
     reaches it.
 
-    `nodes` are the calls of `instructions`, in order. `workspaces` has the peak bytes of each region and compiled call
-    in that step, by name.
+    `nodes` are the calls of `instructions`, in order, and `values` the plan's values by name. `workspaces` has the peak
+    bytes of each region and compiled call in that step, by name.
     """
     sizes = largest_step(program)
     live = peak = place = 0

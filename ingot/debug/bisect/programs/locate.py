@@ -320,8 +320,9 @@ class _Search:
         return None
 
     def _misplaced(self, node: fx.Node, source: fx.Node) -> fx.Node:
-        """Return the faulty node if a slice reads the wrong part of `source`. It is the slice, unless the slices of
-        `source` are adjacent and in order. Then it is the merged param, if its parts were joined in another order."""
+        """Return the faulty node for a slice `node` that reads the wrong part of `source`. It is the slice itself. But
+        if all slices of `source` are adjacent and in order, it is the merged param if its parts were joined in another
+        order."""
         slices = sorted((user for user in source.users if user.target is _SLICE), key=self.order.__getitem__)
         begin = 0
         for one in slices:
