@@ -57,7 +57,7 @@ class Checkpoint:
         return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
 
     def with_others(self, others: Mapping[str, "Checkpoint"]) -> "Checkpoint":
-        """Return a copy of this checkpoint that includes the tensors of further checkpoints, given by alias."""
+        """Return this checkpoint with the tensors of `others`, checkpoints by alias, named `ALIAS:NAME`."""
         theirs = {f"{alias}:{name}": info for alias, one in others.items() for name, info in one.tensors.items()}
         return replace(self, tensors=MappingProxyType({**self.tensors, **theirs}), others=MappingProxyType({**others}))
 

@@ -154,9 +154,9 @@ def _step(
 
 
 def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequence:
-    sampler = request.sampler
-    given = {field.name: getattr(sampler, field.name) for field in fields(sampler) if field.name != "targets"}
-    if sampler.counts:
+    asked = request.sampler
+    given = {field.name: getattr(asked, field.name) for field in fields(asked) if field.name != "targets"}
+    if asked.counts:
         given |= {"count_rows": request.row, "prompt_ends": request.prompt}
     return FedSequence(
         row=request.row,
@@ -171,5 +171,5 @@ def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequenc
         rows=count,
         samples=done + count >= request.prompt,  # nothing is sampled within a prompt
         asked=given,
-        rated=(sampler.targets, sampler.num_logprobs) if sampler.targets >= 0 else None,
+        rated=(asked.targets, asked.num_logprobs) if asked.targets >= 0 else None,
     )
