@@ -17,7 +17,7 @@ SCALE_NAMES = r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:attn\.|k_proj\.(?=k)|v_pro
 
 def read_cache_scales(checkpoint: Checkpoint) -> dict[int, CacheScales]:
     """Return the cache scales of each layer, by layer number; empty if the checkpoint has none. Raises CheckpointError
-    for a scale that is not a positive number, and for a layer with only one of the two scales."""
+    for a scale that is not a positive number, and for a layer without exactly one scale each for keys and values."""
     found: dict[int, dict[str, float]] = {}
     for name in sorted(checkpoint.tensors):
         if ":" in name or (match := re.fullmatch(SCALE_NAMES, name)) is None:

@@ -15,7 +15,8 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class EliminateCommonSubexpressions(Pass):
-    """Replaces equal calls by the first of them, if their effect on states allows it.
+    """Replaces equal calls by the first of them, if their effect on states allows it, and params with equal specs by
+    one.
 
     Every write makes a new version of a state, a value of its own. So reads before and after a write are not equal.
     """

@@ -53,7 +53,7 @@ def run_pass(
     `fuel` bounds the number of rewrites; with a bound, the expected number of matches is not checked.
 
     Raises VerifyError if the result breaks a rule, or if `program` did before; UserPassError if a pass of another
-    package raises; PassError or InternalError if one of Ingot's does.
+    package raises; InternalError if one of Ingot's does.
     """
     rewriter = Rewriter(program.copy(), fuel)
     held, begin = resident(), time.perf_counter()
