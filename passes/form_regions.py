@@ -145,7 +145,8 @@ def _call_region(
 
 
 def _origin(members: list[fx.Node]) -> str:
-    """Return the origins of a region's first and last calls, as one text; empty if there are none."""
+    """Return the origins (source lines in the model) of a region's first and last calls, as one text; empty if there
+    are none."""
     origins = [node.meta["origin"] for node in members if node.meta.get("origin")]
     return " … ".join(dict.fromkeys([origins[0], origins[-1]])) if origins else ""
 

@@ -203,7 +203,8 @@ def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -
 
 
 def _form_of(bound: Mapping[str, Any]) -> CacheForm:
-    """Return the form of the cache for an `attention` call, from its arguments by name."""
+    """Return the form of the cache (how it stores keys and values) for an `attention` call, from its arguments by
+    name."""
     v = None if bound["v"] is None else tensor_type(bound["v"])
     return CacheForm.given(tensor_type(bound["q"]), tensor_type(bound["k"]), v, bound["value_width"])
 

@@ -1,4 +1,4 @@
-"""The rewrite engine: patterns that match calls, and an editor that keeps types, origins and counts right."""
+"""The rewrite engine: patterns that match calls, and an editor that keeps types, source lines and counts right."""
 
 import operator
 from collections.abc import Iterator, Sequence
@@ -81,7 +81,8 @@ def described(value: Any) -> str:
 
 @dataclass
 class Rewriter:
-    """An editor of one program. It sets the type and origin of added nodes, and records every rewrite.
+    """An editor of one program. It sets the type and the origin (source line in the model) of added nodes, and records
+    every rewrite.
 
     `fuel` is the number of rewrites that it allows, None for any number; `ingot bisect` limits it to find a faulty
     rewrite. `excused` counts expected matches that the user's options prevent.
@@ -124,8 +125,8 @@ class Rewriter:
                 yield node, bound
 
     def call(self, target: Any, *args: Any, before: fx.Node, origin: str | None = None, **kwargs: Any) -> fx.Node:
-        """Add a call of `target` to the program, before the node `before`, and return it. Its origin is that of
-        `before` unless `origin` is given."""
+        """Add a call of `target` to the program, before the node `before`, and return it. Its origin (source line in
+        the model) is that of `before` unless `origin` is given."""
         with self.program.graph.inserting_before(before):
             made = build.call(
                 self.program,

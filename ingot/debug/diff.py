@@ -23,9 +23,8 @@ _WEIGHTS = TypeAdapter(dict[str, WeightEntry])
 @dataclass(frozen=True)
 class PairDiff:
     """The difference between two programs. `before` and `after` name them by entry and bucket class, as `ingot inspect`
-    does.
-    If only one of the compared artifacts has the program, the other name is None and `diff` is empty. Falsy if the
-    programs are equal."""
+    does. If only one of the compared artifacts has the program, the other name is None and `diff` is empty. Falsy if
+    the programs are equal."""
 
     before: str | None
     after: str | None

@@ -14,8 +14,7 @@ from ingot.runtime.artifact import Artifact
 @dataclass(frozen=True)
 class NotShared:
     """Executables that only one of two artifacts has: the executable keys in `a` and in `b`, and the fields in which
-    they differ.
-    Executables without a counterpart in the other artifact have no `changes`."""
+    they differ. Executables without a counterpart in the other artifact have no `changes`."""
 
     a: tuple[str, ...]
     b: tuple[str, ...]

@@ -47,8 +47,8 @@ def program_lines(text: str) -> Iterator[ProgramLine]:
 
 
 def layer_of(origin: str, name: str = "") -> int | None:
-    """Return the layer number in an origin or a param's name; for a region that spans several layers, the first. None
-    if there is none."""
+    """Return the layer number in a call's origin, such as "layer 3, attention.py:112", or in a param's name. For a
+    region that spans several layers, it is the first; None if there is none."""
     found = _LAYER_ORIGIN.match(origin) or _LAYER_NAME.search(name)
     return int(found[1]) if found else None
 

@@ -133,8 +133,8 @@ def _verdict(culprit: Culprit, blame: Blame) -> Verdict:
 
 
 def _layer(site: Site | None, blame: Blame) -> int | None:
-    """Return the layer of the blamed node, from its origin or its param's name, else from the rewrite's origin. None if
-    unknown."""
+    """Return the layer of the blamed node, from its source line or its param's name, else from the rewrite's source
+    line. None if unknown."""
     texts = [] if site is None else [site.origin, site.node.replace("layers.", "layer ")]
     texts += [] if blame.rewrite is None else [blame.rewrite.origin]
     return next((found for text in texts if (found := layer_of(text)) is not None), None)

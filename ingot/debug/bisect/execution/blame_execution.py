@@ -197,9 +197,9 @@ def _place(node: fx.Node | None) -> dict[str, Any]:
 
 
 def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
-    """Return the fields `node`, `op`, `origin` and `layer` of a verdict about `node`, a call in a region's body. Layers
-    share a body, which has the origins of the first layer. So `call`, the call of the region, determines the actual
-    layer."""
+    """Return the fields `node`, `op`, `origin` (source line) and `layer` of a verdict about `node`, a call in a
+    region's body. Layers share a body, which has the origins of the first layer. So `call`, the call of the region,
+    determines the actual layer."""
     place = _place(node)
     calls, own = _layer(str(call.meta.get("origin", ""))), place["layer"]
     body = [_layer(str(one.meta.get("origin", ""))) for one in node.graph.nodes if one.op == "call_function"]
@@ -211,6 +211,7 @@ def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
 
 
 def _layer(text: str) -> int | None:
-    """Return the layer number in an origin or a param's name; None if it has none."""
+    """Return the layer number in a call's origin, such as "layer 3, attention.py:112", or in a param's name. None if it
+    has none."""
     found = re.search(r"\blayers?[ .](\d+)\b", text)
     return int(found[1]) if found else None

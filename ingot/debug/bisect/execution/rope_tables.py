@@ -22,8 +22,8 @@ def _plain(attrs: Attrs, pair: int) -> float:
 
 
 def _llama3(attrs: Attrs, pair: int) -> float:
-    """Return a pair's frequency by Llama 3's scaling: divided if it has few turns in the original context, unchanged if
-    many, blended between."""
+    """Return a pair's frequency by Llama 3's scaling. It is divided if the pair makes few turns in the original
+    context, unchanged if it makes many, and blended between."""
     plain = _plain(attrs, pair)
     turns = float(attrs["original_max_position"]) * plain / (2 * math.pi)
     low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
@@ -41,8 +41,8 @@ def _dynamic(attrs: Attrs, pair: int) -> float:
 
 
 def _yarn(attrs: Attrs, pair: int) -> float:
-    """Return a pair's frequency by YaRN (arXiv 2309.00071). The divisor grows linearly over the pairs, between those
-    with `beta_fast` and `beta_slow` turns."""
+    """Return a pair's frequency by YaRN (arXiv 2309.00071). The divisor grows linearly over the pairs: from those that
+    make `beta_fast` turns in the original context to those that make `beta_slow`."""
     dim, original = int(attrs["rotary_dim"]), float(attrs["original_max_position"])
     ends = [
         dim / 2 * math.log(original / (2 * math.pi * float(attrs[beta]))) / math.log(float(attrs["theta"]))

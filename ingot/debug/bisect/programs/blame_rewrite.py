@@ -105,8 +105,8 @@ def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Pro
 
 
 def _takes_parts(link: Link) -> bool:
-    """Return whether the pass adds caches to attention. If it is limited to some of its rewrites, the other attention
-    calls only see the tokens of their own step."""
+    """Return whether the pass of `link` adds caches to attention. If the pass is limited to some of its rewrites, the
+    other attention calls only see the tokens of their own step."""
     return bool(link.program.states) and any(True for _ in link.before.calls(ops.attention.overload))
 
 

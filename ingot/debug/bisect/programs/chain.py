@@ -47,7 +47,7 @@ class Link:
 
     @cached_property
     def computation(self) -> str:
-        """Return the program's text without backends, origins and stage, so that equal texts mean equal
+        """Return the program's text without backends, source lines and stage, so that equal texts mean equal
         computations."""
         body = print_program(self.program).partition("\n")[2]
         return re.sub(r"( @\w+)?(  # .*)?$", "", body, flags=re.MULTILINE)

@@ -196,8 +196,8 @@ def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
 
 
 def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
-    """Return what to expect after a lossy pass over a program with caches: the new program's own outputs for the same
-    steps."""
+    """Return the expected outputs after a lossy pass over a program with caches: those of the new `program` itself. Its
+    steps are those of `before`, the expected outputs before the pass."""
     steps = before.steps(program)
     seen = observe(program, params, steps, before.pages, exact=True)
     outputs = tuple(renumbered(one.outputs, program, before.pages, back=True) for one in seen)

@@ -100,9 +100,8 @@ def _model(folder: Path, context: int) -> Any:
 
 def _rotate_as_in(rotary: torch.nn.Module, context: int) -> None:
     """Make a rotary embedding module compute as in a context of this length: append the context's last position to each
-    call.
-    In transformers, longrope and dynamic scaling depend on the last position of a call. In a compiled model, as in
-    vLLM, they depend on the whole context."""
+    call. In transformers, longrope and dynamic scaling depend on the last position of a call. In a compiled model, as
+    in vLLM, they depend on the whole context."""
 
     def extended(positions: Any) -> Any:
         return torch.cat([positions, torch.full_like(positions[..., :1], context - 1)], dim=-1)
