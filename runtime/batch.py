@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ingot.ir.cache.groups import FULL, CacheGroup
-from ingot.ir.features import Fed, Rated
+from ingot.ir.features import Fed, PromptLogprobRows
 from ingot.ir.features.asking import Array
 from ingot.runtime.request import Request
 from ingot.runtime.row_tables import RowTables
@@ -81,9 +81,9 @@ class StepBatch:
         return len(self.sampled) if self.rows is None else sum(self.rows)
 
     @property
-    def gives_logprobs(self) -> bool:
+    def returns_logprobs(self) -> bool:
         """Whether any request gets log-probabilities from this step."""
-        return self.inputs.rates
+        return self.inputs.returns_logprobs
 
 
 def build_step(
@@ -170,14 +170,14 @@ def _fed(
     asking[:count] = np.repeat(rows, samples)
     # Logit row i of n of a sequence belongs to its token n - i from the end.
     logit_rows[:count] = np.repeat(ends - last, samples) + np.arange(count)
-    rated: list[Rated] = []
+    prompt_logprobs: list[PromptLogprobRows] = []
     for chunk, end in zip(chunks, ends[num_decodes:].tolist(), strict=True) if count < sizes.L else ():
         if chunk.scored:
             begin = end - chunk.length - chunk.start  # the index in T that position 0 would have
             request = chunk.request
             targets = request.prompt_ids[chunk.scored.start + 1 : chunk.scored.stop + 1]
             logit_rows[count : count + len(targets)] = begin + np.arange(chunk.scored.start, chunk.scored.stop)
-            rated.append(Rated(count, targets, request.params.prompt_logprobs or 0))
+            prompt_logprobs.append(PromptLogprobRows(count, targets, request.params.prompt_logprobs or 0))
             count += len(targets)
     return Fed(
         rows=rows,
@@ -191,7 +191,7 @@ def _fed(
         pages=tables.pages[0] if groups else np.zeros((len(tables.num_pages), 0), np.int32),
         group_pages=dict(zip(groups, tables.pages, strict=True)),
         page_size=page_size,
-        rated=rated,
+        prompt_logprobs=prompt_logprobs,
         state_read=None if tables.state_read is None else tables.state_read[rows],
         state_write=None if tables.state_write is None else tables.state_write[rows],
     )

@@ -191,7 +191,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         return handle.tokens()
 
     def _retire(self, batch: StepBatch, handle: SampledStep, read: list[int]) -> list[RequestOutput]:
-        logprobs = handle.logprobs() if batch.gives_logprobs else None
+        logprobs = handle.logprobs() if batch.returns_logprobs else None
         if logprobs is not None:
             self._add_prompt_logprobs(batch, logprobs)
         changed: dict[str, _Group] = {}

@@ -156,7 +156,7 @@ class StepInputs(dict[str, torch.Tensor]):
         return self._fed
 
     @property
-    def rates(self) -> bool:
+    def returns_logprobs(self) -> bool:
         """Whether any row of logits needs log-probabilities."""
         counts = self.arrays.get("num_logprobs")
         return counts is not None and bool((counts >= 0).any())

@@ -123,7 +123,7 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
         yield Case("sample", what, rows, sampled, asked=2 * row * penalized)  # it reads counts and writes logits
     for what, count in (("nothing asked", -1), ("chosen alone", 0), ("20 tokens", 20)):
 
-        def rated(count: int = count) -> tuple[torch.Tensor, ...]:
+        def scored(count: int = count) -> tuple[torch.Tensor, ...]:
             return logits(), whole(vocab, rows), none, all_of(count)
 
-        yield Case("top_logprobs", what, rows, rated, asked=row * (count >= 0))  # it reads logits
+        yield Case("top_logprobs", what, rows, scored, asked=row * (count >= 0))  # it reads logits

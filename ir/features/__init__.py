@@ -3,7 +3,7 @@
 from ingot.ir.features.by_hand import FedSequence, fed_of, step_values, turn_of
 from ingot.ir.features.endings import POOL, feeds_whole  # this import registers all of them
 from ingot.ir.features.feature import Attribute, Ending, EndingUse, Feature, OpCall, Output, RowState
-from ingot.ir.features.fed import Fed, Rated
+from ingot.ir.features.fed import Fed, PromptLogprobRows
 from ingot.ir.features.registry import (
     ENDINGS,
     FEATURES,
@@ -31,7 +31,7 @@ __all__ = [
     "FedSequence",
     "OpCall",
     "Output",
-    "Rated",
+    "PromptLogprobRows",
     "RowState",
     "RowTable",
     "ServedParam",

@@ -9,7 +9,7 @@ import torch
 from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import VerifyError
 from ingot.ir.features.asking import Array
-from ingot.ir.features.fed import Fed, Rated
+from ingot.ir.features.fed import Fed, PromptLogprobRows
 from ingot.ir.features.registry import find_input, row_tables, step_inputs
 from ingot.ir.features.step_input import NUMPY_DTYPES
 
@@ -26,7 +26,9 @@ class FedSequence:
     rows     its rows of logits, those of its last tokens
     samples  whether a token is sampled from the last of these rows
     asked    the values that it requests, by the name of the host's table
-    rated    (target, count): each of its rows scores this token and lists `count` likely ones; None: no scores
+    prompt_logprobs
+             (token, count): each of its rows returns the log-probabilities of this token and of the `count` most
+             likely ones; None: of no prompt token
     """
 
     row: int
@@ -37,7 +39,7 @@ class FedSequence:
     rows: int = 1
     samples: bool = True
     asked: Mapping[str, float | Sequence[int]] = field(default_factory=dict)
-    rated: tuple[int, int] | None = None
+    prompt_logprobs: tuple[int, int] | None = None
 
 
 def turn_of(group: CacheGroup, pages: int) -> int:
@@ -56,11 +58,13 @@ def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | Non
     wide = max([len(one.pages) for one in sequences] + [1]) if width is None else width
     pages = np.zeros((most, wide), np.int32)
     logit_rows: list[int] = []
-    rated: list[Rated] = []
+    prompt_logprobs: list[PromptLogprobRows] = []
     for one, end in zip(sequences, ends.tolist(), strict=True):
         pages[one.row, : len(one.pages)] = one.pages
-        if one.rated is not None:
-            rated.append(Rated(len(logit_rows), [one.rated[0]] * one.rows, one.rated[1]))
+        if one.prompt_logprobs is not None:
+            prompt_logprobs.append(
+                PromptLogprobRows(len(logit_rows), [one.prompt_logprobs[0]] * one.rows, one.prompt_logprobs[1])
+            )
         logit_rows += range(end - one.rows, end)
     return Fed(
         rows=rows,
@@ -77,7 +81,7 @@ def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | Non
         pages=pages,
         page_size=page_size,
         totals=lambda: np.zeros(0, np.int32),  # bans here hold for any length of the sequence
-        rated=rated,
+        prompt_logprobs=prompt_logprobs,
         places=np.array([one.place for one in sequences], np.int32),
         # A sequence keeps its state in the slot with the number of its row. A new sequence reads none.
         state_read=np.array([one.row if one.place else -1 for one in sequences], np.int32),

@@ -12,7 +12,7 @@ from ingot.ir.types import TensorType
 _SCORES = ("logprob_ids", "logprobs", "ranks")
 _WIDTH = 1 + MAX_LOGPROBS  # the chosen token, then the most likely ones
 _TOKENS = Output("tokens", "sampled", TensorType(torch.int32, ("L",)), read=True)
-_RATED = (
+_LOGPROBS = (
     Output("logprob_ids", "logprob_ids", TensorType(torch.int32, ("L", _WIDTH))),
     Output("logprobs", "logprobs", TensorType(torch.float32, ("L", _WIDTH))),
     Output("ranks", "ranks", TensorType(torch.int32, ("L",))),
@@ -30,7 +30,7 @@ SAMPLE = register_ending(
         needs=("logits",),
         features=("sequences", "logit_rows", "penalties", "bans", "sampling", "logprobs"),
         calls=(*_CHOSEN, OpCall("advance", ("last_token", "position"))),
-        outputs=(_TOKENS, *_RATED),
+        outputs=(_TOKENS, *_LOGPROBS),
     )
 )
 
@@ -51,7 +51,7 @@ VERIFY = register_ending(
             OpCall("accept_drafts", ("rejected", "taken")),
             OpCall("advance", ("last_token", "position")),
         ),
-        outputs=(_TOKENS, Output("rejected", "rejected", TensorType(torch.int32, ("B",)), read=True), *_RATED),
+        outputs=(_TOKENS, Output("rejected", "rejected", TensorType(torch.int32, ("B",)), read=True), *_LOGPROBS),
         attributes={"drafted": 1},
         lengths=_fed,
     )
@@ -77,7 +77,7 @@ VERIFY_TREE = register_ending(
         outputs=(
             Output("tokens", "committed", TensorType(torch.int32, ("L",)), read=True),
             Output("rejected", "rejected", TensorType(torch.int32, ("B",)), read=True),
-            *_RATED,
+            *_LOGPROBS,
         ),
         attributes={"drafted": 1},
         lengths=_fed,

@@ -12,12 +12,17 @@ from ingot.ir.features.asking import Array, Asking
 
 
 @dataclass(frozen=True)
-class Rated:
-    """Rows of logits, from `first` on, that score the prompt tokens `targets` and list `count` likely ones."""
+class PromptLogprobRows:
+    """Rows of logits that compute the prompt_logprobs of one sequence.
+
+    first         the index in L of the first of these rows; the others follow it
+    targets       the prompt token of each row, whose log-probability the step returns
+    num_logprobs  how many of the most likely tokens the step lists for each row, with their log-probabilities
+    """
 
     first: int
     targets: Sequence[int]
-    count: int
+    num_logprobs: int
 
 
 def _unknown() -> Array:
@@ -41,7 +46,8 @@ class Fed:
     group_pages    the same for each group of caches; a group that is not in it has `pages`
     page_size      tokens of a page
     totals         returns i32[n], for each of the first n rows of logits: the most tokens that its sequence then has
-    rated          the rows of logits that score prompts
+    prompt_logprobs
+                   rows of logits that compute prompt_logprobs
     sampled        the sequences from whose first rows of logits tokens are sampled, in their order
     places         i32[B], the start position of each sequence, even if `starts` leaves it to the device; None:
                    not known
@@ -62,7 +68,7 @@ class Fed:
     pages: Array
     page_size: int
     totals: Callable[[], Array] = _unknown
-    rated: Sequence[Rated] = ()
+    prompt_logprobs: Sequence[PromptLogprobRows] = ()
     sampled: Sequence[Asking] = ()
     places: Array | None = None
     group_pages: Mapping[CacheGroup, Array] = field(default_factory=dict)
@@ -76,7 +82,7 @@ class Fed:
 
     def let_go(self) -> None:
         """Drop all references to sequences; keep the data by device row."""
-        self.totals, self.rated, self.sampled = _unknown, (), ()
+        self.totals, self.prompt_logprobs, self.sampled = _unknown, (), ()
 
     @cached_property
     def ends(self) -> Array:

@@ -19,7 +19,7 @@ def _num_logprobs(sequence: Asking) -> int | None:
 
 def _targets(array: Array, fed: Fed) -> None:
     array[:] = -1
-    for one in fed.rated:
+    for one in fed.prompt_logprobs:
         array[one.first : one.first + len(one.targets)] = one.targets
 
 
@@ -27,8 +27,8 @@ def _counts(array: Array, fed: Fed) -> None:
     np.take(fed.tables["num_logprobs"], fed.asking, axis=0, out=array, mode="clip")
     if fed.has_idle_rows:
         array[fed.asking < 0] = -1
-    for one in fed.rated:
-        array[one.first : one.first + len(one.targets)] = one.count
+    for one in fed.prompt_logprobs:
+        array[one.first : one.first + len(one.targets)] = one.num_logprobs
 
 
 LOGPROBS = Feature(

@@ -135,21 +135,21 @@ class CudaExecutor(Executor):
     def _execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None
     ) -> CudaStepHandle | LateStep:
-        rated = self._rates(inputs)
+        returns_logprobs = self._returns_logprobs(inputs)
         step, padded = self._sizes(inputs), decided.sizes
         if decided.graph is not None:
             if step is None or padded is None or watch is not None:
                 raise InternalError(f"no graph can replay the step of {decided}")
             graphs = self._decode if decided.graph == "decode" else self._prompts
-            return graphs.launch(inputs, padded, step, rated=rated)
-        return self._launched(inputs, step, decided, watch, rated)
+            return graphs.launch(inputs, padded, step, returns_logprobs=returns_logprobs)
+        return self._launched(inputs, step, decided, watch, returns_logprobs)
 
-    def _rates(self, inputs: Mapping[str, torch.Tensor]) -> bool:
+    def _returns_logprobs(self, inputs: Mapping[str, torch.Tensor]) -> bool:
         """Return whether the step computes log-probabilities for a request."""
         if "logprob_ids" not in self.plan.outputs:
             return False
         if isinstance(inputs, StepInputs):
-            return inputs.rates
+            return inputs.returns_logprobs
         return "num_logprobs" in inputs and bool((inputs["num_logprobs"] >= 0).any())
 
     def _launched(
@@ -158,7 +158,7 @@ class CudaExecutor(Executor):
         step: StepSizes | None,
         decided: Decision,
         watch: Watch | None,
-        rated: bool,
+        returns_logprobs: bool,
     ) -> CudaStepHandle | LateStep:
         """Launch a step's instructions one by one."""
         padded = decided.sizes
@@ -180,7 +180,9 @@ class CudaExecutor(Executor):
                 outputs = self._gives.cut(outputs, step)
             read = {name: to_host(outputs[name]) for name in self._gives.read}
             done = torch.cuda.Event()
-            return CudaStepHandle(decided.bucket, outputs, lambda one: read[one].tolist(), done, rated=rated)
+            return CudaStepHandle(
+                decided.bucket, outputs, lambda one: read[one].tolist(), done, returns_logprobs=returns_logprobs
+            )
 
         if not (self._layout.late and isinstance(inputs, StepInputs)):
             return end()

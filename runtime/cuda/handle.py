@@ -11,11 +11,12 @@ from ingot.runtime.step_outputs import VECTORS
 class CudaStepHandle:
     """A launched step of the bucket class `bucket`.
 
-    outputs   the outputs on the device
-    read      returns an output that the host reads, by name, once `done` is complete
-    done      an event that this constructor records on the current stream; every method that reads waits for it
-    rated     the step computes log-probabilities
-    lend      hands out outputs that are valid only for a time
+    outputs           the step's outputs on the device, by name
+    read              returns an output that the host reads, by name, once `done` is complete
+    done              an event that this constructor records on the current stream; every method that reads waits for it
+    returns_logprobs  the step computes log-probabilities that a request needs
+    lend              called with `outputs` when a caller takes them; returns the tensors to hand out, which are valid
+                      until the next step if they are those of a captured graph
     """
 
     def __init__(
@@ -25,14 +26,14 @@ class CudaStepHandle:
         read: Callable[[str], list[int]],
         done: torch.cuda.Event,
         *,
-        rated: bool,
+        returns_logprobs: bool,
         lend: Callable[[Mapping[str, torch.Tensor]], dict[str, torch.Tensor]] = dict,
     ) -> None:
         self.bucket = bucket
         self._outputs = dict(outputs)
         self._read = read
         self._lend = lend
-        names = (*(("logprob_ids", "logprobs", "ranks") if rated else ()), *self._outputs.keys() & {VECTORS})
+        names = (*(("logprob_ids", "logprobs", "ranks") if returns_logprobs else ()), *self._outputs.keys() & {VECTORS})
         self._copies = {name: to_host(self._outputs[name]) for name in names}
         self._done = done
         self._done.record()

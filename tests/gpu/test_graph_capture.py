@@ -37,9 +37,9 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     launch = StepGraph.launch
 
-    def counted(self: StepGraph, inputs: Mapping[str, torch.Tensor], step: Any, *, rated: bool) -> Any:
+    def counted(self: StepGraph, inputs: Mapping[str, torch.Tensor], step: Any, *, returns_logprobs: bool) -> Any:
         seen.append((step.T, step.B))
-        return launch(self, inputs, step, rated=rated)
+        return launch(self, inputs, step, returns_logprobs=returns_logprobs)
 
     monkeypatch.setattr(StepGraph, "launch", counted)
     return seen

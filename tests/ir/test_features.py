@@ -201,7 +201,7 @@ def test_steps_by_hand() -> None:
     assert got["slots"] == [12, 13, 14, 8] and got["page_table"] == [[3, 0], [1, 2]]
     assert got["logit_rows"] == [2, 3] and got["sample_index"] == [0, 1]
     assert got["state_read"] == [-1, 0] and got["state_write"] == [2, 0]
-    rated = fed_of([replace(TWO[0], rows=3, samples=False, rated=(8, 2)), TWO[1]], PAGE)
-    got = {name: value.tolist() for name, value in step_values(step_inputs(), rated).items()}
+    scored = fed_of([replace(TWO[0], rows=3, samples=False, prompt_logprobs=(8, 2)), TWO[1]], PAGE)
+    got = {name: value.tolist() for name, value in step_values(step_inputs(), scored).items()}
     assert got["sample_index"] == [-1, 3] and got["logit_rows"] == [0, 1, 2, 3]
     assert got["targets"] == [8, 8, 8, -1] and got["num_logprobs"] == [2, 2, 2, -1]

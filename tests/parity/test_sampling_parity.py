@@ -238,9 +238,9 @@ def test_logprobs_of_outputs_and_prompts(
     outputs = generate(llm, prompts, [params for _, params in MIXED])
     for output, (_, params) in zip(outputs, MIXED, strict=True):
         assert_logprobs(output, params, logits)
-    # Each position of a prompt is rated once, though a prompt is fed again after a preemption.
-    rated = sum(length - 1 for length, params in MIXED if params.prompt_logprobs is not None)
-    assert sum(steps) == rated and max(steps) == (MAX_SCORED if chunk is None else chunk)
+    # Each position of a prompt is scored once, though a prompt is fed again after a preemption.
+    scored = sum(length - 1 for length, params in MIXED if params.prompt_logprobs is not None)
+    assert sum(steps) == scored and max(steps) == (MAX_SCORED if chunk is None else chunk)
     assert (llm._engine._scheduler.num_preemptions > 0) == (num_pages is not None)
 
 
@@ -263,7 +263,7 @@ def test_streams_grow_with_their_logprobs(llm: LLM) -> None:
     )
 
 
-def test_a_prompt_to_be_rated_may_be_too_long_for_one_step(compiled: Path) -> None:
+def test_a_prompt_to_be_scored_may_be_too_long_for_one_step(compiled: Path) -> None:
     llm = LLM(compiled, enable_chunked_prefill=False)
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     with pytest.raises(RequestError, match="258 tokens of the prompt are fed in one step, with prompt_logprobs"):

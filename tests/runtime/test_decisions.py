@@ -79,7 +79,7 @@ class Graph:
     def __init__(self, bucket: Bucket, layout: object, gives: object, size: StepSizes, *rest: object) -> None:
         self.bucket, self.size, self.buffers = bucket, size, {}
 
-    def launch(self, inputs: object, step: StepSizes, *, rated: bool) -> SimpleNamespace:
+    def launch(self, inputs: object, step: StepSizes, *, returns_logprobs: bool) -> SimpleNamespace:
         name, size = self.bucket.plan.bucket.name, self.size
         self.bucket.ran.append(("graph", name, (size.T, size.B, size.L, size.P)))
         return SimpleNamespace(bucket=name)

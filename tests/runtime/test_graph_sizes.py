@@ -198,7 +198,7 @@ def test_steps_with_prompts_are_filled_up_to_few_sizes() -> None:
     assert filled_up(step(300, 64), wide) == step(384, 64)
     assert filled_up(step(300, 3, 65), wide) == step(384, 128)
     assert filled_up(step(192, 129), wide) == step(192), "there are no more rows than tokens"
-    assert filled_up(step(3000, 2, 400), wide) == StepSizes(3072, 2, 400, 1), "prompts that are rated"
+    assert filled_up(step(3000, 2, 400), wide) == StepSizes(3072, 2, 400, 1), "prompts that are scored"
     assert filled_up(step(8192, 9), wide) == step(8192, 64)
     assert filled_up(step(999, 2), extending(2, 1000)) == step(1000, 2)
     found = {tokens: filled_up(step(tokens, 1), wide).T for tokens in range(65, 8193, 7)}

@@ -35,7 +35,7 @@ class Graph:
         self.what, self.size = f"the graph of {size.B}", size
         self.buffers = {"tokens": torch.zeros(size.B)}
 
-    def launch(self, inputs: Any, step: StepSizes, *, rated: bool) -> StepSizes:
+    def launch(self, inputs: Any, step: StepSizes, *, returns_logprobs: bool) -> StepSizes:
         return self.size
 
 
@@ -51,7 +51,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch, resident: dict[str, torch.Tensor] | 
 
 def launched(made: Any, size: StepSizes) -> Any:
     """The size of the graph that is launched where `size` was decided."""
-    return made.launch({}, size, size, rated=False)
+    return made.launch({}, size, size, returns_logprobs=False)
 
 
 def test_a_capture_is_begun_where_there_is_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

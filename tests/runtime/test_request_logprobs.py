@@ -21,7 +21,7 @@ def test_logprobs_of_text_name_their_tokens(texts, tokenizer):
     assert {one.decoded_token for entry in served.drain()["r"].outputs[0].logprobs for one in entry.values()} == {None}
 
 
-def test_a_prompt_is_rated_once_for_all_its_sequences(serve):
+def test_a_prompt_is_scored_once_for_all_its_sequences(serve):
     served = serve(max_batch=3, max_tokens=7)
     params = SamplingParams(n=4, max_tokens=3, seed=1, logprobs=1, prompt_logprobs=2)
     served.engine.add_request("r", list(range(20)), params)
@@ -29,7 +29,7 @@ def test_a_prompt_is_rated_once_for_all_its_sequences(serve):
     last = served.drain()
     served.check_logprobs(last["r"], params)
     served.check_logprobs(last["s"], replace(params, logprobs=None))
-    assert served.device.num_rated == 19 + 8
+    assert served.device.num_scored == 19 + 8
 
 
 def test_a_token_that_is_none_has_no_logprob(serve):

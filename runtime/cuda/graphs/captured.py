@@ -55,14 +55,14 @@ class Graphs:
         self._addresses: dict[StepSizes, Addresses] = {}
 
     def launch(
-        self, inputs: Mapping[str, torch.Tensor], size: StepSizes, step: StepSizes, *, rated: bool
+        self, inputs: Mapping[str, torch.Tensor], size: StepSizes, step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
         """Start a step of the sizes `step` with the graph of `size`, after capturing it if needed."""
         if (graph := self._graphs.get(size)) is None:
             graph = self.capture(size)
         if size in self._addresses:
             self._addresses[size].check(self._watched(graph))
-        return graph.launch(inputs, step, rated=rated)
+        return graph.launch(inputs, step, returns_logprobs=returns_logprobs)
 
     def capture(self, size: StepSizes) -> StepGraph:
         """Return the graph of these sizes, after capturing it if needed. Raises InternalError for sizes that no graph

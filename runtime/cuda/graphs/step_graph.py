@@ -52,12 +52,14 @@ class StepGraph:
             self.buffers[f"inputs {place}"] = side.inputs.flat.host
             self.buffers |= {f"{name} {place}": ints.host for name, ints in side.read.items()}
 
-    def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle | LateStep:
+    def launch(
+        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, returns_logprobs: bool
+    ) -> CudaStepHandle | LateStep:
         """Start a step of these sizes on the current stream. Read the outputs before the next launch, and the handle's
         other results before the second next launch."""
         side = self._sides[self._turn]
         self._turn = (self._turn + 1) % _IN_FLIGHT
-        return side.launch(inputs, step, rated=rated)
+        return side.launch(inputs, step, returns_logprobs=returns_logprobs)
 
 
 class _Side:
@@ -98,32 +100,34 @@ class _Side:
         # The views do not keep the memory: the next graph may use it.
         self._outputs = {name: device_view(value, keep=False) for name, value in outputs.items()}
 
-    def launch(self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, rated: bool) -> CudaStepHandle | LateStep:
+    def launch(
+        self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, returns_logprobs: bool
+    ) -> CudaStepHandle | LateStep:
         self._retired.synchronize()  # the step before last has read its inputs and written its results
         self._memory.begin_launch()
         self.inputs.fill(inputs)
         self._graph.replay()
         self._launches += 1
         if self._ending is None:
-            return self._launched(step, rated=rated)
+            return self._launched(step, returns_logprobs=returns_logprobs)
         if not isinstance(inputs, StepInputs):
             self._ending.replay()
-            return self._launched(step, rated=rated)
+            return self._launched(step, returns_logprobs=returns_logprobs)
         given, ending, stream = inputs, self._ending, torch.cuda.current_stream()
 
         def end() -> CudaStepHandle:
             with torch.cuda.stream(stream):
                 self.inputs.fill_late(given)
                 ending.replay()
-                return self._launched(step, rated=rated)
+                return self._launched(step, returns_logprobs=returns_logprobs)
 
         return LateStep(self._bucket, end)
 
-    def _launched(self, step: StepSizes, *, rated: bool) -> CudaStepHandle:
+    def _launched(self, step: StepSizes, *, returns_logprobs: bool) -> CudaStepHandle:
         outputs = self._gives.cut(self._outputs, step)
         lend = partial(self._memory.lend, launch=self._memory.launches)
         read = partial(self._read, step, self._launches)
-        return CudaStepHandle(self._bucket, outputs, read, self._retired, rated=rated, lend=lend)
+        return CudaStepHandle(self._bucket, outputs, read, self._retired, returns_logprobs=returns_logprobs, lend=lend)
 
     def _read(self, step: StepSizes, launch: int, name: str) -> list[int]:
         """Return an output of one launch. Raises InternalError if a later launch has overwritten it."""

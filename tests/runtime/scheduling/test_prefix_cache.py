@@ -111,7 +111,7 @@ def test_a_request_waits_for_no_page_that_it_cannot_find(serve):
     served = serve(max_tokens=64)
     served.engine.add_request("salted", {"prompt_token_ids": PROMPT, "cache_salt": "a"}, GREEDY)
     served.engine.add_request("plain", PROMPT, GREEDY)
-    served.engine.add_request("rated", PROMPT, replace(GREEDY, prompt_logprobs=0))
+    served.engine.add_request("scored", PROMPT, replace(GREEDY, prompt_logprobs=0))
     served.step()
     assert len(served.scheduler.running) == 3
     served.drain()
@@ -155,11 +155,11 @@ def test_salts_keep_prompts_apart(serve):
             served.engine.add_request("s", {"prompt_token_ids": PROMPT, "cache_salt": salt}, GREEDY)
 
 
-def test_prompts_that_are_rated_feed_what_they_rate(serve):
+def test_prompts_that_are_scored_feed_what_they_score(serve):
     served = serve()
-    rated = replace(GREEDY, prompt_logprobs=1)
+    scored = replace(GREEDY, prompt_logprobs=1)
     ask(served, PROMPT)
-    assert ask(served, PROMPT, rated) == 0
+    assert ask(served, PROMPT, scored) == 0
     assert ask(served, PROMPT) == 12
     assert served.engine.prefix_cache_stats.queries == 2 * 14, "who may not look is not counted"
 

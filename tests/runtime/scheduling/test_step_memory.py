@@ -11,7 +11,7 @@ PARAMS = {
     "greedy": SamplingParams(temperature=0, max_tokens=9),
     "drawn": SamplingParams(temperature=0.8, seed=5, max_tokens=9),
     "penalized": SamplingParams(temperature=0, repetition_penalty=1.2, presence_penalty=0.5, max_tokens=9),
-    "rated": SamplingParams(temperature=0, logprobs=2, prompt_logprobs=1, max_tokens=9),
+    "scored": SamplingParams(temperature=0, logprobs=2, prompt_logprobs=1, max_tokens=9),
 }
 
 

@@ -143,7 +143,7 @@ class FakeDevice:
         self.num_launches = self.num_sampled = self.most_tokens = self.most_sequences = self.num_on_device = (
             self.num_shared
         ) = 0
-        self.num_rated = self.most_rated = self.most_shared = self.num_fed = 0
+        self.num_scored = self.most_scored = self.most_shared = self.num_fed = 0
         self.fail_at = -1
         self.has_memory: Callable[[StepInputs], bool] = lambda inputs: True
         self.touched: set[int] = set()  # rows of steps that ran in part
@@ -261,16 +261,16 @@ class FakeDevice:
             self.num_in_scratch += sum(page in pages for row in value[group.page_table] for page in row)
             self.poison_group(group)(list(pages))
         self.num_sampled += len(sampled)
-        rated = range(len(sampled), sizes["L"])
+        scored = range(len(sampled), sizes["L"])
         if not sampled and value["targets"] == [-1]:
             assert value["logit_rows"] == [0]  # the dummy row
-            rated = range(0)
-        for index in rated:
+            scored = range(0)
+        for index in scored:
             seq, count = value["token_seqs"][value["logit_rows"][index]], value["num_logprobs"][index]
             end = len(contexts[seq]) - (value["q_starts"][seq] + value["q_lens"][seq] - 1 - value["logit_rows"][index])
             assert value["targets"][index] >= 0 and count >= 0
             handle.rows[index] = hashed_logprobs(self._read(contexts[seq][:end]), value["targets"][index], count)
-        self.most_rated, self.num_rated = max(self.most_rated, len(rated)), self.num_rated + len(rated)
+        self.most_scored, self.num_scored = max(self.most_scored, len(scored)), self.num_scored + len(scored)
         return [sampled.get(index, 123) for index in range(sizes["L"])]
 
     def _touch(self) -> None:

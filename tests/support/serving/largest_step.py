@@ -24,7 +24,7 @@ def largest_step(loaded: Loaded, tokens: int | None = None) -> dict[str, torch.T
     many more rows that rate a prompt as a step may have, all with log-probabilities.
 
     The first sequence feeds what the others leave and ends at its full length; the others feed one token. It is its
-    prompt that is rated.
+    prompt that is scored.
     """
     limits = loaded.limits
     sequences = limits.max_batch
@@ -40,8 +40,8 @@ def largest_step(loaded: Loaded, tokens: int | None = None) -> dict[str, torch.T
         return torch.tensor(values, dtype=torch.int32)
 
     ends = list(itertools.accumulate(lengths))
-    rated = min(MAX_SCORED, first - 1)
-    rows = sequences + rated
+    scored = min(MAX_SCORED, first - 1)
+    rows = sequences + scored
     drawn = torch.arange(rows) < sequences
     return {
         "tokens": ints([index % limits.vocab_size for index in range(sum(lengths))]),
@@ -53,7 +53,7 @@ def largest_step(loaded: Loaded, tokens: int | None = None) -> dict[str, torch.T
         "sample_index": ints(list(range(sequences))),
         "page_table": table,
         "prompt_ends": ints([limits.max_seq_len] * sequences),
-        "logit_rows": ints([*(end - 1 for end in ends), *range(rated)]),
+        "logit_rows": ints([*(end - 1 for end in ends), *range(scored)]),
         "temperature": drawn.float(),
         "top_k": torch.where(drawn, 50, 0).int(),
         "top_p": torch.where(drawn, 0.9, 1.0),

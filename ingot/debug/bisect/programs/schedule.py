@@ -171,5 +171,5 @@ def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequenc
         rows=count,
         samples=done + count >= request.prompt,  # nothing is sampled within a prompt
         asked=given,
-        rated=(asked.targets, asked.num_logprobs) if asked.targets >= 0 else None,
+        prompt_logprobs=(asked.targets, asked.num_logprobs) if asked.targets >= 0 else None,
     )
