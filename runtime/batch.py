@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.ir.cache.groups import FULL, CacheGroup
 from ingot.ir.features import Fed, PromptLogprobRows
-from ingot.ir.features.asking import Array
+from ingot.ir.features.request_view import Array
 from ingot.runtime.request import Request
 from ingot.runtime.row_tables import RowTables
 from ingot.runtime.shared_prefixes import sharing_of
@@ -136,7 +136,7 @@ def build_step(
     fed = _fed(rows, len(decodes), chunks, tables, sizes, page_size, groups) if repeats is None else repeats.fed
     fed.totals, fed.sampled, fed.sharing = totals, sampled, sharing
     if inputs is repeats:
-        inputs.fill_varying(fed, tables.asking)
+        inputs.fill_varying(fed, tables.rows_using)
     else:
         inputs.stamp = None
         inputs.fill(fed)
@@ -166,8 +166,8 @@ def _fed(
         tokens[end - chunk.length : end] = chunk.tokens()
     last = np.cumsum(samples)
     count = int(last[-1])
-    asking, logit_rows = np.full(sizes.L, -1, np.int32), np.zeros(sizes.L, np.int32)
-    asking[:count] = np.repeat(rows, samples)
+    request_rows, logit_rows = np.full(sizes.L, -1, np.int32), np.zeros(sizes.L, np.int32)
+    request_rows[:count] = np.repeat(rows, samples)
     # Logit row i of n of a sequence belongs to its token n - i from the end.
     logit_rows[:count] = np.repeat(ends - last, samples) + np.arange(count)
     prompt_logprobs: list[PromptLogprobRows] = []
@@ -186,8 +186,8 @@ def _fed(
         tokens=tokens,
         logit_rows=logit_rows,
         sample_index=np.where(samples > 0, last - 1, -1),
-        asking=asking,
-        tables=tables.asked,
+        request_rows=request_rows,
+        tables=tables.values,
         pages=tables.pages[0] if groups else np.zeros((len(tables.num_pages), 0), np.int32),
         group_pages=dict(zip(groups, tables.pages, strict=True)),
         page_size=page_size,

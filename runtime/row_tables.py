@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ingot.ir.features import RowTable
-from ingot.ir.features.asking import Array
+from ingot.ir.features.request_view import Array
 from ingot.ir.features.step_input import NUMPY_DTYPES
 from ingot.runtime.request import Request
 
@@ -16,8 +16,8 @@ class RowTables:
     num_pages     number of pages in the first group, which has the most
     state_read    the slot that the row's next step reads; None for a model without per-sequence states
     state_write   the slot that the row's next step writes; None likewise
-    asked         the values of each table
-    asking        the rows with a value other than the default, by table
+    values        an array by device row for each table, by its name
+    rows_using    the device rows whose requests set a value, by the name of the table
     version       a new object after every change except to pages
     """
 
@@ -30,24 +30,24 @@ class RowTables:
         self.state_write = np.full(max_batch, -1, np.int32) if slots else None
         self.version = object()
         self._declared = tables
-        self.asked: dict[str, Array] = {
+        self.values: dict[str, Array] = {
             one.name: np.full(
                 max_batch if one.width is None else (max_batch, one.width), one.nothing, NUMPY_DTYPES[one.dtype]
             )
             for one in tables
         }
-        self.asking: dict[str, set[int]] = {one.name: set() for one in tables}
+        self.rows_using: dict[str, set[int]] = {one.name: set() for one in tables}
 
     def set_request(self, row: int, request: Request) -> None:
         """Store the values of the request that got the row."""
         self.version = object()
         for one in self._declared:
-            value, table = one.of(request), self.asked[one.name]
+            value, table = one.of(request), self.values[one.name]
             if value is None:
                 table[row] = one.nothing
-                self.asking[one.name].discard(row)
+                self.rows_using[one.name].discard(row)
                 continue
-            self.asking[one.name].add(row)
+            self.rows_using[one.name].add(row)
             if one.width is None:
                 table[row] = value
             else:
@@ -84,5 +84,5 @@ class RowTables:
         for table in self.pages:
             table[row, : self.num_pages[row]] = 0
         self.num_pages[row] = 0
-        for rows in self.asking.values():
+        for rows in self.rows_using.values():
             rows.discard(row)

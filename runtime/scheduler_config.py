@@ -156,7 +156,7 @@ def check_servable(request: Request, config: SchedulerConfig, pages: SequencePag
             hint='choose the scheduling policy "priority"',
         )
     for param in config.unserved:
-        if param.asked_by(request.params):
+        if param.used_by(request.params):
             raise RequestError(
                 f"{param.name} = {getattr(request.params, param.name)!r}, which the model's ending does not serve",
                 where=f"{where}, SamplingParams.{param.name}",

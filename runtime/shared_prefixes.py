@@ -12,7 +12,7 @@ import numpy as np
 
 from ingot.ir.artifact.plan import Plan
 from ingot.ir.cache.groups import FULL
-from ingot.ir.features.asking import Array
+from ingot.ir.features.request_view import Array
 from ingot.ir.features.sharing import COLUMNS, COUNT, FIRST, LEADER, LENGTH, MEMBER, MOST_GROUPS, OWN
 from ingot.ir.machine.gpus import Gpu
 

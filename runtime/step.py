@@ -138,10 +138,10 @@ class StepInputs(dict[str, torch.Tensor]):
         for one in self.layout.late:
             one.fill(self.arrays[one.name], self.fed)
 
-    def fill_varying(self, fed: Fed, asking: Mapping[str, set[int]]) -> None:
-        """Write the varying inputs. `asking` has the device rows that use each table, by the table's name."""
+    def fill_varying(self, fed: Fed, rows_using: Mapping[str, set[int]]) -> None:
+        """Write the inputs that vary from step to step. `rows_using`: device rows that use a table, by its name."""
         for one in self.layout.varying:
-            if one.table is None or asking[one.table.name]:
+            if one.table is None or rows_using[one.table.name]:
                 one.fill(self.arrays[one.name], fed)
 
     def let_go(self) -> None:

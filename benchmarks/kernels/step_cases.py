@@ -94,10 +94,10 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
     yield Case("silu_mul", "", rows, lambda: randn(rows, 2 * sizes.ffn).split(sizes.ffn, 1))
     yield Case("cast", "logits", rows, lambda: (randn(rows, vocab),), {"dtype": f32})
     yield Case("soft_cap", "logits", rows, lambda: (logits(),), {"cap": 30.0})
-    for what, asking in (("nothing asked", none), ("all ask", one)):
+    for what, prompt_ends in (("nothing asked", none), ("all ask", one)):
 
-        def counted(asking: torch.Tensor = asking) -> tuple[torch.Tensor, ...]:
-            return counts, whole(vocab, rows), whole(512, rows) + 1, order, order, asking
+        def counted(prompt_ends: torch.Tensor = prompt_ends) -> tuple[torch.Tensor, ...]:
+            return counts, whole(vocab, rows), whole(512, rows) + 1, order, order, prompt_ends
 
         yield Case("count_tokens", what, rows, counted)
     for what, given, temperature, top_k, top_p, min_p in (

@@ -17,7 +17,7 @@ from ingot.ir.features.registry import (
     step_inputs,
     unserved_params,
 )
-from ingot.ir.features.step_input import RowTable, ServedParam, StepInput, asked, one_of
+from ingot.ir.features.step_input import RowTable, ServedParam, StepInput, one_of, request_input
 
 __all__ = [
     "ENDINGS",
@@ -36,7 +36,6 @@ __all__ = [
     "RowTable",
     "ServedParam",
     "StepInput",
-    "asked",
     "features_of",
     "fed_of",
     "feeds_whole",
@@ -46,6 +45,7 @@ __all__ = [
     "one_of",
     "register_ending",
     "register_feature",
+    "request_input",
     "row_tables",
     "step_inputs",
     "step_values",

@@ -8,9 +8,9 @@ import torch
 
 from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import VerifyError
-from ingot.ir.features.asking import Array
 from ingot.ir.features.fed import Fed, PromptLogprobRows
 from ingot.ir.features.registry import find_input, row_tables, step_inputs
+from ingot.ir.features.request_view import Array
 from ingot.ir.features.step_input import NUMPY_DTYPES
 
 
@@ -25,7 +25,7 @@ class FedSequence:
     pages    the pages of the sequence, in the order of positions
     rows     its rows of logits, those of its last tokens
     samples  whether a token is sampled from the last of these rows
-    asked    the values that it requests, by the name of the host's table
+    params   values that differ from the default, by the name of the step input, as {"temperature": 0.7}
     prompt_logprobs
              (token, count): each of its rows returns the log-probabilities of this token and of the `count` most
              likely ones; None: of no prompt token
@@ -38,7 +38,7 @@ class FedSequence:
     pages: Sequence[int] = ()
     rows: int = 1
     samples: bool = True
-    asked: Mapping[str, float | Sequence[int]] = field(default_factory=dict)
+    params: Mapping[str, float | Sequence[int]] = field(default_factory=dict)
     prompt_logprobs: tuple[int, int] | None = None
 
 
@@ -76,7 +76,7 @@ def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | Non
             [end - 1 if one.samples and one.rows else -1 for one, end in zip(sequences, last.tolist(), strict=True)],
             np.int32,
         ),
-        asking=np.repeat(rows, counts),
+        request_rows=np.repeat(rows, counts),
         tables=_tables(sequences, most),
         pages=pages,
         page_size=page_size,
@@ -95,12 +95,12 @@ def _tables(sequences: Sequence[FedSequence], rows: int) -> dict[str, Array]:
         shape = rows if table.width is None else (rows, table.width)
         values = tables[table.name] = np.full(shape, table.nothing, NUMPY_DTYPES[table.dtype])
         for one in sequences:
-            if table.name in one.asked:
-                asked = one.asked[table.name]
-                if isinstance(asked, Sequence):
-                    values[one.row, : len(asked)] = asked
+            if table.name in one.params:
+                value = one.params[table.name]
+                if isinstance(value, Sequence):
+                    values[one.row, : len(value)] = value
                 else:
-                    values[one.row] = asked
+                    values[one.row] = value
     return tables
 
 

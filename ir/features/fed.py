@@ -8,7 +8,7 @@ import numpy as np
 
 from ingot.ir.cache.groups import CacheGroup
 from ingot.ir.errors import InternalError
-from ingot.ir.features.asking import Array, Asking
+from ingot.ir.features.request_view import Array, RequestView
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class Fed:
                    -1: a masked position; -2 - i: position i of the row's block
     logit_rows     i32[L], indices into T
     sample_index   i32[B], the last of its rows of logits, from which a token is sampled; -1: none
-    asking         i32[L], the device row with the sampling parameters; -1: nothing is requested
+    request_rows   i32[L], the device row of the request that each row of logits serves, for its sampling parameters;
+                   -1: none, as in rows of logits that compute prompt_logprobs
     tables         the values that sequences request, by device row, by the name of the table
     pages          i32[rows, P], the pages of every device row
     group_pages    the same for each group of caches; a group that is not in it has `pages`
@@ -63,13 +64,13 @@ class Fed:
     tokens: Array
     logit_rows: Array
     sample_index: Array
-    asking: Array
+    request_rows: Array
     tables: Mapping[str, Array]
     pages: Array
     page_size: int
     totals: Callable[[], Array] = _unknown
     prompt_logprobs: Sequence[PromptLogprobRows] = ()
-    sampled: Sequence[Asking] = ()
+    sampled: Sequence[RequestView] = ()
     places: Array | None = None
     group_pages: Mapping[CacheGroup, Array] = field(default_factory=dict)
     sharing: Array | None = None
@@ -97,7 +98,7 @@ class Fed:
     @cached_property
     def has_idle_rows(self) -> bool:
         """Return whether there is a row of logits for which no sequence requests anything."""
-        return bool((self.asking < 0).any())
+        return bool((self.request_rows < 0).any())
 
     @property
     def known_places(self) -> Array:

@@ -3,16 +3,16 @@
 import numpy as np
 import torch
 
-from ingot.ir.features.asking import Array, Asking
 from ingot.ir.features.feature import Feature
 from ingot.ir.features.fed import Fed
+from ingot.ir.features.request_view import Array, RequestView
 from ingot.ir.features.step_input import RowTable, ServedParam, StepInput, one_of
 from ingot.ir.types import TensorType
 
 _INT = TensorType(torch.int32, ("L",))
 
 
-def _num_logprobs(sequence: Asking) -> int | None:
+def _num_logprobs(sequence: RequestView) -> int | None:
     count: int | None = sequence.params.logprobs
     return count
 
@@ -24,9 +24,9 @@ def _targets(array: Array, fed: Fed) -> None:
 
 
 def _counts(array: Array, fed: Fed) -> None:
-    np.take(fed.tables["num_logprobs"], fed.asking, axis=0, out=array, mode="clip")
+    np.take(fed.tables["num_logprobs"], fed.request_rows, axis=0, out=array, mode="clip")
     if fed.has_idle_rows:
-        array[fed.asking < 0] = -1
+        array[fed.request_rows < 0] = -1
     for one in fed.prompt_logprobs:
         array[one.first : one.first + len(one.targets)] = one.num_logprobs
 

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from ingot.ir.cache.groups import FULL, CacheGroup
-from ingot.ir.features.asking import Array
 from ingot.ir.features.feature import Feature
 from ingot.ir.features.fed import Fed
+from ingot.ir.features.request_view import Array
 from ingot.ir.features.step_input import StepInput
 from ingot.ir.types import TensorType
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 
-from ingot.ir.features.asking import Array, Asking
 from ingot.ir.features.feature import Feature, OpCall, RowState
 from ingot.ir.features.fed import Fed
-from ingot.ir.features.step_input import RowTable, ServedParam, StepInput, asked, one_of
+from ingot.ir.features.request_view import Array, RequestView
+from ingot.ir.features.step_input import RowTable, ServedParam, StepInput, one_of, request_input
 from ingot.ir.ops.penalties import MAX_BANNED
 from ingot.ir.types import TensorType
 
@@ -17,17 +17,19 @@ _FLOAT, _INT = TensorType(torch.float32, ("L",)), TensorType(torch.int32, ("L",)
 def _penalty(name: str, param: str, nothing: float, other: float) -> StepInput:
     """Return the input of a penalty, by its sampling parameter; `nothing` turns it off, and tests also draw `other`."""
 
-    def of(sequence: Asking) -> Any:
+    def of(sequence: RequestView) -> Any:
         return getattr(sequence.params, param) if sequence.params.penalizes else None
 
-    return asked(name, _FLOAT, nothing, of, one_of(torch.float32, nothing, other), (ServedParam(param, nothing),))
+    return request_input(
+        name, _FLOAT, nothing, of, one_of(torch.float32, nothing, other), (ServedParam(param, nothing),)
+    )
 
 
-def _prompt_end(sequence: Asking) -> int | None:
+def _prompt_end(sequence: RequestView) -> int | None:
     return len(sequence.prompt_ids) if sequence.params.penalizes else None
 
 
-def _count_row(sequence: Asking) -> int | None:
+def _count_row(sequence: RequestView) -> int | None:
     return sequence.row if sequence.params.penalizes else None
 
 
@@ -35,8 +37,8 @@ PENALTIES = Feature(
     "penalties",
     inputs=(
         # The prompt's length, for penalties; -1: the sequence's tokens are not counted.
-        asked("prompt_ends", TensorType(torch.int32, ("B",)), -1, _prompt_end),
-        asked("count_rows", _INT, -1, _count_row),  # the row of state whose counts penalize it; -1: no penalty
+        request_input("prompt_ends", TensorType(torch.int32, ("B",)), -1, _prompt_end),
+        request_input("count_rows", _INT, -1, _count_row),  # the row of state whose counts penalize it; -1: no penalty
         _penalty("repetition", "repetition_penalty", 1.0, 1.3),
         _penalty("frequency", "frequency_penalty", 0.0, 0.2),
         _penalty("presence", "presence_penalty", 0.0, 0.1),
@@ -46,23 +48,23 @@ PENALTIES = Feature(
 )
 
 
-def _banned_ids(sequence: Asking) -> list[int] | None:
+def _banned_ids(sequence: RequestView) -> list[int] | None:
     """Return the end tokens, which a sequence may not choose before it has `min_tokens`."""
     return sorted(sequence.end_tokens()) if sequence.params.min_tokens else None
 
 
-def _unbanned_at(sequence: Asking) -> int | None:
+def _unbanned_at(sequence: RequestView) -> int | None:
     least: int = sequence.params.min_tokens
     return min(len(sequence.prompt_ids) + least, sequence.max_total)
 
 
 def _banned(array: Array, fed: Fed) -> None:
     """Fill in the banned ids of each row, while its sequence has too few tokens."""
-    fed.tables["banned"].take(fed.asking, axis=0, out=array, mode="clip")
-    array[fed.asking < 0] = -1
+    fed.tables["banned"].take(fed.request_rows, axis=0, out=array, mode="clip")
+    array[fed.request_rows < 0] = -1
     if (array >= 0).any():
         totals = fed.totals()
-        array[: len(totals)][totals >= fed.tables["unbanned_at"][fed.asking[: len(totals)]]] = -1
+        array[: len(totals)][totals >= fed.tables["unbanned_at"][fed.request_rows[: len(totals)]]] = -1
 
 
 _BANNED = TensorType(torch.int32, ("L", MAX_BANNED))

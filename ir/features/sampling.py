@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from ingot.ir.features.asking import Asking
 from ingot.ir.features.feature import Feature
-from ingot.ir.features.step_input import ServedParam, asked, one_of
+from ingot.ir.features.request_view import RequestView
+from ingot.ir.features.step_input import ServedParam, one_of, request_input
 from ingot.ir.types import TensorType
 
 _FLOAT, _INT, _LONG = (TensorType(dtype, ("L",)) for dtype in (torch.float32, torch.int32, torch.int64))
@@ -23,7 +23,7 @@ def _serves(name: str, nothing: float | None) -> tuple[ServedParam, ...]:
     return (ServedParam(name, nothing, lambda params: not params.greedy),)
 
 
-def _seed(sequence: Asking) -> int:
+def _seed(sequence: RequestView) -> int:
     return sequence.seed
 
 
@@ -35,8 +35,8 @@ SAMPLING = Feature(
     "sampling",
     inputs=(
         # Random numbers are keyed by (seed, position).
-        asked("seeds", _LONG, 0, _seed, _draw_seeds, _serves("seed", None)),
-        asked(  # 0: greedy
+        request_input("seeds", _LONG, 0, _seed, _draw_seeds, _serves("seed", None)),
+        request_input(  # 0: greedy
             "temperature",
             _FLOAT,
             0.0,
@@ -44,8 +44,8 @@ SAMPLING = Feature(
             one_of(torch.float32, 0.0, 0.7, 1.3),
             _serves("temperature", 0.0),
         ),
-        asked("top_k", _INT, 0, _drawn("top_k"), one_of(torch.int32, 0, 5), _serves("top_k", 0)),  # 0: off
-        asked("top_p", _FLOAT, 1.0, _drawn("top_p"), one_of(torch.float32, 1.0, 0.9), _serves("top_p", 1.0)),
-        asked("min_p", _FLOAT, 0.0, _drawn("min_p"), one_of(torch.float32, 0.0, 0.05), _serves("min_p", 0.0)),
+        request_input("top_k", _INT, 0, _drawn("top_k"), one_of(torch.int32, 0, 5), _serves("top_k", 0)),  # 0: off
+        request_input("top_p", _FLOAT, 1.0, _drawn("top_p"), one_of(torch.float32, 1.0, 0.9), _serves("top_p", 1.0)),
+        request_input("min_p", _FLOAT, 0.0, _drawn("min_p"), one_of(torch.float32, 0.0, 0.05), _serves("min_p", 0.0)),
     ),
 )

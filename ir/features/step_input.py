@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ingot.ir.features.asking import Array, Asking
 from ingot.ir.features.fed import Fed
+from ingot.ir.features.request_view import Array, RequestView
 from ingot.ir.types import TensorType
 
 NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
@@ -29,7 +29,7 @@ class RowTable:
     name: str
     dtype: torch.dtype
     nothing: float
-    of: Callable[[Asking], float | Sequence[int] | None]
+    of: Callable[[RequestView], float | Sequence[int] | None]
     width: int | None = None  # values per row; None: one
 
 
@@ -42,7 +42,7 @@ class ServedParam:
     nothing: float | None
     matters: Callable[[Any], bool] = lambda params: True
 
-    def asked_by(self, params: Any) -> bool:
+    def used_by(self, params: Any) -> bool:
         """Return whether a request with these sampling parameters uses it."""
         return bool(getattr(params, self.name) != self.nothing and self.matters(params))
 
@@ -84,22 +84,28 @@ class StepInput:
         return str(self.type.shape[0])
 
 
-def asked(
+def request_input(
     name: str,
     value_type: TensorType,
     nothing: float,
-    of: Callable[[Asking], float | Sequence[int] | None],
+    of: Callable[[RequestView], float | Sequence[int] | None],
     draw: Callable[[int, torch.Generator], torch.Tensor] | None = None,
     serves: tuple[ServedParam, ...] = (),
 ) -> StepInput:
-    """Return an input with values that a sequence sets when it begins to run, and that do not change until it ends."""
+    """Return an input with one value per request, such as its temperature, which stays while the request runs.
+
+    nothing   the value for rows without a request, and for requests without a value of their own
+    of        returns the value of a request, several if the input has a second axis; None means `nothing`
+    draw      returns random values for tests, from a number of rows and a generator; None: tests keep `nothing`
+    serves    the sampling parameters that have an effect only in programs that take this input
+    """
     width = value_type.shape[1] if len(value_type.shape) > 1 else None
     assert width is None or isinstance(width, int)
     table = RowTable(name, value_type.dtype, nothing, of, width)
     by_sequence = value_type.shape[0] == "B"
 
     def fill(array: Array, fed: Fed) -> None:
-        rows = fed.rows if by_sequence else fed.asking
+        rows = fed.rows if by_sequence else fed.request_rows
         fed.tables[name].take(rows, axis=0, out=array, mode="clip")
         if not by_sequence and fed.has_idle_rows:
             array[rows < 0] = nothing

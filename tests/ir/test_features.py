@@ -159,7 +159,7 @@ def test_every_input_is_padded_as_it_is_declared(colour: Feature) -> None:
     names = frozenset(name for name, one in step_inputs().items() if one.known)
     layout, sizes = StepLayout.of(names), StepSizes(6, 4, 5, 3, G=4)
     given = PaddedInputs(layout, sizes)
-    larger = fed_of([FedSequence(row, [9], 5, -1, [1, 2, 3], asked={"top_k": 7}) for row in range(4)], PAGE)
+    larger = fed_of([FedSequence(row, [9], 5, -1, [1, 2, 3], params={"top_k": 7}) for row in range(4)], PAGE)
     given.fill(filled(layout, larger, StepSizes(4, 4, 4, 3)))
     step = filled(layout, fed_of(TWO, PAGE), StepSizes(4, 2, 2, 2))
     given.fill(step)

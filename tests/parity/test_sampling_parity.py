@@ -247,8 +247,8 @@ def test_logprobs_of_outputs_and_prompts(
 def test_who_asks_does_not_change_the_tokens_of_others(llm: LLM) -> None:
     plain = [SamplingParams(temperature=1.0, seed=number, max_tokens=12, ignore_eos=True) for number in range(3)]
     alone = generate(llm, PROMPTS[:3], plain)
-    asking = [replace(plain[0], logprobs=4), plain[1], replace(plain[2], prompt_logprobs=1)]
-    together = generate(llm, PROMPTS[:3] + PROMPTS[4:6], [*asking, *SETTINGS[4:6]])
+    scored = [replace(plain[0], logprobs=4), plain[1], replace(plain[2], prompt_logprobs=1)]
+    together = generate(llm, PROMPTS[:3] + PROMPTS[4:6], [*scored, *SETTINGS[4:6]])
     assert [output.outputs[0].token_ids for output in together[:3]] == [output.outputs[0].token_ids for output in alone]
 
 

@@ -170,6 +170,6 @@ def _fed(request: Request, done: int, count: int, by_device: bool) -> FedSequenc
         pages=request.pages,
         rows=count,
         samples=done + count >= request.prompt,  # nothing is sampled within a prompt
-        asked=given,
+        params=given,
         prompt_logprobs=(asked.targets, asked.num_logprobs) if asked.targets >= 0 else None,
     )
