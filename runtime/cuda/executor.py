@@ -73,14 +73,14 @@ class CudaExecutor(Executor):
         resident = ChainMap(self.params, self.states)  # type: ignore[arg-type]  # nothing writes into it
         self._buckets = bound_buckets(plan, resident, executables, libraries)
         decode, prompts = ({}, {}) if capture == "none" else (decode_steps(plan), prompt_steps(plan, find_gpu()))
-        self._layout, self._gives = StepLayout.of(frozenset(plan.inputs)), StepOutputs.of(plan)
+        self._layout, self._step_outputs = StepLayout.of(frozenset(plan.inputs)), StepOutputs.of(plan)
         memory = GraphMemory(graph_arena({**decode, **prompts}), strict=strict)
         by_plan = {id(bucket.plan): bucket for bucket in self._buckets}
 
         def graphs(choice: GraphChoice, steps: Mapping[StepSizes, BucketPlan]) -> Graphs:
             buckets = {size: by_plan[id(served)] for size, served in steps.items()}
             watched = resident if strict else None
-            return Graphs(choice, buckets, self._layout, self._gives, self.sizes, memory, self.device, watched)
+            return Graphs(choice, buckets, self._layout, self._step_outputs, self.sizes, memory, self.device, watched)
 
         self._decider = Decider(plan, decode, prompts, capture)
         self._decode = graphs(self._decider.decode, decode)
@@ -177,8 +177,8 @@ class CudaExecutor(Executor):
         def end() -> CudaStepHandle:
             outputs = bucket.end(sizes, watch)
             if given is not None and step is not None:
-                outputs = self._gives.cut(outputs, step)
-            read = {name: to_host(outputs[name]) for name in self._gives.read}
+                outputs = self._step_outputs.cut(outputs, step)
+            read = {name: to_host(outputs[name]) for name in self._step_outputs.read}
             done = torch.cuda.Event()
             return CudaStepHandle(
                 decided.bucket, outputs, lambda one: read[one].tolist(), done, returns_logprobs=returns_logprobs
@@ -226,7 +226,7 @@ class CudaExecutor(Executor):
         step = StepSizes(T=tokens, B=1 if "T" in self.plan.dims else tokens, L=1, P=1)
         inputs = PaddedInputs(self._layout, self._decider.padded(bucket.plan.bucket, step) or step)
         outputs = bucket.run(inputs.sent(self.device), {**self.sizes, **asdict(inputs.sizes)})
-        for name in self._gives.read:
+        for name in self._step_outputs.read:
             to_host(outputs[name])
         if inputs.sizes.T in self._unseen:
             self._unseen.remove(inputs.sizes.T)

@@ -76,7 +76,7 @@ class Bucket:
 class Graph:
     """A graph that notes its sizes when it is launched."""
 
-    def __init__(self, bucket: Bucket, layout: object, gives: object, size: StepSizes, *rest: object) -> None:
+    def __init__(self, bucket: Bucket, layout: object, step_outputs: object, size: StepSizes, *rest: object) -> None:
         self.bucket, self.size, self.buffers = bucket, size, {}
 
     def launch(self, inputs: object, step: StepSizes, *, returns_logprobs: bool) -> SimpleNamespace:

@@ -30,7 +30,7 @@ class Graph:
     now = 0.0
     seconds: Mapping[str, float] = {"few": 0.25, "more": 2.0}
 
-    def __init__(self, bucket: Any, layout: StepLayout, gives: StepOutputs, size: StepSizes, *rest: Any) -> None:
+    def __init__(self, bucket: Any, layout: StepLayout, step_outputs: StepOutputs, size: StepSizes, *rest: Any) -> None:
         Graph.now += self.seconds[bucket]
         self.what, self.size = f"the graph of {size.B}", size
         self.buffers = {"tokens": torch.zeros(size.B)}
@@ -44,9 +44,9 @@ def graphs(monkeypatch: pytest.MonkeyPatch, resident: dict[str, torch.Tensor] | 
     monkeypatch.setattr(graphs_module.time, "perf_counter", lambda: Graph.now)
     classes = {step(count): FEW if count <= 4 else MORE for count in (1, 2, 4, 8, 16)}
     buckets: Any = {size: one.name for size, one in classes.items()}
-    layout, gives, no_memory = StepLayout.usual(), StepOutputs(("tokens",), {"tokens": "L"}), cast(Any, None)
+    layout, step_outputs, no_memory = StepLayout.usual(), StepOutputs(("tokens",), {"tokens": "L"}), cast(Any, None)
     choice = DecodeChoice(classes, "idle")
-    return Graphs(choice, buckets, layout, gives, {}, no_memory, torch.device("cpu"), resident)
+    return Graphs(choice, buckets, layout, step_outputs, {}, no_memory, torch.device("cpu"), resident)
 
 
 def launched(made: Any, size: StepSizes) -> Any:

@@ -27,7 +27,7 @@ class Graphs:
 
     choice     chooses the next graph to capture ahead of need
     layout     the layout of step inputs
-    gives      the outputs of steps
+    step_outputs  describes the outputs that the graphs return
     sizes      load-time dims
     memory     the memory that graphs share
     resident   weights and states; with them, each launch checks that no tensor has moved
@@ -39,7 +39,7 @@ class Graphs:
         choice: GraphChoice,
         buckets: Mapping[StepSizes, Bucket],
         layout: StepLayout,
-        gives: StepOutputs,
+        step_outputs: StepOutputs,
         sizes: Mapping[str, int],
         memory: GraphMemory,
         device: torch.device,
@@ -48,7 +48,7 @@ class Graphs:
         self.seconds: dict[StepSizes, float] = {}
         self._choice = choice
         self._buckets = buckets
-        self._layout, self._gives = layout, gives
+        self._layout, self._step_outputs = layout, step_outputs
         self._sizes, self._memory, self._device = sizes, memory, device
         self._resident = resident
         self._graphs: dict[StepSizes, StepGraph] = {}
@@ -72,7 +72,9 @@ class Graphs:
                 raise InternalError(f"no graph can hold steps of {size.T} tokens of {size.B} sequences")
             begin = time.perf_counter()
             dims = {**self._sizes, **asdict(size)}
-            graph = StepGraph(self._buckets[size], self._layout, self._gives, size, dims, self._device, self._memory)
+            graph = StepGraph(
+                self._buckets[size], self._layout, self._step_outputs, size, dims, self._device, self._memory
+            )
             if self._resident is not None:
                 self._addresses[size] = Addresses.of(self._watched(graph), graph.what)
             self._graphs[size] = graph

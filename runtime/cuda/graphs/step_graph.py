@@ -22,7 +22,7 @@ _IN_FLIGHT = 2
 
 
 class StepGraph:
-    """Graphs for steps up to `size`, which run `bucket` on the inputs of `layout` and return the outputs `gives`.
+    """Graphs for steps up to `size`, which run `bucket` on the inputs of `layout` and return `step_outputs`.
     `dims` are all sizes of the bucket.
 
     The constructor captures on the current stream, without waiting for work there. Raises BackendError if that fails.
@@ -32,7 +32,7 @@ class StepGraph:
         self,
         bucket: Bucket,
         layout: StepLayout,
-        gives: StepOutputs,
+        step_outputs: StepOutputs,
         size: StepSizes,
         dims: Mapping[str, int],
         device: torch.device,
@@ -44,7 +44,7 @@ class StepGraph:
         # the call that is at fault.
         move(inputs.flat, inputs.flat)
         bucket.run(inputs.views, dims)
-        self._sides = [_Side(bucket, inputs, gives, dims, memory, self.what) for _ in range(_IN_FLIGHT)]
+        self._sides = [_Side(bucket, inputs, step_outputs, dims, memory, self.what) for _ in range(_IN_FLIGHT)]
         self._turn = 0
         # The buffers that only these graphs read and write.
         self.buffers = {"inputs on the device": inputs.flat}
@@ -69,16 +69,16 @@ class _Side:
         self,
         bucket: Bucket,
         inputs: DeviceInputs,
-        gives: StepOutputs,
+        step_outputs: StepOutputs,
         dims: Mapping[str, int],
         memory: GraphMemory,
         what: str,
     ) -> None:
         self._bucket = bucket.plan.bucket.name
         self._memory = memory
-        self._gives = gives
+        self._step_outputs = step_outputs
         self.inputs = HostInputs(inputs.layout, inputs.sizes)
-        self.read = {name: PinnedInts([gives.size(name, inputs.sizes)]) for name in gives.read}
+        self.read = {name: PinnedInts([step_outputs.size(name, inputs.sizes)]) for name in step_outputs.read}
         self._retired = torch.cuda.Event()
         self._launches = 0
         self._graph = torch.cuda.CUDAGraph()
@@ -124,7 +124,7 @@ class _Side:
         return LateStep(self._bucket, end)
 
     def _launched(self, step: StepSizes, *, returns_logprobs: bool) -> CudaStepHandle:
-        outputs = self._gives.cut(self._outputs, step)
+        outputs = self._step_outputs.cut(self._outputs, step)
         lend = partial(self._memory.lend, launch=self._memory.launches)
         read = partial(self._read, step, self._launches)
         return CudaStepHandle(self._bucket, outputs, read, self._retired, returns_logprobs=returns_logprobs, lend=lend)
@@ -133,5 +133,5 @@ class _Side:
         """Return an output of one launch. Raises InternalError if a later launch has overwritten it."""
         if launch != self._launches:
             raise InternalError(f"the {name} of a step are read after a later step has overwritten them")
-        values: list[int] = self.read[name].host[: self._gives.size(name, step)].tolist()
+        values: list[int] = self.read[name].host[: self._step_outputs.size(name, step)].tolist()
         return values
