@@ -49,7 +49,8 @@ class BackendEntry:
     - `executable`: loads the code of a region or a call.
     - `library`: loads a library of kernels, and returns its ops by printed name.
     - `find_op`: returns the function of an op that needs no build, or None if the backend does not have the op.
-    - `beside`, by device: makes the backend a choice of `--backend`, and lists the backends that compete with it.
+    - `competing`: for each device on which `--backend` may name this backend, the other backends that may then claim
+      calls too.
     - `links`: the packages that its code links with, as a target's versions name them.
     """
 
@@ -58,7 +59,7 @@ class BackendEntry:
     executable: LoadExecutable | None = None
     library: LoadLibrary | None = None
     find_op: FindOp | None = None
-    beside: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    competing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     links: tuple[str, ...] = ()
 
 
@@ -107,7 +108,7 @@ BACKENDS: dict[str, BackendEntry] = {
         emit={"cuda": _emit("triton.emit:Triton", needs="triton")},
         costs={"": ClaimCost(0.5, "before matmul libraries: a kernel fuses the ops around a matmul")},
         executable=_late("triton.load:load"),
-        beside={"cuda": _REFERENCES},
+        competing={"cuda": _REFERENCES},
     ),
     "cublas": BackendEntry(
         emit={"cuda": _emit("cublas.emit:Cublas")},
@@ -125,7 +126,7 @@ BACKENDS: dict[str, BackendEntry] = {
             "cuda, ahead": ClaimCost(0.1, "before all others: the user requested it"),
         },
         executable=_late("inductor.load:load"),
-        beside={"cpu": ("cpu", *_REFERENCES), "cuda": ("triton", *_REFERENCES)},
+        competing={"cpu": ("cpu", *_REFERENCES), "cuda": ("triton", *_REFERENCES)},
         links=("torch",),
     ),
     "cpu": BackendEntry(
@@ -140,7 +141,7 @@ BACKENDS: dict[str, BackendEntry] = {
         emit={device: _emit("reference.emit:Reference", asked="reference") for device in ("cpu", "cuda")},
         costs={"": ClaimCost(1e6, "after every backend that has a kernel")},
         find_op=_late("reference.load:load_op"),
-        beside={device: ("rowwise",) for device in ("cpu", "cuda")},
+        competing={device: ("rowwise",) for device in ("cpu", "cuda")},
     ),
     "rowwise": BackendEntry(
         emit={device: _emit("reference.emit:Rowwise", asked="reference") for device in ("cpu", "cuda")},
@@ -158,4 +159,6 @@ def claim_cost(backend: str, case: str = "") -> float:
 def choices(device: str) -> dict[str, tuple[str, ...]]:
     """Return the choices of --backend on a device, each with its competing backends. Each choice covers every op."""
     found = {"auto": tuple(name for name, entry in BACKENDS.items() if device in entry.emit)}
-    return found | {name: (name, *entry.beside[device]) for name, entry in BACKENDS.items() if device in entry.beside}
+    return found | {
+        name: (name, *entry.competing[device]) for name, entry in BACKENDS.items() if device in entry.competing
+    }

@@ -48,7 +48,7 @@ def measure(llm: LLM, long: int, short: int, output: int) -> dict[str, Figure]:
     withheld = {
         pool: pool.allocate(max(0, pool.num_free - in_step))
         for _, group, pool in pages.windows
-        for in_step in [need.groups[group.name].pages_per_sequence + need.beside(group.name)]
+        for in_step in [need.groups[group.name].pages_per_sequence + need.extra_in_step(group.name)]
     }
 
     def drawn(count: int) -> list[int]:

@@ -22,14 +22,14 @@ class ServingMemory:
     most         upper bound for serving, whatever the user requests
     usual        the default for serving
     pool         upper bound of the KV pool by default; None: all memory that is left
-    beside       the part of `most` or `usual` that no plan counts: on a GPU kernel code, captured graphs, libraries
+    unplanned    the part of `most` or `usual` that no plan counts: on a GPU kernel code, captured graphs, libraries
     granularity  the unit in which the device maps memory into address ranges; None: it cannot
     """
 
     most: int
     usual: int
     pool: int | None = None
-    beside: int = 0
+    unplanned: int = 0
     granularity: int | None = 1
 
 
@@ -71,14 +71,14 @@ def kv_pages(
             raise OptionError(f"the {name} are {value!r:.80}", expected="a whole number above 0")
     need = MemoryNeed.of(plans, room.granularity)
     limit = min(memory or room.usual, room.most)
-    left = limit - room.beside - need.fixed
+    left = limit - room.unplanned - need.fixed
     if not need.groups:
         if asked is not None:
             raise OptionError(
                 f"{asked} KV pages for a model without a paged KV cache", hint="leave the number of pages out"
             )
         if left < 0:
-            what, expected = "weights, activations and states", f"{need.fixed + room.beside} bytes"
+            what, expected = "weights, activations and states", f"{need.fixed + room.unplanned} bytes"
             raise _no_room(need, room, limit, what, expected, "give more memory, or compile for smaller limits")
         return {}
     kept = _kept_slots(need, left, asked) * need.slot if keep_states else 0
@@ -96,8 +96,8 @@ def kv_pages(
             for name, group in need.groups.items()
         )
         what = f"the KV pages of one sequence, {need.sequence} bytes ({each}),"
-        expected = f"{need.fixed + need.sequence + room.beside} bytes"
-        raise _no_room(need, room, limit, what, expected, _what_fits(need, limits, limit - room.beside))
+        expected = f"{need.fixed + need.sequence + room.unplanned} bytes"
+        raise _no_room(need, room, limit, what, expected, _what_fits(need, limits, limit - room.unplanned))
     # By default the pool takes at most its usual share, but at least enough for one sequence.
     if memory is None and room.pool is not None:
         left = min(left, max(need.sequence + kept, room.pool))
@@ -113,7 +113,7 @@ def state_slots(
     need = MemoryNeed.of(plans, room.granularity)
     if not need.slot:
         return 0
-    left = min(memory or room.usual, room.most) - room.beside - need.fixed
+    left = min(memory or room.usual, room.most) - room.unplanned - need.fixed
     return need.sequences + (_kept_slots(need, left, asked) if keep_states else 0)
 
 
@@ -135,8 +135,8 @@ def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
     most = {name: need.most(name, limits.max_batch) for name in need.groups}
     windows = [name for name in need.groups if CacheGroup.named(name).forgets]
     others = [name for name in need.groups if name not in windows]
-    beside = sum(need.least(name) * need.groups[name].page for name in others)
-    share = min(memory - beside, max(memory // 2, need.sequence - beside)) if others else memory
+    others_least = sum(need.least(name) * need.groups[name].page for name in others)
+    share = min(memory - others_least, max(memory // 2, need.sequence - others_least)) if others else memory
     given = _in_proportion(need, most, windows, share)
     share = memory - sum(count * need.groups[name].page for name, count in given.items())
     return {**_in_proportion(need, most, others, share), **given}
@@ -184,11 +184,11 @@ def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
 
 
 def _no_room(need: MemoryNeed, room: ServingMemory, limit: int, what: str, expected: str, hint: str) -> OptionError:
-    beside = f", scratch pages {need.scratch_bytes}" if need.scratch_bytes else ""
-    beside += f", code and captured graphs {room.beside}" if room.beside else ""
+    further = f", scratch pages {need.scratch_bytes}" if need.scratch_bytes else ""
+    further += f", code and captured graphs {room.unplanned}" if room.unplanned else ""
     return OptionError(
         f"{what} do not fit into memory: of {limit} bytes the weights take {need.weights}, the activations"
-        f" {need.activations}, other states {need.states + need.sequences * need.slot}{beside}",
+        f" {need.activations}, other states {need.states + need.sequences * need.slot}{further}",
         where="plan.json, memory",
         expected=expected,
         hint=hint,

@@ -175,7 +175,7 @@ class PagePool:
         """Return whether any sequence holds the page."""
         return self._holders[page] > 0
 
-    def num_free_beside(self, pages: Iterable[int]) -> int:
+    def num_free_without(self, pages: Iterable[int]) -> int:
         """Return the number of pages that can be allocated after `pages`, which were found, are shared."""
         return self.num_free - sum(page in self._idle for page in pages)
 

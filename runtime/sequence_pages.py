@@ -137,7 +137,7 @@ class SequencePages:
         least `at_once` of them in one step. It shares the pages of `found`."""
         for group, pool, shared in zip(self.groups, self.pools, found.pages, strict=True):
             own = group.held(shared)
-            if self.least(group, num_tokens, at_once) - len(own) > pool.num_free_beside(own):
+            if self.least(group, num_tokens, at_once) - len(own) > pool.num_free_without(own):
                 return False
         return self.slots is None or self.slots.admits
 
@@ -145,10 +145,10 @@ class SequencePages:
         """Return the fewest pages of a group with which a sequence can reach `num_tokens` tokens, feeding `at_once` in
         a step."""
         between = group.pages_between_steps(num_tokens, self.page_size)
-        beside = self.pages_for(at_once - 1)
+        fed = self.pages_for(at_once - 1)
         if self.pools[self.groups.index(group)].num_scratch:
-            beside = min(beside, self._survive(group))
-        return min(self.pages_for(num_tokens), between + beside)
+            fed = min(fed, self._survive(group))
+        return min(self.pages_for(num_tokens), between + fed)
 
     def begin(self, request: Request, found: Found) -> None:
         """Assign the found pages and slot to a request that has just got its row."""

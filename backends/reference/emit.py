@@ -59,11 +59,11 @@ class Rowwise(Reference):
         if op is None or op.states:
             return whole  # an op with states runs in place in every backend
 
-        def one_row_beside_all_results(*args: Any, **kwargs: Any) -> None:
+        def one_row_at_a_time(*args: Any, **kwargs: Any) -> None:
             results = op.fake(*args, **kwargs)
             rows = [torch.empty_like(item) for item in (results if isinstance(results, tuple) else (results,))]
             args, kwargs = op.changed(args, kwargs, lambda name, value: value[:1] if name in op.rows else value)
             op.costliest(*args, **kwargs)
             del rows  # the rows are kept until they are concatenated
 
-        return one_row_beside_all_results
+        return one_row_at_a_time

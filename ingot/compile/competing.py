@@ -16,7 +16,7 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
     """
     known = choices(target.device)
     if choice not in known:
-        elsewhere = choice in BACKENDS and BACKENDS[choice].beside
+        elsewhere = choice in BACKENDS and BACKENDS[choice].competing
         what = (
             f"the backend '{choice}' is not for the target {target.name}"
             if elsewhere

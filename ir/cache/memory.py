@@ -94,10 +94,10 @@ class MemoryNeed:
         own = sequences * self.groups[name].pages_per_sequence
         # With scratch pages, a long prompt chunk needs this many at once, and the step in flight may read as many.
         steps = 2 if self.has_scratch(name) else 1
-        return own + steps * self.beside(name) + CacheGroup.named(name).reserved
+        return own + steps * self.extra_in_step(name) + CacheGroup.named(name).reserved
 
-    def beside(self, name: str) -> int:
-        """Return the most pages of a group that a step writes in addition to those that sequences hold between steps.
+    def extra_in_step(self, name: str) -> int:
+        """Return the most pages of a group that a step needs in addition to those that sequences hold between steps.
         With scratch pages, these are the pages that a prompt chunk leaves to later steps."""
         group = self.groups[name]
         return min(group.pages_per_step, group.pages_per_sequence) if self.has_scratch(name) else group.pages_per_step
@@ -138,9 +138,9 @@ def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, int, dict[str
         pages[group.name] = pages.get(group.name, 0) + size
         table, page_size = one.sizes.get("P", 0), _page_size(one.type)
         between = group.pages_between_steps(table * page_size, page_size)
-        beside = 0 if not group.forgets else min(table - between, -(-one.sizes.get("T", 1) // page_size))
+        extra = 0 if not group.forgets else min(table - between, -(-one.sizes.get("T", 1) // page_size))
         before = counts.get(group.name, (0, 0))
-        counts[group.name] = max(before[0], between), max(before[1], beside)
+        counts[group.name] = max(before[0], between), max(before[1], extra)
     found = {
         name: GroupMemory(page=size, pages_per_sequence=counts[name][0], pages_per_step=counts[name][1])
         for name, size in pages.items()

@@ -95,7 +95,7 @@ def _group(group: CacheGroup, need: MemoryNeed, caches: dict[str, str], plans: P
         page_bytes=memory.page,
         page_tokens=int(tokens.pop()) if len(tokens) == 1 else 0,
         between_steps=memory.pages_per_sequence,
-        in_step=memory.pages_per_sequence + need.beside(group.name),
+        in_step=memory.pages_per_sequence + need.extra_in_step(group.name),
         scratch_pages=scratch.pages,
         scratch_bytes=scratch.bytes(need.granularity),
         why_none=scratch.why_none,

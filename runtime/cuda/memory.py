@@ -30,8 +30,8 @@ def serving_memory(
 ) -> ServingMemory:
     """Return `device_memory` for a device of `total` bytes with `free` free ones. `graphs` is the GPU, if steps are
     captured."""
-    beside = _LIBRARIES + (sum(graph_bytes(plan, graphs) for plan in plans.plans.values()) if graphs else 0)
-    return ServingMemory(most=free, usual=int(USUAL_SHARE * total), beside=beside, granularity=granularity)
+    unplanned = _LIBRARIES + (sum(graph_bytes(plan, graphs) for plan in plans.plans.values()) if graphs else 0)
+    return ServingMemory(most=free, usual=int(USUAL_SHARE * total), unplanned=unplanned, granularity=granularity)
 
 
 def graph_bytes(plan: Plan, gpu: Gpu) -> int:

@@ -122,6 +122,6 @@ def test_serving_takes_what_was_set_aside(healthy: Path) -> None:
     plans = llm._loaded.plans
     need = MemoryNeed.of(plans)
     taken = torch.cuda.memory_reserved(device) - before
-    allowed = need.fixed + 2000 * need.page + device_memory(device, plans, graphs=True).beside
+    allowed = need.fixed + 2000 * need.page + device_memory(device, plans, graphs=True).unplanned
     print(f"torch holds {taken} bytes, {allowed} were set aside, {need}")
     assert 2000 * need.page < taken <= allowed

@@ -81,7 +81,7 @@ def test_a_long_sequence_peaks_at_a_fifth_of_whole_caches() -> None:
     assert scratch_of(plans) == {GROUP: Scratch(pages=(8192 - 1024) // 16, page=PAGE, caches=29)}
     for granularity, most in ((1, 0.208), (2 << 20, 0.25), (None, 0.388)):
         need = MemoryNeed.of(plans, granularity)
-        in_step = {name: group.pages_per_sequence + need.beside(name) for name, group in need.groups.items()}
+        in_step = {name: group.pages_per_sequence + need.extra_in_step(name) for name, group in need.groups.items()}
         peak = sum(need.groups[name].page * pages for name, pages in in_step.items()) + need.scratch_bytes
         assert most - 0.035 < peak / (34 * PAGE * 2048) < most
         assert need.fixed == need.scratch_bytes and (need.scratch_bytes > 0) == (granularity is not None)

@@ -118,13 +118,13 @@ def test_graphs_share_a_pool_and_have_their_inputs() -> None:
 def test_a_gpu_gives_its_pool_what_is_left() -> None:
     room = serving_memory(140 * GB, 144 * GB, plans(), GPU)
     assert room.usual == int(USUAL_SHARE * 144 * GB) and room.most == 140 * GB and room.pool is None
-    fixed = 16 * GB + GB + 10**8 + 3168 * 10**3 + room.beside
+    fixed = 16 * GB + GB + 10**8 + 3168 * 10**3 + room.unplanned
     few, many = plans(), plans(page=60 * 10**6)
     assert full_pages(few, LIMITS, room, None, None) == 32 * 64, "all sequences at full length fit"
     assert full_pages(many, LIMITS, room, None, None) == (room.usual - fixed) // (60 * 10**6) < 32 * 64
     assert full_pages(many, LIMITS, room, None, 60 * GB) == (60 * GB - fixed) // (60 * 10**6)
     # Another process has taken most of the device: its share is not there to be given.
-    less = ServingMemory(most=30 * GB, usual=room.usual, beside=room.beside)
+    less = ServingMemory(most=30 * GB, usual=room.usual, unplanned=room.unplanned)
     assert full_pages(many, LIMITS, less, None, 200 * GB) == (30 * GB - fixed) // (60 * 10**6)
     assert full_pages(many, LIMITS, room, 700, None) == 700
 
@@ -169,7 +169,7 @@ def test_slots_are_kept_beside_those_of_sequences_that_run() -> None:
 
 
 def test_what_does_not_fit_is_said_with_what_would() -> None:
-    room = ServingMemory(most=20 * GB, usual=18 * GB, beside=3 * 10**8)
+    room = ServingMemory(most=20 * GB, usual=18 * GB, unplanned=3 * 10**8)
     assert "code and captured graphs 300000000" in refusal(plans(page=10**7), LIMITS, room, 1000, None)
     long = refusal(plans(page=2 * 10**7), LIMITS, room, None, None)
     # 18 GB less 17.103168 GB and 0.3 GB leave 29 pages of 20 MB, of 16 tokens each.

@@ -62,5 +62,5 @@ def _pages(name: str, need: "MemoryNeed") -> str:
     """Return as text how many pages of the group `name` a sequence holds between steps, and how many more in its
     largest step.
     """
-    pages, beside = f"{need.groups[name].pages_per_sequence} pages", need.beside(name)
-    return f"{pages}, and {beside} more in its largest step" if beside else pages
+    pages, extra = f"{need.groups[name].pages_per_sequence} pages", need.extra_in_step(name)
+    return f"{pages}, and {extra} more in its largest step" if extra else pages

@@ -109,7 +109,7 @@ def test_a_kept_page_is_found_held_and_afterwards():
     assert (pool.num_held, pool.num_free, pool.num_kept) == (1, 2, 2)
     pool.free([first])
     assert pool.num_free == 3 and pool.find([b"1", b"2"]) == [first, second]
-    assert pool.num_free_beside([first]) == 2
+    assert pool.num_free_without([first]) == 2
     pool.share([second])
     assert pool.num_held == 1 and pool.num_free == 2
 
@@ -119,7 +119,7 @@ def test_a_page_that_a_step_uses_can_be_shared_and_not_allocated():
     (page,) = pool.allocate(1)
     pool.keep(page, b"1")
     pool.free([page], busy_until=3)
-    assert pool.num_free == 0 and pool.num_releasing == 1 and pool.num_free_beside([page]) == 0
+    assert pool.num_free == 0 and pool.num_releasing == 1 and pool.num_free_without([page]) == 0
     pool.share(pool.find([b"1"]))
     assert pool.num_held == 1
     pool.free([page], busy_until=4)
@@ -199,7 +199,7 @@ def test_a_pool_does_what_its_rules_say(seed):
                     break
                 expected.append(known[digest])
             assert found == expected
-            assert pool.num_free_beside(found) == len(set(model.free()) - set(found))
+            assert pool.num_free_without(found) == len(set(model.free()) - set(found))
             pool.share(found)
             for page in found:
                 model.holders[page], model.busy[page] = model.holders[page] + 1, None

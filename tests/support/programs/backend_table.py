@@ -26,4 +26,4 @@ def patch_backends(patch: pytest.MonkeyPatch, made: dict[str, Callable[[], Backe
     for name in BACKENDS:
         make = made.get(name)
         emit = {} if make is None else {"cpu": lambda _, make=make: make()}
-        patch_entry(patch, name, emit=emit, beside={"cpu": tuple(others)} if name == first else {})
+        patch_entry(patch, name, emit=emit, competing={"cpu": tuple(others)} if name == first else {})

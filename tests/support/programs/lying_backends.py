@@ -66,5 +66,5 @@ def lying_backends() -> Iterator[None]:
                 library=lambda *_, function=_FUNCTIONS[made.name]: {OP: function},
             )
             patch.setitem(BACKENDS, made.name, entry)
-        patch_entry(patch, "reference", beside={"cpu": ("slow", "swift", "rowwise")})
+        patch_entry(patch, "reference", competing={"cpu": ("slow", "swift", "rowwise")})
         yield
