@@ -25,7 +25,7 @@ from ingot.ir.errors import InternalError, RequestError
 from ingot.ir.logprob_limits import MAX_SCORED
 from ingot.runtime import steady_decode
 from ingot.runtime.batch import Chunk, StepBatch, build_step
-from ingot.runtime.drafted_chunk import drafted_chunk
+from ingot.runtime.chunks import drafted_chunk, next_chunk
 from ingot.runtime.occupancy import Occupancy
 from ingot.runtime.pages import PagePool
 from ingot.runtime.prefix_cache import PrefixCache, PrefixCacheStats
@@ -368,7 +368,7 @@ class Scheduler:
             elif request.num_computed == self.pages.tokens_held(request) and not self._grow(request):
                 short = True
             elif not request.in_flight or request.miscounted:
-                chunks.append(self._chunk(request, 1, num_tokens))
+                chunks.append(next_chunk(request, 1, num_tokens, self.blocks.denoised))
             elif self.config.max_drafts and not request.params.penalizes:
                 chunks.append(drafted_chunk(request, self.config, self.pages, len(self.running), chunks))
             else:
@@ -429,28 +429,11 @@ class Scheduler:
             end = self.pages.slots.cut(request, start, end, goal)
         if (length := self.blocks.piece(start, end, goal)) > 0:
             self.pages.take(request, start + length, feeding=True)
-            chunks.append(self._chunk(request, length, goal))
+            chunks.append(next_chunk(request, length, goal, self.blocks.denoised))
             room.take(chunks[-1])
             self._cache.feed(request, length)
         elif self.blocks.granule > 1 or fits > 0:
             room.tokens = 0  # or later requests would take the room that this one waits for, step after step
-
-    def _chunk(self, request: Request, length: int, goal: int) -> Chunk:
-        """Return the chunk of a sequence's next `length` tokens. The sequence gets new tokens at position `goal`."""
-        start = request.num_computed
-        last, block = start + length == goal, self.blocks.denoised
-        request.denoises = last and block > 0
-        return Chunk(
-            request,
-            request.row,
-            start,
-            length,
-            on_device=start >= request.num_known and not block,
-            rows=(block or 1) if last else 0,
-            scored=request.scored_in(start, start + length) if request.given.scores_prompt else range(0),
-            recounts=request.miscounted and start > 0,
-            block=block,
-        )
 
     def _grow(self, request: Request, count: int = 1) -> bool:
         """Allocate pages for `count` more tokens of a request. Return False if none are free now, or if this preempted

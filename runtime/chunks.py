@@ -1,4 +1,4 @@
-"""The chunk of a sequence with drafts: its last token, and as many drafts as can be accepted."""
+"""Make the chunks of a step: the next tokens of one sequence, known ones or drafts."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,37 @@ from ingot.runtime.scheduler_config import SchedulerConfig
 from ingot.runtime.sequence_pages import SequencePages
 
 
+def next_chunk(request: Request, length: int, goal: int, block: int) -> Chunk:
+    """Return the chunk of a sequence's next `length` tokens, and set `request.denoises`.
+
+    goal    the position at which the sequence gets new tokens: the chunk that ends there has rows of logits
+    block   the positions of a block, with an ending that denoises blocks; else 0
+    """
+    start = request.num_computed
+    last = start + length == goal
+    request.denoises = last and block > 0
+    return Chunk(
+        request,
+        request.row,
+        start,
+        length,
+        on_device=start >= request.num_known and not block,
+        rows=(block or 1) if last else 0,
+        scored=request.scored_in(start, start + length) if request.given.scores_prompt else range(0),
+        recounts=request.miscounted and start > 0,
+        block=block,
+    )
+
+
 def drafted_chunk(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> Chunk:
-    """Return a sequence's chunk, and allocate pages for its drafts. The step in flight samples the sequence's last
-    token. `running` sequences share the new step; `chunks` are its chunks so far."""
+    """Return the chunk of a sequence's last token and its drafts, and allocate pages for the drafts. The step in
+    flight samples that last token.
+
+    running   the number of sequences that share the new step
+    chunks    the chunks that the new step has so far
+    """
     count = 1 + _drafts(request, config, pages, running, chunks)
     return Chunk(request, request.row, request.num_computed, count, on_device=True, rows=count)
 
