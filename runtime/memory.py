@@ -52,44 +52,44 @@ def kv_pages(
     plans: Plans,
     limits: Limits,
     room: ServingMemory,
-    asked: int | None,
+    requested: int | None,
     memory: int | None,
     *,
     keep_states: bool = True,
 ) -> Pages:
     """Return the KV pages that one rank has room for: enough for every sequence at full length, or as many as fit.
 
-    asked         the number of pages per group that the user requests, or None
+    requested         the number of pages per group that the user requests, or None
     memory        the bytes that serving may use, or None
     keep_states   reserve slots for the states that the prefix cache keeps
 
-    A model without paged caches has no group. Raises OptionError if `asked` or `memory` is no positive integer, or if
-    too few pages fit; the error says what would fit.
+    A model without paged caches has no group. Raises OptionError if `requested` or `memory` is no positive integer, or
+    if too few pages fit; the error says what would fit.
     """
-    for name, value in (("KV pages", asked), ("bytes of memory", memory)):
+    for name, value in (("KV pages", requested), ("bytes of memory", memory)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise OptionError(f"the {name} are {value!r:.80}", expected="a whole number above 0")
     need = MemoryNeed.of(plans, room.granularity)
     limit = min(memory or room.usual, room.most)
     left = limit - room.unplanned - need.fixed
     if not need.groups:
-        if asked is not None:
+        if requested is not None:
             raise OptionError(
-                f"{asked} KV pages for a model without a paged KV cache", hint="leave the number of pages out"
+                f"{requested} KV pages for a model without a paged KV cache", hint="leave the number of pages out"
             )
         if left < 0:
             what, expected = "weights, activations and states", f"{need.fixed + room.unplanned} bytes"
             raise _no_room(need, room, limit, what, expected, "give more memory, or compile for smaller limits")
         return {}
-    kept = _kept_slots(need, left, asked) * need.slot if keep_states else 0
+    kept = _kept_slots(need, left, requested) * need.slot if keep_states else 0
     reserved = {name: CacheGroup.named(name).reserved for name in need.groups}
-    if asked is not None:
+    if requested is not None:
         fitting = (left - sum(reserved[name] * group.page for name, group in need.groups.items())) // need.page
-        if asked > fitting:
-            what = f"{asked} KV pages of {_each(need)}"
+        if requested > fitting:
+            what = f"{requested} KV pages of {_each(need)}"
             hint = "request fewer pages or give more memory, or compile for smaller limits"
             raise _no_room(need, room, limit, what, f"at most {max(0, fitting)} pages", hint)
-        return {name: asked + reserved[name] for name in need.groups}
+        return {name: requested + reserved[name] for name in need.groups}
     if need.sequence > left:
         each = " and ".join(
             f"{need.least(name)} of {group.page} bytes{f' in {name}' if len(need.groups) > 1 else ''}"
@@ -106,7 +106,7 @@ def kv_pages(
 
 
 def state_slots(
-    plans: Plans, room: ServingMemory, asked: int | None, memory: int | None, *, keep_states: bool = True
+    plans: Plans, room: ServingMemory, requested: int | None, memory: int | None, *, keep_states: bool = True
 ) -> int:
     """Return the number of slots for per-sequence states, after `kv_pages` has found room for the pages: one per
     running sequence, and with `keep_states` those that the prefix cache keeps. Returns 0 without such states."""
@@ -114,18 +114,18 @@ def state_slots(
     if not need.slot:
         return 0
     left = min(memory or room.usual, room.most) - room.unplanned - need.fixed
-    return need.sequences + (_kept_slots(need, left, asked) if keep_states else 0)
+    return need.sequences + (_kept_slots(need, left, requested) if keep_states else 0)
 
 
-def _kept_slots(need: MemoryNeed, left: int, asked: int | None) -> int:
+def _kept_slots(need: MemoryNeed, left: int, requested: int | None) -> int:
     """Return how many slots the prefix cache may keep in `left` bytes for slots and pages. Requested pages have
     precedence; without a request, the pages of one sequence at full length."""
     if not need.slot or not need.groups:
         return 0
     pages = need.sequence
-    if asked is not None:
-        pages = sum((asked + CacheGroup.named(name).reserved) * group.page for name, group in need.groups.items())
-    share = min(left // KEPT_SHARE if asked is None else left, left - pages)
+    if requested is not None:
+        pages = sum((requested + CacheGroup.named(name).reserved) * group.page for name, group in need.groups.items())
+    share = min(left // KEPT_SHARE if requested is None else left, left - pages)
     return min(KEPT_PER_SEQUENCE * need.sequences, max(0, share) // need.slot)
 
 

@@ -75,12 +75,12 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
-def checked(given: Mapping[str, object], standing: Mapping[str, object]) -> dict[str, Any]:
+def checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, Any]:
     """Return the normalized values of all fields. Raises RequestError for a bad value or combination. Skips the check
-    for default values (`standing`), which most requests leave in most fields."""
+    for default values (`defaults`), which most requests leave in most fields."""
     values: dict[str, Any] = {}
     for name, value in given.items():
-        values[name] = value if value is standing[name] else CHECKS[name](f"{OWNER}.{name}", value)
+        values[name] = value if value is defaults[name] else CHECKS[name](f"{OWNER}.{name}", value)
     most = values["max_tokens"]
     if most is not None and values["min_tokens"] > most:
         refuse(f"{OWNER}.min_tokens", values["min_tokens"], f"an integer in [0, {most}], which is max_tokens")

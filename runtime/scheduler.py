@@ -222,7 +222,7 @@ class Scheduler:
                 f"step {batch.step} retired", where="Scheduler.retire", expected="the oldest step in flight"
             )
         self._in_flight.popleft()
-        batch.inputs.let_go()
+        batch.inputs.drop_requests()
         self.pages.retire(batch.step)
 
     def _retire_drafted(
@@ -272,7 +272,7 @@ class Scheduler:
                 f"step {batch.step} withdrawn", where="Scheduler.withdraw", expected="the newest step in flight"
             )
         self._in_flight.pop()
-        batch.inputs.let_go()
+        batch.inputs.drop_requests()
         for request in batch.decodes:
             request.in_flight -= 1
             request.num_computed -= 1
@@ -326,7 +326,7 @@ class Scheduler:
         for request in list(self.requests.values()):
             self.finish(request, End("abort"))
         for batch in self._in_flight:
-            batch.inputs.let_go()
+            batch.inputs.drop_requests()
         self._in_flight.clear()
         self.pages.retire(self._next_step)
         self.pages.forget_all()  # those steps may not have written their pages
@@ -488,7 +488,7 @@ class Scheduler:
             self.pages.exchange(request, others, self._busy_until)
         # Unlike pages, the row is free at once: its next sequence starts with explicit tokens and positions, in a step
         # after those in flight.
-        self.pages.release(request, self._busy_until, worthless=failed)  # they may hold non-finite values
+        self.pages.release(request, self._busy_until, forget=failed)  # they may hold non-finite values
         self._tables.clear(request.row)
         self._free_rows.append(request.row)
         request.row, request.denoises, request.cached.num_kept = -1, False, 0

@@ -252,18 +252,18 @@ class SequencePages:
                     held[one] = page
                     self._tables.set_page(place, request.row, one, page)
 
-    def release(self, request: Request, busy_until: int | None, *, worthless: bool = False) -> None:
-        """Free all pages and slots of a sequence that gives up its row. `worthless`: also stop finding them."""
+    def release(self, request: Request, busy_until: int | None, *, forget: bool = False) -> None:
+        """Free all pages and slots of a sequence that gives up its row. `forget`: also stop finding them."""
         for group, pool, held in zip(self.groups, self.pools, request.pages, strict=True):
             own = group.held(held)
-            if worthless:
+            if forget:
                 pool.forget(own)
             pool.free(own, busy_until)
         request.pages = [[] for _ in self.groups]
         self._fed_with_scratch.discard(request)
         self._num_sequences -= 1
         if self.slots is not None:
-            self.slots.release(request, busy_until, worthless=worthless)
+            self.slots.release(request, busy_until, forget=forget)
 
     def retire(self, step: int) -> None:
         for pool in self._allocators:

@@ -17,7 +17,7 @@ from ingot.runtime.spare_time import SpareTime, Work, nothing_to_do
 from ingot.runtime.tokenizer import Tokenizer
 
 
-class Asked(Protocol):
+class CallerRequest(Protocol):
     """The fields of a caller's request that every loop reads."""
 
     @property
@@ -27,7 +27,7 @@ class Asked(Protocol):
     def prompt(self) -> PromptLike: ...
 
 
-class Group(Protocol):
+class CallerGroup(Protocol):
     """A caller's request while it is served: its sequences, reported together. `stream` False: the loop returns an
     output only when all sequences have ended."""
 
@@ -46,8 +46,8 @@ class Group(Protocol):
     def output(self, finished: bool) -> Any: ...
 
 
-_Given = TypeVar("_Given", bound=Asked)
-Served = TypeVar("Served", bound=Group)
+_Given = TypeVar("_Given", bound=CallerRequest)
+Served = TypeVar("Served", bound=CallerGroup)
 Out = TypeVar("Out")
 
 

@@ -92,10 +92,10 @@ class StateSlots:
         for request in requests:
             request.state_at = request.num_computed
 
-    def release(self, request: Request, busy_until: int | None, *, worthless: bool = False) -> None:
-        """Free the slots of a sequence that gives up its row. `worthless`: also stop finding its kept states."""
+    def release(self, request: Request, busy_until: int | None, *, forget: bool = False) -> None:
+        """Free the slots of a sequence that gives up its row. `forget`: also stop finding its kept states."""
         held = [slot for slot in dict.fromkeys((request.state_write, request.state_read)) if slot >= 0]
-        if worthless and request.cached.hashes is not None:
+        if forget and request.cached.hashes is not None:
             kept = map(self.pool.find_one, request.cached.hashes.digests)
             self.pool.forget([slot for slot in kept if slot is not None])
         self.pool.free(held, busy_until)

@@ -144,10 +144,10 @@ class StepInputs(dict[str, torch.Tensor]):
             if one.table is None or rows_using[one.table.name]:
                 one.fill(self.arrays[one.name], fed)
 
-    def let_go(self) -> None:
+    def drop_requests(self) -> None:
         """Drop references to sequences: sequences end, and the buffer stays."""
         self.recounts = ()
-        self.fed.let_go()
+        self.fed.drop_requests()
 
     @property
     def fed(self) -> Fed:

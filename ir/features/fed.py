@@ -81,7 +81,7 @@ class Fed:
         """Return i32[rows, P]: the pages of every device row in a group of caches."""
         return self.group_pages.get(group, self.pages)
 
-    def let_go(self) -> None:
+    def drop_requests(self) -> None:
         """Drop all references to sequences; keep the data by device row."""
         self.totals, self.prompt_logprobs, self.sampled = _unknown, (), ()
 

@@ -24,29 +24,29 @@ class LaunchBound:
     """Times of a bucket class on a GPU.
 
     launching   seconds that the host needs to launch the calls
-    products    seconds that the GPU needs for one row of the matmuls with weights, by the dim that counts the rows
+    matmuls    seconds that the GPU needs for one row of the matmuls with weights, by the dim that counts the rows
     """
 
     launching: float
-    products: Mapping[Size, float]
+    matmuls: Mapping[Size, float]
 
     @staticmethod
     def of(bucket: BucketPlan, plan: Plan, gpu: Gpu) -> "LaunchBound":
         calls = [one for one in bucket.instructions if not _is_view(one, bucket)]
-        products: dict[Size, float] = {}
+        matmuls: dict[Size, float] = {}
         for call in calls:
             weights = _weights(call, plan) if _multiplies(call) else 0
             if weights and (name := next(filter(None, call.results), None)):
                 made = parse_type(bucket.values[name].type)
                 seconds = 2 * weights / (_SHARE * product_rate(gpu, DTYPE_NAMES[made.dtype]))
-                products[made.shape[0]] = products.get(made.shape[0], 0.0) + seconds
-        return LaunchBound(_CALL * len(calls), products)
+                matmuls[made.shape[0]] = matmuls.get(made.shape[0], 0.0) + seconds
+        return LaunchBound(_CALL * len(calls), matmuls)
 
     def holds(self, size: StepSizes) -> bool:
         """Return whether the GPU waits for the host in steps of these sizes."""
         dims = asdict(size)
-        rows = {dim: dims[dim] if isinstance(dim, str) else dim for dim in self.products}
-        return self.launching > sum(rows[dim] * seconds for dim, seconds in self.products.items())
+        rows = {dim: dims[dim] if isinstance(dim, str) else dim for dim in self.matmuls}
+        return self.launching > sum(rows[dim] * seconds for dim, seconds in self.matmuls.items())
 
 
 def _is_view(instruction: Instruction, bucket: BucketPlan) -> bool:

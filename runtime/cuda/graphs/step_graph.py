@@ -44,25 +44,25 @@ class StepGraph:
         # the call that is at fault.
         move(inputs.flat, inputs.flat)
         bucket.run(inputs.views, dims)
-        self._sides = [_Side(bucket, inputs, step_outputs, dims, memory, self.what) for _ in range(_IN_FLIGHT)]
+        self._graphs = [_OneGraph(bucket, inputs, step_outputs, dims, memory, self.what) for _ in range(_IN_FLIGHT)]
         self._turn = 0
         # The buffers that only these graphs read and write.
         self.buffers = {"inputs on the device": inputs.flat}
-        for place, side in enumerate(self._sides):
-            self.buffers[f"inputs {place}"] = side.inputs.flat.host
-            self.buffers |= {f"{name} {place}": ints.host for name, ints in side.read.items()}
+        for place, graph in enumerate(self._graphs):
+            self.buffers[f"inputs {place}"] = graph.inputs.flat.host
+            self.buffers |= {f"{name} {place}": ints.host for name, ints in graph.read.items()}
 
     def launch(
         self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
         """Start a step of these sizes on the current stream. Read the outputs before the next launch, and the handle's
         other results before the second next launch."""
-        side = self._sides[self._turn]
+        graph = self._graphs[self._turn]
         self._turn = (self._turn + 1) % _IN_FLIGHT
-        return side.launch(inputs, step, returns_logprobs=returns_logprobs)
+        return graph.launch(inputs, step, returns_logprobs=returns_logprobs)
 
 
-class _Side:
+class _OneGraph:
     """One of the graphs that alternate, with its pinned memory for inputs and read outputs."""
 
     def __init__(
