@@ -35,39 +35,43 @@ _MAX_MANIFEST_BYTES = 64 << 20  # one digest per 64 MiB: a terabyte of weights t
 _MAKE = "make one with `compile-model CHECKPOINT -o NAME.ingot`"
 _AGAIN = "compile the model again, or copy the artifact again"
 
-# The unit of a digest: bytes [index, index + 1) × CHUNK_BYTES of a file.
+# A file of the manifest, and the index of one of its chunks: bytes [index, index + 1) × CHUNK_BYTES of the file.
 FileChunk = tuple[FileEntry, int]
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """An open artifact: `folder` is absolute, `build_id` is the SHA-256 in hex of manifest.json."""
+    """An artifact that `open_artifact` has checked. `folder` is absolute; `build_id` is the SHA-256 of manifest.json,
+    in hex."""
 
     folder: Path
     manifest: Manifest
     build_id: str
 
     def file(self, relpath: str) -> Path:
-        """Return the path of a listed file. Raises ArtifactError if the manifest does not list it."""
+        """Return the path of a file, given its path within the artifact. Raises ArtifactError if the manifest does not
+        list it."""
         return self.folder / self._entry(relpath).path
 
     def read_text(self, relpath: str) -> str:
-        """Return a listed file's text. Raises ArtifactError."""
+        """Return the text of a file. Raises ArtifactError if the manifest does not list it, or if it cannot be read as
+        UTF-8."""
         try:
             return self._read(relpath).decode("utf-8")
         except UnicodeDecodeError as error:
             raise ArtifactError(f"{relpath} is not UTF-8 at byte {error.start}", where=str(self.folder)) from None
 
     def read_json(self, relpath: str) -> object:
-        """Return a listed file's JSON value. Raises ArtifactError."""
+        """Return the value in a JSON file. Raises ArtifactError if the manifest does not list it, or if it is not
+        JSON."""
         try:
             return parse_json(self._read(relpath))
         except ValueError as error:
             raise ArtifactError(f"{relpath} is not JSON: {error}", where=str(self.folder), hint=_AGAIN) from None
 
     def read_timings(self) -> object:
-        """Return the value of timings.json, or None if the file is missing. Opening has compared its checksum. Raises
-        ArtifactError."""
+        """Return the value in timings.json, the times of the compile, or None if there is no such file. Raises
+        ArtifactError if it is not JSON."""
         path = self.folder / TIMINGS
         try:
             return parse_json(path.read_bytes()) if path.exists() else None
@@ -93,7 +97,8 @@ class Artifact:
         return tuple(entry.path for entry in self.manifest.files if entry.path.startswith(WEIGHTS_FOLDER))
 
     def verify_files(self, relpaths: Iterable[str] | None = None, threads: int | None = None) -> None:
-        """Compare the digests of the given files (default: all) with the manifest, chunk by chunk in parallel.
+        """Compare the digests of these files (default: all files of the manifest) with the manifest, chunk by chunk on
+        several threads.
 
         Several threads may call it. Raises one ArtifactError that lists the damaged chunks.
         """
@@ -105,13 +110,13 @@ class Artifact:
         self.check_digests(dict(zip(chunks, found, strict=True)))
 
     def chunks(self, relpaths: Iterable[str] | None = None) -> list[FileChunk]:
-        """Return the chunks of the given files (default: all)."""
+        """Return (file, index) of each chunk of these files (default: all files of the manifest)."""
         entries = self.manifest.files if relpaths is None else tuple(map(self._entry, relpaths))
         return [(entry, index) for entry in entries for index in range(len(entry.chunks))]
 
     def check_digests(self, found: Mapping[FileChunk, str]) -> None:
-        """Compare SHA-256 digests of chunks, in hex, with the manifest. Raises one ArtifactError that lists the damaged
-        chunks."""
+        """Compare digests that were computed from the files with those of the manifest. Raises one ArtifactError that
+        lists the damaged chunks. `found` has the SHA-256 of each chunk, in hex."""
         damaged = [
             f"{entry.path}, chunk {index} (from byte {index * CHUNK_BYTES} on): "
             f"expected sha256 {entry.chunks[index]}, found {digest}"
@@ -127,7 +132,7 @@ class Artifact:
             )
 
     def unreadable(self, error: OSError) -> ArtifactError:
-        """Return the error for a file that cannot be read."""
+        """Return the ArtifactError to raise for `error`, which the operating system reported for a file."""
         return _unreadable(self.folder, error)
 
     def _entry(self, relpath: str) -> FileEntry:
@@ -153,9 +158,13 @@ def open_artifact(
 ) -> Artifact:
     """Open an artifact folder. Refuse one that is damaged, incomplete or of another schema.
 
-    Checks in this order: schema version, checksum of the manifest, its fields, `check` (the loader's comparison of
-    target and versions), names and sizes of all files. With `verify`, also the digests of all files except the
-    weights: the loader verifies those while it copies them. Raises ArtifactError, and the errors of `check`.
+    Checks in this order: schema version, checksum of the manifest, its fields, `check`, names and sizes of all files.
+
+    check     called with the manifest; the loader compares the target and versions with this machine
+    verify    also compare the digests of all files except the weights, which the loader checks while it copies them
+    threads   threads that compute digests; default: one per core
+
+    Raises ArtifactError, and the errors of `check`.
     """
     folder = _folder(path)
     try:
@@ -176,7 +185,8 @@ def open_artifact(
 
 
 def malformed(file: str, error: ValidationError) -> ArtifactError:
-    """Return the error for a JSON file of an artifact that breaks its schema. It names the first wrong field."""
+    """Return the ArtifactError for `file`, a JSON file of an artifact that breaks its schema. It names the first wrong
+    field of pydantic's `error`."""
     first = error.errors()[0]
     field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
     return ArtifactError(f"{file} is malformed: {field}: {first['msg']}", where=file, hint="compile the model again")
@@ -286,7 +296,8 @@ def _checksum_error(folder: Path, found: bytes, expected: str) -> ArtifactError:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Compare the files of the folder with the manifest by name, kind and size, without opening any."""
+    """Raise ArtifactError if a file is missing, not listed in the manifest, of another size, or a link. Open no
+    file."""
     found: dict[str, int] = {}
     odd: list[str] = []
     pending = [folder]

@@ -19,13 +19,15 @@ from ingot.runtime.token_counts import Recount
 class Chunk(NamedTuple):
     """The tokens of one sequence in a step: `length` tokens, the first at position `start`.
 
-    on_device   the host does not know the tokens yet: the device reads the first and its position from the row, and the
-                others from the row's drafts; `start` is then the largest possible position of the first
-    rows        logit rows for the sequence's next tokens, those of its last fed tokens; 0 in the middle of a prompt
-    block       positions of the denoised block, with an ending that denoises blocks; the row holds the block if
-                `on_device`, else positions without a known token are masked
-    scored      fed positions with logits that score the prompt's next token, for prompt_logprobs
-    recounts    the row's token counts lack the tokens before `start`, and must be recomputed
+    row         the sequence's device row
+    on_device   the host does not know the tokens yet. The device reads the first token and its position from the device
+                row, and the others from the row's drafts. `start` is then the largest position that the first may have
+    rows        rows of logits from which tokens are sampled, those of the last `rows` tokens; 0 in the middle of a
+                prompt
+    block       with an ending that denoises blocks: the number of positions in the block, else 0. If `on_device`, the
+                device row holds the block; else positions without a known token are masked
+    scored      positions whose logits return the log-probability of the next prompt token, for prompt_logprobs
+    recounts    the device row's token counts, for penalties, lack the tokens before `start` and must be recomputed
     """
 
     request: Request
@@ -39,7 +41,8 @@ class Chunk(NamedTuple):
     block: int = 0
 
     def tokens(self) -> Sequence[int] | Array:
-        """Return the tokens to feed, encoded as in `Fed.tokens`."""
+        """Return the token ids; -1 for the last token of the device row, -2 - i for its draft i. In a denoised block,
+        -1 is a masked position, and -2 - i is position i of the row's block."""
         if self.on_device:
             return (-2 if self.block else -1) - np.arange(self.length)
         end = self.start + self.length
@@ -53,11 +56,14 @@ class Chunk(NamedTuple):
 class StepBatch:
     """One scheduled step.
 
-    decodes   the first sequences: each feeds the token in its device row, and gets the next one
-    chunks    the sequences after them
-    sampled   all requests that get tokens, in the order of the logit rows
-    rows      logit rows of each sampled request; None: one each
-    scored    requests with prompt_logprobs and their numbers of logit rows, which follow the sampled rows
+    step      its number
+    decodes   the first sequences of the step: each feeds the token in its device row, and gets the next one
+    chunks    the tokens of the other sequences, which follow
+    sampled   all requests that get tokens, in the order of their rows of logits
+    inputs    the step's inputs on the host
+    scored    (request, number of rows of logits) for each request that gets prompt_logprobs; these rows come after
+              those of `sampled`
+    rows      the number of rows of logits of each request in `sampled`; None: one each
 
     Without sampled and scored rows, the step computes one dummy logit row and ignores its token.
     """
@@ -72,12 +78,12 @@ class StepBatch:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """All requests with tokens in the step."""
+        """All requests with tokens in the step, in the order of the step's sequences."""
         return (*self.decodes, *(chunk.request for chunk in self.chunks))
 
     @property
     def num_sampled_rows(self) -> int:
-        """Rows of logits from which tokens are sampled."""
+        """The number of rows of logits from which tokens are sampled."""
         return len(self.sampled) if self.rows is None else sum(self.rows)
 
     @property
@@ -96,8 +102,15 @@ def build_step(
     groups: Sequence[CacheGroup] = (FULL,),
     least_shared: int | None = None,
 ) -> StepBatch:
-    """Fill `buffer` with the inputs of these sequences (at least one) and return the step. `groups` are the cache
-    groups of `tables.pages`; see `SchedulerConfig.least_shared`."""
+    """Fill `buffer` with the inputs of these sequences (at least one) and return the step.
+
+    step           the number of the step
+    decodes        requests that feed the token in their device row
+    chunks         the tokens of the other requests
+    tables         pages and request values by device row
+    groups         the cache groups, in the order of `tables.pages`
+    least_shared   read shared prefixes once if that saves the reads of at least this many positions; None: never
+    """
     sampling = [chunk for chunk in chunks if chunk.rows]
     sampled = (*decodes, *[chunk.request for chunk in sampling])
     counts: tuple[int, ...] | None = None
@@ -108,7 +121,7 @@ def build_step(
         scored = tuple((chunk.request, len(chunk.scored)) for chunk in chunks if chunk.scored)
     rows = np.array([request.row for request in decodes] + [chunk.row for chunk in chunks], np.int32)
     num_sampled = len(sampled) if counts is None else sum(counts)
-    # While the same sequences run, consecutive decode steps differ only in their varying inputs.
+    # While the same sequences decode, consecutive steps differ only in the inputs that are declared to vary.
     stamp = None if chunks else (rows.tobytes(), tables.version)
     last = buffer.last
     repeats = last if last is not None and last.stamp is not None and last.stamp == stamp else None
@@ -127,7 +140,7 @@ def build_step(
     inputs = buffer.views(sizes)
 
     def totals() -> Array:
-        """Return, for each sampled row, the most tokens of its sequence, the sampled token included."""
+        """Return, for each row of logits that is sampled, the most tokens that its sequence then has."""
         lens = [request.num_computed + 1 for request in decodes]
         for chunk in sampling:
             lens += range(chunk.start + chunk.length - chunk.rows + 1, chunk.start + chunk.length + 1)
@@ -154,7 +167,8 @@ def _fed(
     page_size: int,
     groups: Sequence[CacheGroup],
 ) -> Fed:
-    """Return the values of a step: first one token of each decoding sequence, then the tokens of `chunks`."""
+    """Return the contents of a step. The first `num_decodes` sequences of `rows` feed one token each, the others those
+    of `chunks`."""
     lengths, samples = np.ones(len(rows), np.int32), np.ones(len(rows), np.int32)
     lengths[num_decodes:] = [chunk.length for chunk in chunks]
     samples[num_decodes:] = [chunk.rows for chunk in chunks]

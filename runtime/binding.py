@@ -1,4 +1,4 @@
-"""Binding of a plan: check its weights and a step's sizes, and choose the bucket class of a step."""
+"""Checks of weights and step inputs against a plan, and the choice of the bucket class for a step."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -12,7 +12,8 @@ from ingot.runtime.bucket import Bucket
 
 
 def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Return the plan's weights. Raises ArtifactError if one is missing or has another dtype, shape or strides."""
+    """Return the tensors of `params` that the plan uses. Raises ArtifactError if one is missing, or has another dtype,
+    shape or strides than the plan. `sizes` has the values of the plan's symbolic dims."""
     for name, text in plan.params.items():
         if name not in params:
             raise ArtifactError(f"weight '{name}' is missing", where="weights.json", expected=text)
@@ -24,7 +25,8 @@ def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[
 def step_sizes(
     types: Mapping[str, TensorType], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the size of each dim in a step on `inputs`, which must have `types`. `sizes` are known at load time."""
+    """Return the size of each symbolic dim (`T`, `B`, …) in a step on `inputs`. `sizes` has the dims known at load
+    time. Raises InternalError if an input is missing or not of its type in `types`."""
     found_sizes = dict(sizes)
     for name, value_type in types.items():
         if name not in inputs:
@@ -38,9 +40,10 @@ def step_sizes(
 
 
 def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Bucket:
-    """Return the bucket class that serves a step on these inputs, which are on the host.
+    """Return the first bucket class that holds a step of `inputs`, which are on the host. Raises InternalError if none
+    does.
 
-    An entry without token inputs counts one token per sequence."""
+    `sizes` has the step's dims. An entry without the dim `T` counts one token per sequence."""
     tokens, q_max = (sizes["T"], sizes["T"]) if "T" in sizes else (sizes["B"], 1)
     if "T" in sizes and "q_lens" in inputs:
         q_max = int(inputs["q_lens"].max())
@@ -51,7 +54,7 @@ def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor],
 
 
 def no_bucket(classes: Iterable[BucketClass], tokens: int, q_max: int) -> InternalError:
-    """Return the error for a step that no bucket class holds."""
+    """Return the error for a step of `tokens` tokens, with at most `q_max` of one sequence, that no class holds."""
     return InternalError(
         f"no bucket class holds a step of {tokens} tokens, at most {q_max} of one sequence",
         expected=", ".join(f"{one.name}: {one.tokens}" for one in classes),

@@ -27,7 +27,7 @@ class BlockHashes:
     """The hashes of a sequence's full blocks. `extend` adds to them as tokens arrive.
 
     block_size   tokens in a block
-    salt         sequences share blocks only under an equal salt (a tenant's secret, or empty)
+    salt         only sequences with an equal salt share blocks (a tenant's secret, or empty)
     extra_keys   other values that the KV depends on, in order (an adapter's id, the digest of an image)
     """
 
@@ -42,19 +42,19 @@ class BlockHashes:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens so far, including those of the last block, which is not full."""
+        """The number of tokens so far, including those of the last block if it is not full."""
         return len(self.digests) * self.block_size + len(self._open) // _TOKEN_BYTES
 
     def copy(self) -> "BlockHashes":
-        """Return a copy, for another sequence with the same tokens so far."""
+        """Return a copy that can be extended on its own, for another sequence with the same tokens so far."""
         found = copy.copy(self)
         found.digests, found._open = self.digests[:], self._open[:]
         return found
 
     def extend(self, tokens: Iterable[int]) -> list[bytes]:
-        """Add the sequence's next tokens. Return the hashes of the blocks that they fill.
+        """Add the sequence's next tokens. Return the hashes of the blocks that become full, 32 bytes each.
 
-        Raises InternalError if one is no token id, and then adds none.
+        Raises InternalError if one of them is no token id, and then adds none.
         """
         fresh = list(tokens)
         try:

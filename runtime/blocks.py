@@ -1,4 +1,5 @@
-"""The blocks of a sequence's tokens: where a prompt may be split into chunks, and what a decode step feeds."""
+"""Blocks of positions that a step must hold completely: where a prompt may be split into chunks, and how many positions
+a decode step feeds."""
 
 import math
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from ingot.ir.parse import parse_ending
 
 @dataclass(frozen=True)
 class Blocks:
-    """granule   positions that see each other, before and after: a chunk ends at a multiple of it, or at the end of the
-              sequence
-    denoised  positions of the block that a decode step feeds, and commits completely or not at all; 0: each fed token
-              yields the next one
+    """The sizes of blocks of positions that the model's masks and ending require.
+
+    granule   the number of positions that see each other, earlier and later ones: a prompt chunk ends at a multiple of
+              it, or at the end of the sequence
+    denoised  with an ending that denoises blocks: the positions of a block, which a decode step feeds together, and
+              commits all or none; 0 for other endings
 
     With `denoised`, the last tokens of a sequence that fill no block are fed in a block with masked positions.
     """
@@ -23,11 +26,11 @@ class Blocks:
     denoised: int = 0
 
     def fed(self, num_tokens: int) -> int:
-        """Return how many positions a sequence of `num_tokens` tokens feeds before it gets new ones."""
+        """Return how many positions a sequence of `num_tokens` tokens has fed when it gets its next tokens."""
         return self.final(num_tokens) + self.denoised if self.denoised else num_tokens
 
     def most_fed(self, total: int) -> int:
-        """Return how many positions a sequence feeds until it has `total` tokens. The last token is not fed."""
+        """Return how many positions a sequence feeds until it has `total` tokens, of which the last is not fed."""
         return self.fed(total - 1)
 
     def final(self, num_tokens: int) -> int:
@@ -36,20 +39,23 @@ class Blocks:
         return num_tokens // whole * whole
 
     def findable(self, num_tokens: int) -> int:
-        """Return how many tokens a sequence may find in the prefix cache. It must feed the rest to get new tokens."""
+        """Return how many of its `num_tokens` tokens a sequence may take from the prefix cache. It must feed the others
+        to get new tokens."""
         return self.final(num_tokens) if self.denoised else num_tokens - 1
 
     def piece(self, start: int, end: int, goal: int) -> int:
-        """Return the length of the chunk that begins at `start`, for a step with room up to `end`. The sequence feeds
-        `goal` tokens in all."""
+        """Return the length of a prompt chunk that begins at position `start` and ends at `end` or earlier, where the
+        prompt may be split. `goal` is the end of the prompt. At most 0: no chunk fits."""
         return (goal if end >= goal else end // self.granule * self.granule) - start
 
     def least(self, start: int, goal: int) -> int:
-        """Return the fewest tokens that a step can feed from `start` on."""
+        """Return the fewest tokens of a prompt that a step can feed from position `start` on. `goal` is the prompt's
+        end."""
         return min(self.granule, goal - start)
 
     def shared(self, pages: int, page_size: int) -> int:
-        """Return the largest page count, up to `pages`, that ends at a granule or block."""
+        """Return the largest number of first pages, at most `pages`, that ends where a granule or block of positions
+        ends."""
         unit = math.lcm(max(self.granule, self.denoised), page_size) // page_size
         return pages // unit * unit
 
@@ -58,7 +64,8 @@ ONE_BY_ONE = Blocks()
 
 
 def blocks_of(plans: Plans) -> Blocks:
-    """Return the blocks of the entries that run in each step. Raises ArtifactError if they do not fit each other."""
+    """Return the block sizes of the entries that run in each step. Raises ArtifactError if the ending's blocks are no
+    multiple of the masks'."""
     use = parse_ending(plans.plans["main"].ending)
     ending = find_ending(use.name)
     denoised = ending.fed(use) if ending.all_or_none else 0
@@ -74,7 +81,8 @@ def blocks_of(plans: Plans) -> Blocks:
 
 
 def max_drafts(plans: Plans) -> int:
-    """Return how many draft tokens a sequence may feed after its last token, by the ending of `main`."""
+    """Return how many draft tokens a sequence may feed after its last token; 0 if the ending of `main` verifies
+    none."""
     use = parse_ending(plans.plans["main"].ending)
     ending = find_ending(use.name)
     return 0 if ending.all_or_none else ending.fed(use) - 1

@@ -18,7 +18,13 @@ Libraries = Mapping[str, Mapping[str, Callable[..., Any]]]
 
 @dataclass(frozen=True)
 class _Step:
-    """An instruction bound to slots of the value table."""
+    """An instruction with its function and constants; its operands are indices into the table of values.
+
+    args      positional arguments; None where a value of the table goes
+    single    the function returns one value, not a sequence of them
+    frees     table indices to clear afterwards
+    what      the instruction's target, for messages
+    """
 
     run: Callable[..., Any]
     args: tuple[Any, ...]
@@ -32,7 +38,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class Call:
-    """An instruction about to run: number `number` of its bucket class, with its arguments."""
+    """A call of instruction `number` of a bucket class, with its arguments, before it runs. A `Watch` gets it."""
 
     bucket: BucketPlan
     number: int
@@ -45,8 +51,8 @@ class Call:
         return self.bucket.instructions[self.number]
 
     def __call__(self) -> Any:
-        """Run the instruction. An op returns its result or a tuple of results; a region returns a list; an instruction
-        that only updates states returns None."""
+        """Run the instruction and return its result: of an op one value or a tuple, of a region a list, and None if it
+        only updates states."""
         return self._run(*self.args, **self.kwargs)
 
 
@@ -55,7 +61,14 @@ Watch = Callable[[Call], Any]
 
 
 class Bucket:
-    """The instructions of one bucket class over a flat table of values."""
+    """Runs the instructions of one bucket class.
+
+    resident      weights and states by name, which stay between steps
+    inputs        the names of a step's inputs
+    outputs       the names of the values that a step returns
+    executables   the functions of compiled regions and calls, by executable id
+    libraries     the functions of each backend's kernel library, by backend and op
+    """
 
     def __init__(
         self,
@@ -111,12 +124,13 @@ class Bucket:
     def run(
         self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None
     ) -> dict[str, torch.Tensor]:
-        """Run both segments of a step and return its outputs."""
+        """Run a step, the forward segment and the ending, and return its outputs by name. `sizes` has all dims. With
+        `watch`, each instruction runs through it."""
         self.begin(inputs, sizes, watch)
         return self.end(sizes, watch)
 
     def begin(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None) -> None:
-        """Run the forward segment of a step. Call `end` before this bucket runs anything else."""
+        """Run the forward segment of a step on `inputs`. Call `end` before this bucket class runs anything else."""
         table = self._table
         for name, index in self._inputs:
             table[index] = inputs[name]
@@ -127,7 +141,7 @@ class Bucket:
             raise
 
     def end(self, sizes: Mapping[str, int], watch: Watch | None = None) -> dict[str, torch.Tensor]:
-        """Run the ending of a step that was begun, and return its outputs."""
+        """Run the ending of the step that `begin` began, and return the step's outputs by name."""
         try:
             self._run_steps(sizes, watch, range(self.plan.ending, len(self._steps)))
             self._checked = True
@@ -179,7 +193,12 @@ class Bucket:
 def bound_buckets(
     plan: Plan, resident: Mapping[str, torch.Tensor], executables: Executables, libraries: Libraries
 ) -> list[Bucket]:
-    """Return the bucket classes of a plan, in order, bound to `resident`: its weights and states."""
+    """Return the plan's bucket classes in order, ready to run.
+
+    resident      the plan's weights and states by name
+    executables   the functions of compiled regions and calls, by executable id
+    libraries     the functions of each backend's kernel library, by backend and op
+    """
     return [
         Bucket(
             bucket,

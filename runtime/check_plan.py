@@ -25,7 +25,8 @@ _MAIN = "main"
 
 
 def check_positions(file: PlanFile, mesh: Mesh) -> None:
-    """Raise ArtifactError if the positions of a plan file are not the ranks of `mesh`."""
+    """Raise ArtifactError if a plan file does not have a plan for each rank of `mesh`, or has plans that no rank
+    uses."""
     if len(file.ranks) != world_size(mesh):
         on = f" on the mesh {mesh_text(mesh)}" if mesh else ""
         raise _error(f"it has positions for {len(file.ranks)} ranks", "ranks", f"{world_size(mesh)}{on}")
@@ -36,8 +37,8 @@ def check_positions(file: PlanFile, mesh: Mesh) -> None:
 
 
 def check_plans(plans: Plans) -> None:
-    """Raise ArtifactError if executors cannot run the plans, or cannot share weights, states and executables. The error
-    names the place."""
+    """Raise ArtifactError if an executor cannot run a plan, or if plans of several entries differ in a weight, state or
+    executable that they share. The error says where in plan.json."""
     if _MAIN not in plans.plans:
         raise _error("it has no entry 'main'", "plans", ", ".join(["main", *plans.plans]))
     if plans.round[:1] != (_MAIN,) or any(name not in plans.plans for name in plans.round):
@@ -58,7 +59,8 @@ def check_plans(plans: Plans) -> None:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise ArtifactError if the executor cannot run the plan. The error names the place."""
+    """Raise ArtifactError if an executor cannot run the plan: a type, name or call in it is wrong. The error says
+    where."""
     _check_names([*plan.params, *plan.states, *plan.inputs], PLAN_FILE)
     ending, features = _ending(plan)
     for name, text in plan.inputs.items():
@@ -99,7 +101,8 @@ def check_plan(plan: Plan) -> None:
 
 
 def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
-    """Return the ending of a plan, and its features."""
+    """Return the ending of a plan, and the names of the features that it uses. Raises ArtifactError for unknown
+    ones."""
     try:
         use = parse_ending(plan.ending)
         if odd := [name for name in use.features if name not in FEATURES]:
@@ -119,7 +122,8 @@ def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
 
 
 def _check_memory(plan: Plan) -> None:
-    """Compare the plan's memory numbers, which size the KV pool, with the types of its states."""
+    """Raise ArtifactError if the plan's memory numbers, which size the KV pool, do not follow from its states'
+    types."""
     states = planned_states([plan])
     for name, one in states.items():
         if odd := [size for size in one.type.shape if isinstance(size, str) and size not in {*one.sizes, *LOADED_DIMS}]:
@@ -200,7 +204,12 @@ def _check_executable(
 def _check_compiled(
     plan: Plan, instruction: Instruction, live: Mapping[str, str], results: Mapping[str, str], place: str
 ) -> None:
-    """Check that a call has the types that its executable was compiled for."""
+    """Raise ArtifactError if the types of a call's tensors are not those that its executable was compiled for.
+
+    live      the types of all values before the call, by name
+    results   the types of the call's results, by name
+    place     the instruction, for the error
+    """
     executable = plan.executables.get(str(instruction.executable))
     if executable is None or executable.backend != instruction.backend:
         found = "unknown" if executable is None else f"of '{executable.backend}'"
@@ -237,7 +246,7 @@ def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
 
 
 def _check_arguments(instruction: Instruction, place: str) -> int:
-    """Check the arguments of an op. Return the number of values that it returns."""
+    """Raise ArtifactError if a call's arguments do not fit its op. Return the number of values that the op returns."""
     if instruction.target.startswith("ingot.") and instruction.target.removeprefix("ingot.") not in OPS:
         load_user_ops()
     op = OPS.get(instruction.target.removeprefix("ingot.")) if instruction.target.startswith("ingot.") else None

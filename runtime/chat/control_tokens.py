@@ -20,7 +20,10 @@ def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
 
 
 class ControlTokens:
-    """Encodes text and recognises the control tokens `tokens` (text -> id, all added tokens) only in parts of it."""
+    """Encodes rendered chats. `tokens` are the control tokens, text -> id; only text of the template may produce them.
+
+    Each of them is an added token of `backend`, the library's tokenizer.
+    """
 
     def __init__(self, backend: tokenizers.Tokenizer, tokens: Mapping[str, int]) -> None:
         self._backend = backend
@@ -33,11 +36,11 @@ class ControlTokens:
         self._respelled = backend.normalizer is not None and any(added[token].normalized for token in self._ids)
 
     def encode(self, text: str, content: Spans) -> list[int]:
-        """Return the token ids of `text` without begin and end tokens. Inside the spans `content`, recognise no control
-        token.
+        """Return the token ids of `text` without begin and end tokens. `content` are the spans [begin, end) that come
+        from messages: text there produces no control token.
 
-        If `content` has no control token, these are the library's ids. Raises RequestError if the tokenizer's model
-        produces a control token from plain text.
+        Without the text of control tokens in messages, these are the library's ids. Raises RequestError if the
+        tokenizer cannot encode such text as anything but the control token.
         """
         encoding = self._backend.encode(text, add_special_tokens=False)
         ids: list[int] = encoding.ids
@@ -50,7 +53,7 @@ class ControlTokens:
         return ids
 
     def holds(self, text: str) -> str | None:
-        """Return a control token that the text would produce, or None."""
+        """Return the text of a control token that encoding `text` would produce, or None."""
         if match := self.pattern.search(text):
             return match[0]
         if not self._respelled:
@@ -60,8 +63,12 @@ class ControlTokens:
         return None if made is None else self._backend.id_to_token(made)
 
     def _encode_guarded(self, text: str, inside: bytearray) -> list[int]:
-        """Encode as `encode` does, with a tokenizer that has renamed control tokens. The template's control tokens get
-        the new names; those in messages are ordinary text. The library encodes everything in one call."""
+        """Return the ids of a text with control tokens in messages, by a tokenizer in which control tokens have secret
+        names.
+
+        `inside` has a 1 for each character from a message. The template's control tokens are replaced by their secret
+        names, and those in messages stay ordinary text. The library encodes everything in one call.
+        """
         guarded, names, ids_of = self._guarded
         pieces: list[str] = []
         end = count = 0
@@ -84,7 +91,7 @@ class ControlTokens:
 
     @cached_property
     def _guarded(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
-        """The tokenizer with renamed control tokens, the new names, and a map from its ids to the original ids."""
+        """(the tokenizer with secret names of control tokens, these names by token, the original ids by its ids)."""
         description = json.loads(self._backend.to_str())
         secret = secrets.token_hex(16)  # names that no message can guess
         names = {token: f"<{secret}:{index}>" for index, token in enumerate(self.tokens)}
@@ -103,7 +110,7 @@ class ControlTokens:
 
 
 def _unknown_id(backend: tokenizers.Tokenizer) -> int | None:
-    """Return the id of the model's unknown token, for characters outside the vocabulary, or None."""
+    """Return the id of the token for characters outside the vocabulary, or None if the tokenizer has none."""
     unknown: int | None = getattr(backend.model, "unk_id", None)  # of Unigram
     name = getattr(backend.model, "unk_token", None)  # of the others
     return unknown if name is None else backend.token_to_id(name)
@@ -117,5 +124,5 @@ def _mask(length: int, spans: Spans) -> bytearray:
 
 
 def _outside(inside: bytearray) -> Collection[tuple[int, int]]:
-    """Return the spans of zeros."""
+    """Return the spans [begin, end) of zeros: the characters that come from the template."""
     return [match.span() for match in re.finditer(rb"\x00+", inside)]

@@ -14,15 +14,16 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token"
 
 @dataclass(frozen=True)
 class Template:
-    """A template's text, and its name in error messages: the file, and its name within the file."""
+    """A chat template: `source` is its text, `name` says in error messages which file it comes from."""
 
     name: str
     source: str
 
 
 def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Template]:
-    """Return the templates of a tokenizer folder by name. chat_template.jinja has precedence over
-    tokenizer_config.json, `config`.
+    """Return the chat templates of a tokenizer folder by name; a single one is "default".
+
+    `config` is the content of tokenizer_config.json. The file chat_template.jinja has precedence over it.
 
     Raises RequestError if there is none, ArtifactError if one is malformed.
     """
@@ -53,7 +54,8 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Templat
 
 
 def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:
-    """Choose a template as transformers does: "tool_use" if there are tools, else "default". Raises RequestError."""
+    """Return the template "tool_use" if the caller passes tools and there is one, else "default", as transformers does.
+    Raises RequestError if there is neither."""
     for name in ("tool_use", "default") if has_tools else ("default",):
         if name in templates:
             return templates[name]
@@ -65,7 +67,8 @@ def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:
 
 
 def named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return `bos_token` and the other named tokens for templates. Older checkpoints have them in a separate file."""
+    """Return the text of the tokens that templates refer to by name, as {"bos_token": "<s>"}. `config` is the content
+    of tokenizer_config.json; older checkpoints have the names in special_tokens_map.json."""
     older = read_json(folder / "special_tokens_map.json")
     tokens: dict[str, str] = {}
     for name in _NAMED_TOKENS:

@@ -1,4 +1,4 @@
-"""Checks of callers' conversations, and conversion to the form that chat templates read."""
+"""Checks of callers' conversations, and their conversion to the messages that chat templates read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ _MAX_BITS = 1024
 
 
 def read_conversations(messages: object) -> list[list[Message]]:
-    """Check a conversation or a list of conversations, and return the list. Raises RequestError."""
+    """Return a list of checked conversations, given one conversation or several. Raises RequestError for a bad one."""
     if isinstance(messages, Sequence) and messages and not isinstance(messages, str | bytes):
         if all(isinstance(message, Mapping) for message in messages):
             return [_conversation(messages, "messages")]
@@ -33,7 +33,7 @@ def read_conversations(messages: object) -> list[list[Message]]:
 
 
 def read_tools(tools: object) -> list[Message] | None:
-    """Return tool schemas after checking that they are JSON objects. Raises RequestError."""
+    """Return copies of tool schemas, or None if `tools` is None. Raises RequestError if one is no JSON object."""
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -42,7 +42,8 @@ def read_tools(tools: object) -> list[Message] | None:
 
 
 def plain(value: object, where: str, depth: int = 0) -> Any:
-    """Return a copy that consists of plain JSON types. Raises RequestError for other types."""
+    """Return a copy of JSON data that has no subclasses of the JSON types. `where` names the data in errors. Raises
+    RequestError for other types, large integers, and data nested more than 64 deep."""
     if depth > _MAX_DEPTH:
         raise RequestError(f"nested more than {_MAX_DEPTH} deep", where=where)
     if value is None or isinstance(value, bool):
@@ -89,7 +90,7 @@ def _message(given: object, where: str) -> Message:
 
 
 def _text(content: object, where: str) -> str:
-    """Return content as one text. Text parts are joined by newlines, as in vLLM."""
+    """Return a message's content as one text. Content may be a list of text parts; newlines join them, as in vLLM."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -103,8 +104,8 @@ def _text(content: object, where: str) -> str:
 
 
 def _read_arguments(calls: object, where: str) -> None:
-    """Replace, in place, the arguments of tool calls that are JSON text, as OpenAI clients send them, by the objects
-    that templates expect. Raises RequestError if a call or its JSON is malformed."""
+    """Parse the arguments of tool calls in place. OpenAI clients send them as JSON text, and templates expect objects.
+    Raises RequestError if a call or its JSON is malformed."""
     if not isinstance(calls, list):
         raise RequestError("the tool calls are no list", where=where, expected="a list of calls")
     for index, call in enumerate(calls):

@@ -1,4 +1,4 @@
-"""Rendering of templates in a worker process. It is started at first use, and killed if it takes too long."""
+"""Rendering of chat templates in a worker process, which is killed if it takes too long."""
 
 import contextlib
 import json
@@ -29,10 +29,11 @@ class TemplateObjection(RequestError):
 
 
 class Renderer:
-    """Renders templates with caps on time, memory and text size. Threads may share it; calls run one at a time.
+    """Renders chat templates in a worker process, with caps on time, memory and text size. Starts the process at first
+    use. Threads may share the object; calls run one at a time.
 
-    seconds      cap on one call of `render`
-    characters   cap on one text
+    seconds      the most time for one call of `render`
+    characters   the most characters of one rendered text
     """
 
     def __init__(self, seconds: float = RENDER_SECONDS, characters: int = TEXT_CHARACTERS) -> None:
@@ -41,7 +42,11 @@ class Renderer:
         self._worker: _Worker | None = None
 
     def render(self, name: str, template: str, contexts: Sequence[Mapping[str, Any]]) -> list[str]:
-        """Render the template for each context (JSON data), and return the texts. `name` is for error messages.
+        """Render the template once for each context, and return the texts in that order.
+
+        name       where the template comes from, for error messages
+        template   the template's text
+        contexts   the template's variables by name, as JSON data
 
         Raises ArtifactError for an invalid template, TemplateObjection if the template refuses the conversation or
         fails, and another RequestError if it exceeds a cap. The next call works after each of these errors.
@@ -84,7 +89,7 @@ class Renderer:
         raise TemplateObjection(f"the chat template failed: {message}", where=name)
 
     def close(self) -> None:
-        """End the worker. A later call starts another."""
+        """End the worker process. A later call of `render` starts another."""
         with self._lock:
             if self._worker is not None:
                 self._worker.close()
@@ -101,7 +106,7 @@ def _exceeded(name: str, what: str, cap: str) -> RequestError:
 
 
 class _Worker:
-    """One worker process. It ends with this object, which then closes its pipe."""
+    """One worker process (`ingot.runtime.chat.worker`). It is killed when this object is garbage-collected."""
 
     def __init__(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -123,7 +128,8 @@ class _Worker:
             ) from None
 
     def ask(self, line: bytes, seconds: float) -> bytes:
-        """Send a request and return the reply. Raises TimeoutError, or EOFError if the process ended."""
+        """Send `line`, a request as JSON, and return the reply as JSON. Raises TimeoutError after `seconds`, or
+        EOFError if the process ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line)

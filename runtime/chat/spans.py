@@ -17,8 +17,8 @@ _SHIFTED: Final = re.compile("[\U000f0000-\U0010ffff]+")
 
 
 class _Shift(dict[int, int]):
-    """The table for `str.translate`. It maps a character to its low 16 bits in a plane that the character is not in,
-    and is filled on demand."""
+    """A table for `str.translate` that disguises characters. It maps a character to its low 16 bits in a private-use
+    plane that the character is not in. Entries are made on demand."""
 
     def __missing__(self, code: int) -> int:
         if chr(code) in _KEPT or chr(code).isspace() or code < 0x20:
@@ -34,7 +34,8 @@ _SHIFT = _Shift()
 
 
 def disguise(text: str, keep: re.Pattern[str] | None = None) -> str:
-    """Return the text with its characters shifted, except the matches of `keep`."""
+    """Return the text with its characters shifted into private-use planes, so that they are recognised after rendering.
+    White space, quotes, backslashes, control characters and the matches of `keep` stay."""
     if keep is None:
         return text.translate(_SHIFT)
     pieces: list[str] = []
@@ -46,7 +47,8 @@ def disguise(text: str, keep: re.Pattern[str] | None = None) -> str:
 
 
 def content_spans(text: str, disguised: str) -> list[tuple[int, int]] | None:
-    """Return the spans [begin, end) of `text` that come from messages; None if the two renderings do not match."""
+    """Return the spans [begin, end) of `text`, a rendered chat, that come from messages. `disguised` is the chat
+    rendered with disguised messages. Return None if the two do not match character by character."""
     if len(text) != len(disguised):
         return None
     shifted = text.translate(_SHIFT)

@@ -25,9 +25,9 @@ _TAG = "<ingot:continue> "
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Options that a caller may give besides the messages.
+    """Options of a chat request other than the messages.
 
-    add_generation_prompt    end with the header of an assistant's turn
+    add_generation_prompt    end the prompt with the header of an assistant's turn
     continue_final_message   leave the last message open, so that the model continues it
     tools                    JSON schemas of functions
     variables                further variables for the template, such as {"enable_thinking": False}
@@ -42,9 +42,9 @@ class ChatOptions:
 class ChatTemplate:
     """The chat templates of a tokenizer folder.
 
-    Control tokens are the special tokens, begin and end tokens, and other added tokens that a template spells. In
-    an assistant's messages, the tokenizer may still produce tokens of the last kind: a model's own output contains the
-    marks of its reasoning and tool calls.
+    Control tokens are the special tokens, the begin and end tokens, and other added tokens that a template contains.
+    Messages cannot produce them. But an assistant's messages may produce the other added tokens: a model's own output
+    contains the marks of its reasoning and tool calls.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, renderer: Renderer) -> None:
@@ -66,7 +66,8 @@ class ChatTemplate:
         self._kept = {control: _kept(added.values(), control) for control in (self._control, self._firm)}
 
     def prompts(self, messages: object, options: ChatOptions) -> list[Prompt]:
-        """Return a prompt for each conversation. Raises RequestError."""
+        """Return a prompt for each conversation in `messages`, which is one conversation or a list of them. Raises
+        RequestError for a bad conversation or option, or if the template refuses it."""
         tools = read_tools(options.tools)
         context = {**self._variables, **self._read_variables(options), "tools": tools}
         conversations = read_conversations(messages)
@@ -121,8 +122,8 @@ class ChatTemplate:
         return Prompt(text, self._control.encode(text, spans))
 
     def _render(self, template: Template, contexts: list[dict[str, Any]]) -> list[str]:
-        """Return the text for each context. If the template objects, return only the text for the first context: the
-        disguised one may cause the objection."""
+        """Return the template's text for each context: the first has the messages, the second has them disguised.
+        Return only the first text if the template refuses the disguised messages."""
         try:
             return self._renderer.render(template.name, template.source, contexts)
         except TemplateObjection:
@@ -132,8 +133,11 @@ class ChatTemplate:
         return self._firm if message["role"] == "assistant" else self._control
 
     def _disguised(self, value: Any, keep: re.Pattern[str], where: str) -> Any:
-        """Return JSON data with disguised texts. Keys and structural fields cannot be disguised; raises RequestError if
-        they contain a control token."""
+        """Return JSON data, such as a message, with its texts disguised except the matches of `keep`.
+
+        Keys, and fields such as "role" that templates compare, stay. Raises RequestError, which names `where`, if one
+        contains a control token.
+        """
         if isinstance(value, str):
             return disguise(value, keep)
         if isinstance(value, list):
@@ -150,8 +154,12 @@ class ChatTemplate:
     def _refuse_unless_harmless(
         self, conversation: list[Message], tools: object, text: str, other: str | None, name: str
     ) -> None:
-        """Raise RequestError if a message contains or causes a control token. Without spans, such a token looks like
-        the template's."""
+        """Raise RequestError if a message contains or causes a control token. Called if the characters of messages
+        cannot be found in the rendered `text`: then such a token looks like the template's.
+
+        other   the chat rendered with disguised messages, or None
+        name    the template's name, for the error
+        """
         hint = f"remove it: the template ({name}) changes messages, so that they cannot be found in the prompt"
         for index, message in enumerate(conversation):
             self._refuse_control(message, f"messages[{index}]", control=self._control_of(message), hint=hint)
@@ -170,7 +178,12 @@ class ChatTemplate:
         everything: bool = False,
         hint: str = "",
     ) -> None:
-        """Raise RequestError if a text of JSON data contains a control token; with `everything`, also check keys."""
+        """Raise RequestError if a text in JSON data contains a control token.
+
+        where        the name of the data in the error
+        control      the control tokens; None: all of the model's
+        everything   also check the keys of objects
+        """
         if isinstance(value, str):
             if token := (control or self._control).holds(value):
                 raise RequestError(
@@ -189,13 +202,14 @@ class ChatTemplate:
 
 
 def _is_mark(token: str) -> bool:
-    """Return False for words and white space, which templates contain without meaning the token."""
+    """Return whether the text of an added token is a mark such as `<think>`. Templates contain words and white space
+    without meaning the token."""
     return not re.fullmatch(r"[\w\s]*", token)
 
 
 def _kept(added: Iterable[str], control: ControlTokens) -> re.Pattern[str]:
-    """Return a pattern of the added tokens that stay undisguised, because templates search for them. It excludes
-    control tokens, and tokens that could be part of one."""
+    """Return a pattern of the added tokens that stay undisguised in messages, because templates search for them. It
+    excludes the tokens of `control`, and tokens that could be part of one of those."""
     joined = "\0".join(control.tokens)
     begins = {text[:size] for text in control.tokens for size in range(1, len(text))}
     ends = {text[-size:] for text in control.tokens for size in range(1, len(text))}
@@ -214,7 +228,9 @@ def _tagged(message: Message) -> Message:
 
 
 def _cut(text: str, name: str) -> str:
-    """Return the text before the tag. If the template trimmed the tag's space, trim the space before the tag too."""
+    """Return a rendered chat up to the tag that marks the end of its last message. If the template has trimmed the
+    tag's space, trim the space before the tag too. Raises RequestError, which names the template `name`, if there is no
+    tag."""
     begin = text.rfind(_TAG.strip())
     if begin < 0:
         raise RequestError(

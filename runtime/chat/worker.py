@@ -33,15 +33,15 @@ MESSAGE_CHARACTERS = 500
 
 
 class Refused(jinja2.TemplateError):
-    """The template's own objection to a conversation."""
+    """Raised if a template calls `raise_exception`, which refuses the conversation."""
 
 
 class TooLong(Exception):
-    """A text grew past the cap."""
+    """Raised if a rendered text grows past the request's cap on characters."""
 
 
 class Generation(Extension):
-    """{% generation %}: marks the assistant's text, for training. It does not change the rendered text."""
+    """The template tag {% generation %}, which marks the assistant's text for training. It does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012 - the base class has it so
 
@@ -86,8 +86,8 @@ def _check_name(name: object) -> None:
 
 
 def environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
-    """Return the Jinja environment that transformers uses: whitespace rules, tags, filters, functions. `now` is the
-    time."""
+    """Return a Jinja environment with the whitespace rules, tags, filters and functions that transformers offers
+    templates. `now` is the time for templates that print the date."""
 
     def raise_exception(message: object) -> None:
         raise Refused(str(message))
@@ -114,7 +114,8 @@ def environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
 
 
 def render(template: jinja2.Template, context: Mapping[str, Any], characters: int) -> str:
-    """Render piece by piece, so that an endless template stops at the cap. Raises TooLong."""
+    """Return the template's text for the variables in `context`. Raises TooLong once the text has more than
+    `characters` characters, so that an endless template stops."""
     pieces: list[str] = []
     left = characters
     for piece in template.generate(context):
@@ -156,7 +157,8 @@ def answers(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Bound the CPU time from now on. If the parent is gone, nothing else stops an endless loop."""
+    """Let the operating system end this process after `seconds` more of CPU time. If the parent is gone, nothing else
+    stops an endless loop."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     # Whole seconds, plus one, so that the parent's timeout comes first.

@@ -1,4 +1,4 @@
-"""CPU memory that is allocated as long as an artifact is loaded."""
+"""Allocation of CPU memory for weights and states, which stay while an artifact is loaded."""
 
 import math
 import mmap
@@ -10,7 +10,8 @@ from ingot.runtime.cpu import shared_tail
 
 
 class HostAllocator:
-    """Allocates host memory. Zeros take no physical memory until written: a KV pool is rarely full."""
+    """Allocates CPU memory for weights and states. Zeros take no physical memory until they are written: a KV pool is
+    rarely full."""
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         count = math.prod(shape) * dtype.itemsize

@@ -22,7 +22,7 @@ from ingot.runtime.token_counts import recount
 
 @dataclass(frozen=True)
 class CpuStepHandle:
-    """A completed step."""
+    """A completed step of the bucket class `bucket`, with its outputs by name."""
 
     bucket: str
     outputs: dict[str, torch.Tensor]
@@ -47,10 +47,10 @@ class CpuExecutor(Executor):
     """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.
 
     params        every weight by name
-    executables   loaded callables by executable id
-    sizes         load-time dims (`pages`, `R`, `S`)
-    libraries     the ops of each backend with its own kernels
-    states        states shared with other entries, including all of the plan's; default: new ones
+    executables   the functions of compiled regions and calls, by executable id
+    sizes         the dims that are known at load time: `pages`, `R` device rows, `S` state slots
+    libraries     the functions of each backend's kernel library, by backend and op
+    states        the states that all entries share, including all of this plan's; default: new ones
 
     Raises ArtifactError if a weight does not fit the plan's dtype, shape or strides; OptionError if there is no memory
     for the states.
@@ -76,7 +76,8 @@ class CpuExecutor(Executor):
         self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, libraries or {})
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle | LateStep:
-        """Run one step, or only its forward segment if it has late inputs."""
+        """Run a step on `inputs`, or only its forward segment if some inputs are filled late. With `watch`, each
+        instruction runs through it."""
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
         recount(self.plan.states, self.states, inputs)
@@ -109,7 +110,7 @@ class CpuExecutor(Executor):
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Run torch's own ops on `count` threads.
+    """Run torch's own ops on `count` threads in the code within.
 
     A step of few tokens has little work to divide, but OpenMP barriers wait for every thread. On a busy machine that
     costs one time slice of the operating system per op. Kernels of backend libraries have their own threads.

@@ -12,7 +12,8 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def granularity() -> int | None:
-    """Return the unit, in bytes, in which memory can be mapped into ranges; None on a system without memfd_create."""
+    """Return the unit, in bytes, in which memory can be mapped into address ranges; None on a system that cannot share
+    memory between ranges (no memfd_create)."""
     return mmap.PAGESIZE if hasattr(os, "memfd_create") else None
 
 
@@ -33,7 +34,8 @@ def with_shared_tail(count: int, own: int, tail: int) -> list[torch.Tensor]:
 
 
 def _range(own: int, tail: int, shared: int) -> torch.Tensor:
-    """Map one range. It is unmapped as a whole once nothing refers to it."""
+    """Return a tensor of `own` bytes of its own memory, then `tail` bytes of the file descriptor `shared`. The range is
+    unmapped once nothing refers to the tensor."""
     memory = mmap.mmap(-1, own + tail, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     function = ctypes.CDLL(None, use_errno=True).mmap
