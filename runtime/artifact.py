@@ -162,7 +162,7 @@ def open_artifact(
 
     check     called with the manifest; the loader compares the target and versions with this machine
     verify    also compare the digests of all files except the weights, which the loader checks while it copies them
-    threads   threads that compute digests; default: one per core
+    threads   threads that compute digests; default: one per core, at most 8
 
     Raises ArtifactError, and the errors of `check`.
     """

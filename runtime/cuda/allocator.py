@@ -1,4 +1,4 @@
-"""GPU memory that is allocated as long as an artifact is loaded."""
+"""Allocation of GPU memory for weights and states, which stay while an artifact is loaded."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from ingot.runtime.cuda import shared_tail
 
 
 class DeviceAllocator:
-    """Allocates with torch's allocator on `device`; address ranges with shared memory come from the driver. Zeros are
-    written on the current stream."""
+    """Allocates memory of `device` for weights and states, by torch's allocator; the driver maps address ranges that
+    share memory. The current stream writes zeros."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -16,12 +16,14 @@ GraphKind = Literal["decode", "prompts"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How to compute a step. With equal decisions, all ranks call the same code on the same sizes.
+    """How to compute a step: by which bucket class, at which sizes, and by a captured graph or not.
 
     bucket  the name of the bucket class
-    sizes   the sizes to pad the step to; None: the sizes of its inputs
-    graph   the kind of graph that replays the step at these sizes, captured first if it does not exist; None: run the
+    sizes   the sizes to pad the step to; None: do not pad it
+    graph   the kind of graph that replays the step at these sizes, captured first if needed; None: launch the
             instructions one by one
+
+    If all ranks follow equal decisions, they run the same code on the same sizes.
     """
 
     bucket: str
@@ -30,10 +32,11 @@ class Decision:
 
 
 class Decider:
-    """Decides by the sizes of a step and of the steps before it on one rank.
+    """Decides how to compute each step of a plan, by its sizes and those of earlier steps on this rank.
 
-    `decode` and `prompts` are the steps of `plan` that graphs can hold, by size. `capture` is when to capture decode
-    steps.
+    decode    the bucket class of each size of decode step that a graph can hold
+    prompts   the bucket class of each size of prompt step that a graph can hold
+    capture   when to capture graphs of decode steps
     """
 
     def __init__(
@@ -53,8 +56,14 @@ class Decider:
     def decide(
         self, step: StepSizes, most: int, decode: Collection[StepSizes], prompts: Collection[StepSizes]
     ) -> Decision:
-        """Decide a step of these sizes, with at most `most` tokens of one sequence, and count it in the history.
-        `decode` and `prompts` are the captured graphs. Raises InternalError if no bucket class holds the step."""
+        """Return the decision for a step of these sizes, and remember the step for later decisions.
+
+        most      the most tokens of one sequence in the step
+        decode    the sizes of decode steps that have a captured graph
+        prompts   the sizes of prompt steps that have a captured graph
+
+        Raises InternalError if no bucket class holds the step.
+        """
         if (size := self.decode.serving(step, most, decode)) is not None:
             return self._by_decode[size]
         if (size := self.prompts.serving(step, most, prompts)) is not None:
@@ -62,14 +71,15 @@ class Decider:
         return self.without_graph(step, most)
 
     def without_graph(self, step: StepSizes, most: int) -> Decision:
-        """Decide a step without a graph, and do not count it in the history."""
+        """Return the decision for a step without a graph, with at most `most` tokens of one sequence. Later decisions
+        do not depend on it. Raises InternalError if no bucket class holds the step."""
         if (served := bucket_serving(self._plan, step.T, most)) is None:
             raise no_bucket([one.bucket for one in self._plan.buckets], step.T, most)
         return Decision(served.bucket.name, self.padded(served.bucket, step))
 
     def padded(self, bucket: BucketClass, step: StepSizes) -> StepSizes | None:
-        """Return the sizes to pad a step without a graph to; None: its own. Libraries may round differently at another
-        size, so the step gets the sizes of the graph that may serve it later."""
+        """Return the sizes to pad a step to that runs without a graph; None: do not pad it. Libraries may round
+        differently at another size, so the step gets the sizes of the graph that may serve such steps later."""
         if has_few_tokens(bucket):
             return None
         return (self.prompts if bucket.q_max is None else self.decode).filled_up(step)

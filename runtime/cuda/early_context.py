@@ -40,7 +40,7 @@ class EarlyContext:
         self._thread.start()
 
     def imported(self) -> None:
-        """Stop waiting for libraries: torch is imported, or its import has failed."""
+        """Report that torch is imported or its import has failed: the thread stops waiting for torch's libraries."""
         self._imported.set()
 
     def wait(self) -> None:
@@ -64,13 +64,14 @@ class EarlyContext:
 
 
 def begin_context(phases: Phases) -> EarlyContext | None:
-    """Start creating the context; the caller imports torch next. Return None if torch is already imported: it may be
-    set to another GPU."""
+    """Start creating the GPU's context in a thread; the caller imports torch next. Return None if torch is already
+    imported, because it may use another GPU than the first. `phases` records the times."""
     return None if "torch" in sys.modules else EarlyContext(phases)
 
 
 def torch_cuda_library() -> Path | None:
-    """Return the library with torch's kernels, found without importing torch; None for a build without CUDA."""
+    """Return the path of the library with torch's kernels, without importing torch; None if torch is built without
+    CUDA."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -79,8 +80,8 @@ def torch_cuda_library() -> Path | None:
 
 
 def wait_until_loaded(library: Path, given_up: threading.Event) -> int | None:
-    """Return the handle of a library once other code has loaded it and its dependencies; None if `given_up` is set
-    before.
+    """Return the handle of a library once other code has loaded it and its dependencies; None if the event `given_up`
+    is set first.
 
     The dynamic loader waits for a thread that is loading libraries. Calling `dlopen` as a foreign function releases the
     GIL. `ctypes.CDLL` would keep it, and the loading thread may need it.
@@ -96,13 +97,15 @@ def wait_until_loaded(library: Path, given_up: threading.Event) -> int | None:
 
 
 def make_context(handle: int) -> bool:
-    """Create the context of the first GPU with the CUDA runtime of a loaded library. Return whether that worked."""
+    """Create the context of the first GPU, by the CUDA runtime of the library with this `handle`. Return whether that
+    worked."""
     # Even freeing a null pointer creates the context (CUDA Runtime API, "Initialization").
     return _call(handle, "cudaFree", None) == 0
 
 
 def start_cublas(handle: int) -> bool:
-    """Make a loaded library's cuBLAS load its kernels, by creating and destroying a handle. Return whether it did."""
+    """Make cuBLAS load its kernels, by creating and destroying a cuBLAS handle. `handle` is that of a loaded library
+    that links cuBLAS. Return whether that worked."""
     made = ctypes.c_void_p()
     if _call(handle, "cublasCreate_v2", ctypes.byref(made)) != 0:
         return False
@@ -110,7 +113,8 @@ def start_cublas(handle: int) -> bool:
 
 
 def _call(handle: int, function: str, *arguments: Any) -> int | None:
-    """Call a function of a loaded library or its dependencies. Return its status, or None if there is no such function.
+    """Call a function of a loaded library or its dependencies. Return its status, 0 for success, or None if there is no
+    such function.
 
     A foreign call releases the GIL.
     """

@@ -40,12 +40,16 @@ _SIZED = frozenset({"tokens", "rows", "logit_rows", "q_lens"})
 class CudaExecutor(Executor):
     """A plan, checked by `check_plan`, bound to weights, executables and states on a GPU.
 
-    See `ingot.runtime.cpu.executor.CpuExecutor` for the arguments; tensors are on the device of `context`. Steps run on
-    its stream, in launch order; executors that share states share one context.
-
-    capture   when to capture graphs; "none": launch every step instruction by instruction
-    strict    before each replay, check that all tensors are at the captured addresses, and that no output that the
-              replay overwrites is still held
+    params        every weight by name
+    executables   the functions of compiled regions and calls, by executable id
+    sizes         the dims that are known at load time: `pages`, `R` device rows, `S` state slots
+    libraries     the functions of each backend's kernel library, by backend and op
+    states        the states that all entries share, including all of this plan's
+    context       the device of all tensors, and the stream on which steps run in launch order; executors that share
+                  states share one context
+    capture       when to capture graphs; "none": launch every step instruction by instruction
+    strict        before each replay, check that all tensors are at the captured addresses, and that no output that the
+                  replay overwrites is still held
     """
 
     def __init__(
@@ -99,14 +103,17 @@ class CudaExecutor(Executor):
         )
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs`, which are on the host, and return without waiting. This rank decides how. With
-        `watch`, each instruction runs through it. Raises StepMemoryError if the GPU has no memory for the step."""
+        """Start a step on `inputs`, which are on the host, and return its handle without waiting. With `watch`, each
+        instruction runs through it. Raises StepMemoryError if the GPU has no memory for the step."""
         return self.execute(inputs, self.decide(inputs, watched=watch is not None), watch)
 
     def decide(self, inputs: Mapping[str, torch.Tensor], *, watched: bool = False) -> Decision:
-        """Decide how to compute a step on `inputs`, by its sizes and the steps that this rank decided so far. Launch
-        and capture nothing. A `watched` step runs its instructions one by one, and does not count. Raises InternalError
-        if no bucket class holds the step."""
+        """Return how to compute a step on `inputs`, by its sizes and the steps that this rank has decided so far.
+        Launch and capture nothing.
+
+        A `watched` step runs its instructions one by one, and later decisions do not depend on it. Raises InternalError
+        if no bucket class holds the step.
+        """
         step = self._sizes(inputs)
         if step is None:
             sizes = step_sizes(self.inputs, inputs, self.sizes)
@@ -119,8 +126,12 @@ class CudaExecutor(Executor):
     def execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None = None
     ) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs` as `decided` by this rank or by another rank with the same plan. Return without
-        waiting. Raises as `launch` does, and InternalError for a decision that does not fit the step or the plan."""
+        """Start a step on `inputs`, and return its handle without waiting. `decided`, by this rank or another one with
+        the same plan, says how to compute it. With `watch`, each instruction runs through it.
+
+        Raises StepMemoryError if the GPU has no memory for the step, and InternalError if the decision does not fit the
+        step or the plan.
+        """
         try:
             with torch.cuda.stream(self._stream):
                 recount(self.plan.states, self.states, inputs)
@@ -145,7 +156,7 @@ class CudaExecutor(Executor):
         return self._launched(inputs, step, decided, watch, returns_logprobs)
 
     def _returns_logprobs(self, inputs: Mapping[str, torch.Tensor]) -> bool:
-        """Return whether the step computes log-probabilities for a request."""
+        """Return whether a request needs log-probabilities of the step on these inputs."""
         if "logprob_ids" not in self.plan.outputs:
             return False
         if isinstance(inputs, StepInputs):
@@ -160,7 +171,12 @@ class CudaExecutor(Executor):
         watch: Watch | None,
         returns_logprobs: bool,
     ) -> CudaStepHandle | LateStep:
-        """Launch a step's instructions one by one."""
+        """Launch the instructions of a step one by one, and return its handle.
+
+        step               the sizes of the step; None if inputs that say them are missing
+        decided            the bucket class, and the sizes to pad to
+        returns_logprobs   copy log-probabilities to the host
+        """
         padded = decided.sizes
         if (bucket := self._by_name.get(decided.bucket)) is None:
             raise InternalError(f"the plan has no bucket class '{decided.bucket}'", expected=", ".join(self._by_name))
@@ -197,13 +213,14 @@ class CudaExecutor(Executor):
         return LateStep(decided.bucket, end_late)
 
     def capture(self, rows: int) -> None:
-        """Capture a graph for decode steps of `rows` sequences, if they have none and one can hold them, without
-        disturbing running steps. Raises OptionError if there is no memory for it."""
+        """Capture a graph for decode steps of `rows` sequences, unless there is one or no graph can hold them. Running
+        steps are not disturbed. Raises OptionError if there is no memory for the graph."""
         with torch.cuda.stream(self._stream), self._memory_errors(f"a captured step of {rows} sequences"):
             self._decode.capture_for(rows)
 
     def capture_all(self) -> None:
-        """Capture every graph that can be captured and is not yet. Raises OptionError if there is no memory."""
+        """Capture each graph that this executor may replay, if it does not exist yet. Raises OptionError if there is no
+        memory for one."""
         with torch.cuda.stream(self._stream), self._memory_errors("the captured graphs"):
             self._decode.capture_all()
             self._prompts.capture_all()
@@ -232,8 +249,8 @@ class CudaExecutor(Executor):
             self._unseen.remove(inputs.sizes.T)
 
     def _run_unseen(self) -> bool:
-        """Run a step of padding in the next size that no step has had and no graph will hold, and wait for it. Return
-        False if there is no such size."""
+        """Run a step of padding tokens, in a size that no step has had and no graph will hold, so that libraries
+        prepare for that size. Wait for it. Return False if there is no such size left."""
         if not self._unseen:
             return False
         tokens = self._unseen[0]
@@ -243,7 +260,8 @@ class CudaExecutor(Executor):
 
     @contextmanager
     def _memory_errors(self, what: str) -> Iterator[None]:
-        """Raise OptionError if an allocation within fails, for memory that was reserved when KV pages were counted."""
+        """Turn an out-of-memory error of the code within into an OptionError. `what` names what the memory is for. The
+        memory was reserved when KV pages were counted."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -255,8 +273,9 @@ class CudaExecutor(Executor):
             ) from error
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Prepare later steps for up to `seconds` of idle host time, without disturbing running steps. Return False if
-        nothing is left that fits into that time, or if memory is short."""
+        """Capture a graph for later steps, or initialize libraries for one size, while the host is idle for `seconds`.
+        Running steps are not disturbed. Return False if nothing is left that fits into that time, or if memory is
+        short."""
         if not self._ahead:
             return False
         with torch.cuda.stream(self._stream):
@@ -273,7 +292,8 @@ class CudaExecutor(Executor):
         self._stream.synchronize()
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Return the inputs on the device. Inputs that are views of one buffer need one copy."""
+        """Start copying inputs to the device, and return the copies by name. Inputs that are views of one buffer need
+        one copy."""
         if not isinstance(inputs, StepInputs):
             return {name: value.to(self.device) for name, value in inputs.items()}
         return inputs.layout.views(to_device(inputs.flat, self.device), inputs.sizes)

@@ -9,7 +9,8 @@ from ingot.runtime.step_outputs import VECTORS
 
 
 class CudaStepHandle:
-    """A launched step of the bucket class `bucket`.
+    """A launched step, whose results can be read once the GPU has computed it. `bucket` is the name of its bucket
+    class.
 
     outputs           the step's outputs on the device, by name
     read              returns an output that the host reads, by name, once `done` is complete
@@ -40,35 +41,36 @@ class CudaStepHandle:
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """All outputs by name; waits for the step, so any stream may use them. Outputs of a captured graph are valid
-        until the next step is launched."""
+        """All outputs by name, on the device. Waits for the step, so that any stream may use them. Outputs of a
+        captured graph are valid until the next step is launched."""
         self._done.synchronize()
         return self._lend(self._outputs)
 
     def finish(self) -> None:
-        """Do nothing: the ending is already launched."""
+        """Do nothing: this step's ending was launched with the rest."""
 
     def tokens(self) -> list[int]:
-        """Return the sampled token of each row of logits; -1 for non-finite logits."""
+        """Wait for the step and return the sampled token of each row of logits; -1 for non-finite logits."""
         self._done.synchronize()
         return self._read("tokens")
 
     def rejected(self) -> list[int]:
-        """Return, for each sequence, how many of its last fed tokens were rejected."""
+        """Return for each sequence how many of the last tokens that it fed were rejected drafts, or of a block that was
+        not committed."""
         self._done.synchronize()
         return self._read("rejected")
 
     def logprobs(self) -> OutputLogprobs:
-        """Return the requested log-probabilities, by row of logits."""
+        """Wait for the step and return the log-probabilities that requests need, by row of logits."""
         self._done.synchronize()
         return OutputLogprobs(self._copies["logprob_ids"], self._copies["logprobs"], self._copies["ranks"])
 
     def vectors(self) -> torch.Tensor:
-        """Return the vector of each sequence, f32[B, N] on the host."""
+        """Wait for the step and return the pooled vector of each sequence, f32[B, N] on the host."""
         self._done.synchronize()
         return self._copies[VECTORS]
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Start a copy to pinned memory and return it without waiting."""
+    """Start copying a tensor to pinned host memory, and return the copy without waiting for it."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,4 +1,4 @@
-"""The GPU memory for serving, computed without running a step: the plan states what a step needs."""
+"""The GPU memory that serving may use, computed from the plans without running a step."""
 
 import torch
 
@@ -18,8 +18,11 @@ _GRAPH = 8 << 20
 
 
 def device_memory(device: torch.device, plans: Plans, *, graphs: bool, granularity: int | None = None) -> ServingMemory:
-    """Return the memory that `device` has now for serving `plans`, with captured graphs or without. `granularity` is
-    its allocator's."""
+    """Return the memory that `device` has now for serving `plans`.
+
+    graphs        steps are captured as CUDA graphs, which need memory too
+    granularity   the unit, in bytes, in which the device maps memory into address ranges; None: it cannot
+    """
     free, total = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # cached by torch's allocator
     return serving_memory(free, total, plans, find_gpu() if graphs else None, granularity)
@@ -28,15 +31,18 @@ def device_memory(device: torch.device, plans: Plans, *, graphs: bool, granulari
 def serving_memory(
     free: int, total: int, plans: Plans, graphs: Gpu | None, granularity: int | None = None
 ) -> ServingMemory:
-    """Return `device_memory` for a device of `total` bytes with `free` free ones. `graphs` is the GPU, if steps are
-    captured."""
+    """Return the memory for serving `plans` on a GPU of `total` bytes, `free` of them free.
+
+    graphs        the GPU if steps are captured as CUDA graphs; None: they are not
+    granularity   the unit, in bytes, in which the device maps memory into address ranges; None: it cannot
+    """
     unplanned = _LIBRARIES + (sum(graph_bytes(plan, graphs) for plan in plans.plans.values()) if graphs else 0)
     return ServingMemory(most=free, usual=int(USUAL_SHARE * total), unplanned=unplanned, granularity=granularity)
 
 
 def graph_bytes(plan: Plan, gpu: Gpu) -> int:
-    """Return the bytes of captured steps: one arena for activations and outputs, and the inputs and driver memory of
-    each."""
+    """Return the bytes that all captured graphs of a plan need: one memory for activations and outputs that they share,
+    and for each graph its inputs and the driver's memory."""
     decode, prompts = decode_steps(plan), prompt_steps(plan, gpu)
     # The inputs of a step grow with its tokens, sequences and rows of logits; the plan's are those of its largest.
     largest = max(1, *(max(bucket.memory.sizes.get("L", 1), 1) for bucket in plan.buckets))

@@ -15,8 +15,8 @@ from ingot.ir.errors import InternalError
 
 
 def granularity(device: torch.device) -> int | None:
-    """Return the unit, in bytes, in which memory can be mapped into ranges; None on a GPU without virtual memory
-    management. Raises InternalError if a driver call fails."""
+    """Return the unit, in bytes, in which memory can be mapped into address ranges; None on a GPU without virtual
+    memory management. Raises InternalError if a driver call fails."""
     from cuda.bindings import driver
 
     torch.cuda.init()
@@ -89,7 +89,8 @@ class _Range:
 
 
 def _give_back(device: torch.device, address: int, size: int, mapped: list[tuple[int, int]]) -> None:
-    """Unmap a range after all kernels have finished, and free its addresses."""
+    """Unmap an address range of `size` bytes once all kernels have finished, and free its addresses. `mapped` has the
+    (address, size) of each mapped part."""
     from cuda.bindings import driver
 
     try:
@@ -102,7 +103,8 @@ def _give_back(device: torch.device, address: int, size: int, mapped: list[tuple
 
 
 def _create(size: int, device: torch.device) -> Any:
-    """Allocate `size` bytes. If needed, free the memory that torch caches."""
+    """Return the driver's handle of `size` new bytes of device memory. If there is none free, free what torch
+    caches."""
     from cuda.bindings import driver
 
     try:
@@ -113,7 +115,7 @@ def _create(size: int, device: torch.device) -> Any:
 
 
 def _on(device: torch.device) -> Any:
-    """Return the driver's description of memory on a device."""
+    """Return the properties that the driver's allocation calls take for memory on `device`."""
     from cuda.bindings import driver
 
     properties = driver.CUmemAllocationProp()

@@ -33,13 +33,14 @@ ALIGNMENT = 256
 
 
 class WeightCopy:
-    """Allocates every weight on the device of `context`, as `tensors` by name; `run` copies their values. On a mesh,
-    each rank has its shard. There is one allocation per file, and each weight starts at a multiple of 256 bytes.
+    """Allocates every weight of an artifact on the device, as `tensors` by name; `run` then copies their values. There
+    is one allocation per file, and each weight starts at a multiple of 256 bytes.
 
+    context   the device, its allocator, and the rank, which gets its shard of weights that a mesh splits
     verify    compare the digests of the copied bytes with the manifest
     threads   threads that read, hash and copy; default: one per core that this process may use, at most 16
 
-    Raises ArtifactError for an invalid place of a weight; OptionError if the device has no room.
+    Raises ArtifactError if weights.json is wrong; OptionError if the device has no memory for the weights.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class WeightCopy:
         self.tensors = {name: tensors[place] for name, place in places.items()}
 
     def run(self) -> dict[str, torch.Tensor]:
-        """Copy the weights and return the tensors. Raises ArtifactError for a damaged or unreadable file."""
+        """Copy the weights from their files and return the tensors by name. Raises ArtifactError for a damaged or
+        unreadable file."""
         artifact = self._artifact
         jobs = [
             _Job(chunk, self._layouts[chunk[0].path], self._memory[chunk[0].path])
@@ -90,7 +92,11 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The device layout of a file's weights: `spans` in file order, `offsets` by place, total size in bytes."""
+    """Where a file's weights are in its device allocation of `size` bytes.
+
+    spans     the parts of the file to copy, in file order
+    offsets   the offset of each weight in the allocation, by its place in the file
+    """
 
     spans: tuple[_Span, ...]
     offsets: dict[Place, int]
@@ -99,7 +105,7 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Job:
-    """A chunk to read, and the destination of its bytes."""
+    """A chunk of a weight file to copy, the layout of that file's weights, and the device allocation for them."""
 
     chunk: FileChunk
     layout: _Layout
@@ -107,7 +113,8 @@ class _Job:
 
 
 def _layout(places: Sequence[Place]) -> _Layout:
-    """Return the layout of tensors in file order, each aligned. Neighbours without a gap form one span."""
+    """Return the device layout of the weights at these places of one file: in file order, each aligned. Weights that
+    are adjacent in the file and on the device form one span."""
     spans: list[_Span] = []
     offsets: dict[Place, int] = {}
     size = 0
@@ -137,7 +144,8 @@ def _allocate(size: int, allocator: Allocator) -> torch.Tensor:
 def _copy_all(
     artifact: Artifact, jobs: Sequence[_Job], device: torch.device, verify: bool, threads: int
 ) -> dict[FileChunk, str]:
-    """Do all jobs on several threads and return the digests. Raises the error of the first failed thread."""
+    """Copy the chunks of all jobs on several threads. Return the SHA-256 of each chunk, in hex, or "" without `verify`.
+    Raises the first error of a thread."""
     waiting = deque(jobs)
     found: dict[FileChunk, str] = {}
 
@@ -166,28 +174,29 @@ def _copy_all(
 
 @dataclass
 class _Block:
-    """Host memory that a copy may still read."""
+    """A block of pinned host memory, as tensor and as bytes. `copied` is recorded after the last copy from it."""
 
     tensor: torch.Tensor
     bytes: memoryview
     copied: torch.cuda.Event | None = None
 
     def wait(self) -> None:
-        """Wait until its last copy is complete."""
+        """Wait until the last copy from the block is complete."""
         if self.copied is not None:
             self.copied.synchronize()
 
 
 @dataclass
 class _Lane:
-    """A thread's buffers: two blocks, filled in turn, and on a GPU its own stream."""
+    """The buffers of one copying thread: two blocks of host memory, filled in turn, and on a GPU a stream for its
+    copies."""
 
     blocks: deque[_Block]
     stream: torch.cuda.Stream | None = field(default=None)
 
     def copy(self, artifact: Artifact, job: _Job, verify: bool) -> str:
-        """Copy a chunk's weights and return the chunk's SHA-256 in hex, or "" without `verify`. Raises OSError, and
-        ArtifactError if the file has become shorter."""
+        """Copy the weights in a chunk of a file. Return the chunk's SHA-256 in hex, or "" without `verify`. Raises
+        OSError, and ArtifactError if the file has become shorter."""
         entry, index = job.chunk
         begin = index * CHUNK_BYTES
         end = min(begin + CHUNK_BYTES, entry.size)
@@ -206,7 +215,8 @@ class _Lane:
         return digest.hexdigest() if verify else ""
 
     def _send(self, block: _Block, begin: int, size: int, job: _Job) -> None:
-        """Start copying the weights in the block, which holds bytes [begin, begin + size) of the file."""
+        """Start copying the weights in a block of host memory, which holds bytes [begin, begin + size) of the job's
+        file."""
         spans = job.layout.spans
         first = max(0, bisect.bisect_right(spans, begin, key=lambda span: span.begin) - 1)
         for span in spans[first:]:
@@ -224,7 +234,7 @@ class _Lane:
 
 @contextlib.contextmanager
 def _lane(device: torch.device) -> Iterator[_Lane]:
-    """Yield a lane. On exit, all of its copies are complete."""
+    """Yield the buffers of one copying thread. On exit, all copies from them are complete."""
     memory = mmap.mmap(-1, 2 * BLOCK_BYTES)
     with contextlib.suppress(OSError):  # an operating system without huge pages: pinning takes longer
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -246,7 +256,8 @@ def _lane(device: torch.device) -> Iterator[_Lane]:
 
 @contextlib.contextmanager
 def _pinned(memory: torch.Tensor) -> Iterator[None]:
-    """Pin host memory, so that the device copies from it while the host continues."""
+    """Pin host memory for the code within, so that the device copies from it while the host continues. Raises
+    TargetError if the driver cannot."""
     runtime = torch.cuda.cudart()
     if code := int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
         raise TargetError(
@@ -261,7 +272,8 @@ def _pinned(memory: torch.Tensor) -> Iterator[None]:
 
 
 def _fill(block: memoryview, descriptor: int, offset: int) -> bool:
-    """Fill the block from the file. Return False if the file ends before. Raises OSError."""
+    """Read a file into `block`, from byte `offset` on. Return False if the file ends before the block is full. Raises
+    OSError."""
     while block:
         count = os.preadv(descriptor, [block], offset)
         if count == 0:

@@ -1,1 +1,1 @@
-"""Captured CUDA graphs: the steps that have one, capture, replay, and shared memory."""
+"""CUDA graphs of steps: which steps have one, when they are captured, how they are replayed, and their memory."""

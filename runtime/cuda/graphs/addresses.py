@@ -1,4 +1,5 @@
-"""Checks of tensor addresses: a captured graph uses fixed addresses, whatever they hold now."""
+"""Checks that tensors are still where they were at capture: a CUDA graph uses fixed addresses, whatever they hold
+now."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ _Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Addresses:
-    """The places of tensors by name, when `what` was captured."""
+    """The address, shape and strides of each tensor, by name, when the graph named `what` was captured."""
 
     what: str
     places: Mapping[str, _Place]
@@ -23,7 +24,7 @@ class Addresses:
         return cls(what, {name: _place(tensor) for name, tensor in tensors.items()})
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise InternalError for the first tensor that is gone or has moved."""
+        """Raise InternalError if one of the captured tensors is missing in `tensors`, or has moved."""
         for name, (address, shape, strides) in self.places.items():
             then = f"{address:#x}, shape {list(shape)}, strides {list(strides)}"
             if name not in tensors:

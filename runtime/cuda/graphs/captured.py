@@ -1,4 +1,4 @@
-"""The captured steps of a plan."""
+"""The captured CUDA graphs of a plan's steps, by their sizes."""
 
 import math
 import time
@@ -23,15 +23,16 @@ _CERTAIN = 0.5
 
 
 class Graphs:
-    """Captures and launches graphs of the steps in `buckets`, on the current stream.
+    """Captures and launches CUDA graphs of steps, on the current stream.
 
-    choice     chooses the next graph to capture ahead of need
-    layout     the layout of step inputs
-    step_outputs  describes the outputs that the graphs return
-    sizes      load-time dims
-    memory     the memory that graphs share
-    resident   weights and states; with them, each launch checks that no tensor has moved
-    seconds    (attribute) how long each capture took, by the sizes of the graph
+    choice         chooses the next graph to capture before a step needs it
+    buckets        the bucket class of each size of step that a graph can hold
+    layout         the layout of step inputs
+    step_outputs   describes the outputs that the graphs return
+    sizes          the dims that are known at load time: `pages`, `R` device rows, `S` state slots
+    memory         the memory that the graphs share
+    resident       weights and states by name: each launch checks that no tensor has moved; None: no checks
+    seconds        (attribute) how long each capture took, by the sizes of the graph
     """
 
     def __init__(
@@ -57,7 +58,12 @@ class Graphs:
     def launch(
         self, inputs: Mapping[str, torch.Tensor], size: StepSizes, step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
-        """Start a step of the sizes `step` with the graph of `size`, after capturing it if needed."""
+        """Start a step on `inputs` by a captured graph, and return its handle.
+
+        size               the sizes of the graph, which is captured first if needed
+        step               the sizes of the step; its inputs are padded to `size`
+        returns_logprobs   copy log-probabilities to the host
+        """
         if (graph := self._graphs.get(size)) is None:
             graph = self.capture(size)
         if size in self._addresses:
@@ -82,7 +88,7 @@ class Graphs:
         return self._graphs[size]
 
     def capture_for(self, rows: int) -> None:
-        """Capture the smallest graph that holds `rows` sequences, if there is one."""
+        """Capture the smallest graph that can hold a decode step of `rows` sequences; do nothing if none can."""
         if (size := next((size for size in self._buckets if rows <= size.B and not size.shares), None)) is not None:
             self.capture(size)
 
@@ -91,7 +97,8 @@ class Graphs:
             self.capture(size)
 
     def capture_next(self, seconds: float = math.inf) -> bool:
-        """Capture the graph most likely needed next, if that fits into `seconds`. Return whether one was captured."""
+        """Capture the graph that is most likely needed next, if its capture fits into `seconds`. Return whether one was
+        captured."""
         size = self._choice.next(self._graphs)
         if size is None or self._expected(size) > _CERTAIN * seconds:
             return False
@@ -99,8 +106,8 @@ class Graphs:
         return True
 
     def _expected(self, size: StepSizes) -> float:
-        """Return an upper estimate of the capture time: the longest so far in its bucket class, else of any class; else
-        infinity."""
+        """Return the seconds that capturing this graph may take: the longest capture so far of its bucket class, else
+        of any class. Return infinity if none was captured yet."""
         same_class = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
         return max(same_class or self.seconds.values(), default=math.inf)
 

@@ -28,26 +28,35 @@ _APART = 12
 
 
 class GraphChoice(Protocol):
-    """Chooses the graph that serves a step. Results never depend on how much time there was for capturing: if two
-    graphs, or a graph and single launches, might round differently, only the history of steps decides between them."""
+    """Chooses the captured graph for each step, and the next graph to capture.
+
+    The results of steps never depend on how much time there was for capturing. If two graphs, or a graph and single
+    launches, might round differently, only the sizes of this and earlier steps decide between them.
+    """
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the graph for a step of these sizes, with at most `most` tokens of one sequence. The caller captures
-        it if needed. None: no graph."""
+        """Return the sizes of the graph to replay for a step; None: run the step without a graph.
+
+        step       the sizes of the step
+        most       the most tokens of one sequence in it
+        captured   the sizes that have a graph; the caller captures another one if this returns its sizes
+        """
         ...
 
     def filled_up(self, step: StepSizes) -> StepSizes | None:
-        """Return the sizes to pad a step without a graph to, so that it rounds like the graph that may serve it later.
-        None: its own sizes."""
+        """Return the sizes to pad a step to that runs without a graph; None: do not pad it. So it rounds like the graph
+        that may serve such steps later."""
         ...
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the next graph to capture ahead of need, or None."""
+        """Return the sizes of the next graph to capture before a step needs it, or None. `captured` has the sizes with
+        a graph."""
         ...
 
 
 class DecodeChoice:
-    """Chooses among graphs of decode steps. `classes` are the bucket classes by size."""
+    """Chooses among graphs of decode steps. `classes` has the bucket class of each size that a graph can hold; `when`
+    says when to capture them."""
 
     def __init__(self, classes: Mapping[StepSizes, BucketClass], when: Capture) -> None:
         self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: (size.T, size.G))}
@@ -77,18 +86,19 @@ class DecodeChoice:
         return None if least is None else replace(least, P=step.P)
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the missing size nearest to the last batch; of two, the larger one, which holds it. Sizes with shared
-        prefixes come last, and only after a step had some."""
+        """Return the sizes without a graph that are nearest to the last decode step; of two, the larger one. Sizes with
+        shared prefixes come last, and only after a step had some. None: all are captured."""
         missing = [size for size in self._classes if size not in captured and (self._shares or not size.shares)]
         return min(missing, key=lambda size: (size.shares, abs(size.B - self._seen), -size.B), default=None)
 
     def _least(self, step: StepSizes) -> StepSizes | None:
-        """Return the smallest size that holds a step, or None."""
+        """Return the smallest sizes of a graph that can hold the step; None if the step is too large."""
         candidates = (size for size in self._classes if size.shares == step.shares)
         return next((size for size in candidates if size.T >= step.T and size.L >= step.L), None)
 
     def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the smallest captured size that may replace `size`: of the same class, and at most twice as large."""
+        """Return the sizes of the smallest captured graph that may serve steps of `size`: of the same bucket class, and
+        at most twice as large. None if there is no such graph."""
         own = self._classes[size]
         if not has_few_tokens(own):
             return None
@@ -98,9 +108,11 @@ class DecodeChoice:
 
 
 class PromptChoice:
-    """Chooses among graphs of steps that prefill. A graph is captured while the host waits, or after several steps
-    wanted it. Until then such steps are launched in the same sizes (`filled_up`). `classes` are the bucket classes by
-    size."""
+    """Chooses among graphs of steps that prefill. `classes` has the bucket class of each size that a graph can hold.
+
+    A graph is captured while the host waits, or after several steps needed it. Until then such steps are padded to the
+    same sizes and launched without a graph.
+    """
 
     def __init__(self, plan: Plan, classes: Mapping[StepSizes, BucketPlan]) -> None:
         self._plan = plan
@@ -127,12 +139,13 @@ class PromptChoice:
         return filled_up(step, self._plan) if "T" in self._plan.dims else None
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the missing size that most steps wanted; of equals, the first by `_rank`."""
+        """Return the sizes without a graph that most steps needed; of equals, those of fewest sequences, then fewest
+        tokens. None: all are captured."""
         missing = [size for size in self._wanted if size not in captured]
         return max(missing, key=self._wanted.__getitem__, default=None)
 
 
 def _rank(size: StepSizes) -> tuple[bool, int, int]:
-    """Return the sort key: fewest sequences first, then fewest tokens, as when load begins. Long steps, which occur
-    only while prompts wait, come last."""
+    """Return the sort key of a size in the order of captures: fewest sequences first, then fewest tokens, as when load
+    begins. Long steps, which occur only while prompts wait, come last."""
     return size.T > ALWAYS_CAPTURED, size.B, size.T

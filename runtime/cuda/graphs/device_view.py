@@ -1,4 +1,4 @@
-"""Tensors that are views of memory owned by other code."""
+"""Device tensors over memory that other tensors own."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ def device_view(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
     """Return a device tensor over the memory of `tensor`, without a copy. The memory must be the device's or pinned.
     Pinned memory has the same address on both sides (CUDA C++ programming guide, "Unified Virtual Address Space").
 
-    With `keep` the view keeps the memory alive. Without, it does not, and other data may be there later.
+    With `keep`, the view keeps the memory alive. Without, the memory may later hold other data.
     """
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     raw = torch.as_tensor(_Bytes(tensor.data_ptr(), extent * tensor.itemsize, tensor if keep else None), device="cuda")
@@ -21,7 +21,8 @@ def device_view(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """Memory with the CUDA Array Interface, version 3. The tensor made from it keeps this object alive."""
+    """`count` bytes of memory at `address`, with the CUDA Array Interface, version 3. The tensor made from it keeps
+    this object alive, and so the tensor `owner`, which has the memory."""
 
     address: int
     count: int

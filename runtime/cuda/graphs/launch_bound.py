@@ -1,4 +1,4 @@
-"""Estimate of whether a step without a graph is launch-bound: the GPU waits for the host."""
+"""Estimate of whether a step without a CUDA graph is launch-bound: the GPU would wait for the host."""
 
 import math
 from collections.abc import Mapping
@@ -21,10 +21,11 @@ _SHARE = 0.56
 
 @dataclass(frozen=True)
 class LaunchBound:
-    """Times of a bucket class on a GPU.
+    """How long a step of one bucket class takes the host and the GPU.
 
     launching   seconds that the host needs to launch the calls
-    matmuls    seconds that the GPU needs for one row of the matmuls with weights, by the dim that counts the rows
+    matmuls     seconds that the GPU needs for one row of the matmuls with weights, by the dim that counts the rows
+                (`T`, `L`, …)
     """
 
     launching: float
@@ -43,7 +44,8 @@ class LaunchBound:
         return LaunchBound(_CALL * len(calls), matmuls)
 
     def holds(self, size: StepSizes) -> bool:
-        """Return whether the GPU waits for the host in steps of these sizes."""
+        """Return whether a step of these sizes is launch-bound: the host needs longer to launch it than the GPU to
+        compute its matmuls."""
         dims = asdict(size)
         rows = {dim: dims[dim] if isinstance(dim, str) else dim for dim in self.matmuls}
         return self.launching > sum(rows[dim] * seconds for dim, seconds in self.matmuls.items())
@@ -55,12 +57,13 @@ def _is_view(instruction: Instruction, bucket: BucketPlan) -> bool:
 
 
 def _multiplies(call: Instruction) -> bool:
-    """Return whether the call multiplies rows by its weights. A compiled region may; an embedding lookup does not."""
+    """Return whether a call multiplies rows by its weights. A compiled region counts as such; an embedding lookup does
+    not."""
     op = OPS.get(call.target.removeprefix("ingot."))
     return op.multiplies if op is not None else call.target.startswith("exe.")
 
 
 def _weights(call: Instruction, plan: Plan) -> int:
-    """Return the number of elements in the weights of a call."""
+    """Return the number of elements in all weights that a call takes."""
     taken = [parse_type(plan.params[one.ref]) for one in call.args if isinstance(one, Ref) and one.ref in plan.params]
     return sum(math.prod(weight.bind({})) for weight in taken)

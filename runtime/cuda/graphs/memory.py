@@ -1,4 +1,4 @@
-"""The memory that captured graphs share, and the check of outputs in it."""
+"""The memory that captured graphs share, and the check that no caller keeps outputs which the next graph overwrites."""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,12 @@ from ingot.ir.errors import BackendError, InternalError
 
 
 class GraphMemory:
-    """The memory of activations and outputs of captured steps. Each launched graph overwrites the values of the one
-    before; `launches` counts launches.
+    """The memory for activations and outputs that all captured graphs of an executor share. Each launched graph
+    overwrites the values of the one before; `launches` counts launches.
 
-    `arena` bytes are allocated at once. Otherwise a large graph captured after small ones would find no large enough
-    block and allocate more. With `strict`, overwriting an output that is still held is an error.
+    arena    bytes to allocate at the first capture. Else a large graph captured after small ones would find no large
+             enough block and allocate more
+    strict   raise an error if a launch overwrites an output that a caller still holds
     """
 
     def __init__(self, arena: int, *, strict: bool = False) -> None:
@@ -27,7 +28,8 @@ class GraphMemory:
 
     @contextmanager
     def captured(self, graph: torch.cuda.CUDAGraph, what: str, where: str = "") -> Iterator[None]:
-        """Capture the work within as `graph`, on the current stream. Raises BackendError if it cannot be captured."""
+        """Capture the work of the code within as `graph`, on the current stream. Raises BackendError if it cannot be
+        captured; `what` and `where` are for its text."""
         if self._keeper is None and self._arena:
             self._keeper, arena = torch.cuda.CUDAGraph(), self._arena  # the pool lives as long as any graph in it
             with self.captured(self._keeper, "the memory of graphs"):
@@ -42,8 +44,8 @@ class GraphMemory:
             raise BackendError(f"{what} cannot be captured: {problem}", where=where)
 
     def begin_launch(self) -> None:
-        """Count a launch, which overwrites the memory. With `strict`, raises InternalError if an output is still
-        held."""
+        """Count a launch of a graph, which overwrites the memory. With `strict`, raises InternalError if a caller still
+        holds an output."""
         held = [name for name, tensor in self._lent if tensor() is not None]
         self._lent.clear()
         if held:
@@ -54,7 +56,8 @@ class GraphMemory:
         self.launches += 1
 
     def lend(self, outputs: Mapping[str, torch.Tensor], launch: int) -> dict[str, torch.Tensor]:
-        """Return the outputs of launch number `launch`. Raises InternalError if a later launch has overwritten them."""
+        """Return views of `outputs`, by name, which launch number `launch` wrote. Raises InternalError if a later
+        launch has overwritten them."""
         if launch != self.launches:
             raise InternalError("the outputs of a step are read after a later step has overwritten them")
         lent = {name: value.view(value.shape) for name, value in outputs.items()}
@@ -64,7 +67,7 @@ class GraphMemory:
 
 
 def _end(graph: torch.cuda.CUDAGraph) -> str:
-    """End a capture. Return its error, or ""."""
+    """End the capture of a graph. Return the text of its error, or "" if there is none."""
     try:
         graph.capture_end()
     except RuntimeError as error:

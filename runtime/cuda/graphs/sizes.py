@@ -35,14 +35,14 @@ _MAY_LOOK = frozenset({"reference", "rowwise"})
 
 
 def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[int]:
-    """Return the graph sizes for batches up to `largest`. The last size is `largest`, or the largest candidate if that
-    is smaller."""
+    """Return the batch sizes to capture graphs for, ascending: the candidates below `largest`, and `largest`, or the
+    largest candidate if that is smaller."""
     return sorted({*(size for size in candidates if size < largest), min(largest, candidates[-1])})
 
 
 def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
-    """Return the decode steps that graphs can hold, one token per sequence, up to the largest batch, each with its
-    bucket class. If the plan takes the shared-prefix table, steps with shared prefixes come after the others."""
+    """Return the sizes of decode steps that graphs can hold, each with its bucket class. Such a step has one token per
+    sequence. If the plan can read shared prefixes once, sizes of steps that do so come after the others."""
     rows = graph_sizes(plan.dims.get("B", (1, 0))[1])
     sizes = [StepSizes(size, size, size, most_pages(plan)) for size in rows]
     if "G" in plan.dims:
@@ -51,9 +51,9 @@ def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
 
 
 def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
-    """Return the prompt steps that graphs can hold, each with its bucket class, except those of few-token classes.
+    """Return the sizes of prompt steps that graphs can hold, each with its bucket class, except classes of few tokens.
 
-    These are all short steps, and those long steps that recur, are launch-bound, and need little GPU memory.
+    These are all short steps, and those long steps that recur, are launch-bound on `gpu`, and need little GPU memory.
     """
     if "T" not in plan.dims:
         return {}  # the entry takes no tokens
@@ -86,7 +86,8 @@ def _recurs(tokens: int, rows: int, plan: Plan) -> bool:
 
 
 def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
-    """Return the padded token counts of mixed prompt and decode steps that no graph in `captured` holds."""
+    """Return the token counts, after padding, of steps with prompts and decoding sequences that no graph can hold.
+    `captured` has the sizes that graphs can hold."""
     held = {size.T for size in captured}
     if "T" not in plan.dims:
         return []
@@ -95,8 +96,8 @@ def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
 
 
 def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
-    """Return the sizes to pad a prompt step to: a graph's sizes if one could serve the step, whether or not it is
-    captured; else one of few others."""
+    """Return the sizes to pad a prompt step of these sizes to: those of the graph that could hold it, captured or not,
+    or one of few sizes for other steps."""
     tokens = next(size for size in _prompt_tokens(plan) if size >= step.T)
     needed = max(step.B, step.L)
     rows = next((count for count in _prompt_rows(plan, tokens) if needed <= count), None)
@@ -104,8 +105,8 @@ def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
 
 
 def has_few_tokens(bucket: BucketClass) -> bool:
-    """Return whether the kernels of a class round a row equally at every step size. Other classes use libraries, which
-    may not."""
+    """Return whether a bucket class is for steps of few tokens. Its kernels round a row equally at every step size;
+    other classes use matmul libraries, which may not."""
     return bucket.tokens[1] <= GPU_FEW_TOKENS
 
 
@@ -124,7 +125,8 @@ def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepS
 
 
 def bucket_serving(plan: Plan, tokens: int, most: int) -> BucketPlan | None:
-    """Return the bucket class of steps of `tokens` tokens, with at most `most` of one sequence; None if none."""
+    """Return the plan's bucket class for a step of `tokens` tokens, with at most `most` of one sequence; None if no
+    class holds it."""
     return next((one for one in plan.buckets if one.bucket.holds(tokens, most)), None)
 
 
@@ -133,8 +135,8 @@ def most_pages(plan: Plan) -> int:
 
 
 def is_capturable(bucket: BucketPlan) -> bool:
-    """Return whether a graph can hold the instructions of a bucket class: library calls, compiled code, and aten views
-    and arithmetic."""
+    """Return whether a CUDA graph can hold all instructions of a bucket class: each is compiled code, a call of a
+    kernel library, an aten op, or an op that declares that it runs on the device alone."""
     return all(
         one.calls is not None or one.backend not in _MAY_LOOK or one.target.startswith("aten.") or _on_device(one)
         for one in bucket.instructions
@@ -147,8 +149,11 @@ def _on_device(instruction: Instruction) -> bool:
 
 
 def graph_arena(steps: Mapping[StepSizes, BucketPlan]) -> int:
-    """Return the bytes for the activations of any of these steps. The plan knows those of the largest step of a bucket
-    class. They shrink with the tokens or logit rows of a step, except for some numbers per sequence."""
+    """Return the bytes that suffice for the activations of each of these steps, given with their bucket classes.
+
+    The plan has the bytes of the largest step of a class. They shrink with the tokens or rows of logits of a step,
+    except for some numbers per sequence.
+    """
     return max(
         (math.ceil(_share(size, bucket) * bucket.memory.activations) for size, bucket in steps.items()), default=0
     )

@@ -24,12 +24,13 @@ class PinnedInts:
 
 
 def move(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy i32 between pinned memory and the device by a kernel on the current stream."""
+    """Copy an i32 tensor by a kernel on the current stream, between pinned host memory and the device."""
     torch.bitwise_or(source, 0, out=target)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start a copy to a device on the current stream and return it. The caller may change `tensor` after this returns.
+    """Start copying a host tensor to a device on the current stream, and return the copy. The caller may change
+    `tensor` after this returns.
 
     From pageable memory torch would wait for the stream, and so for the running step. The intermediate pinned copy
     returns to torch's allocator, which does not reuse it before the device has read it.
@@ -38,7 +39,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class PaddedInputs:
-    """The inputs of `layout` on the host, in `memory`, padded to `sizes`. They hold only padding until filled."""
+    """The inputs of a step on the host, padded to `sizes`; only padding until `fill`. `memory` is the i32 tensor to
+    keep them in, with `layout.words(sizes)` elements; None: a new one."""
 
     def __init__(self, layout: StepLayout, sizes: StepSizes, memory: torch.Tensor | None = None) -> None:
         self.layout = layout
@@ -54,7 +56,8 @@ class PaddedInputs:
             array[...] = one.padding
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Copy the inputs of a step, and pad the rest of each input. Ignore inputs that are not in the layout."""
+        """Copy the inputs of a step, except late ones, and pad the rest of each input. Ignore inputs that are not in
+        the layout. Plain tensors include the late inputs."""
         stamp: object = None
         arrays: Mapping[str, np.ndarray]
         if isinstance(inputs, StepInputs):
@@ -78,7 +81,7 @@ class PaddedInputs:
         self._filled = {**self._filled, **counts}
 
     def fill_late(self, inputs: StepInputs) -> None:
-        """Copy the late inputs of the step that `fill` copied last."""
+        """Copy the late inputs of a step, after `fill` has copied its other inputs."""
         counts = _counts(inputs.sizes)
         for one, array in self._late:
             count = counts[one.dim]
@@ -86,7 +89,7 @@ class PaddedInputs:
             array[count:] = one.padding
 
     def sent(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """Return a copy on a device, by name."""
+        """Start copying the padded inputs to a device, and return the copies by name."""
         return self.layout.views(to_device(self.memory, device), self.sizes)
 
 
@@ -95,7 +98,8 @@ def _counts(sizes: StepSizes) -> dict[str, int]:
 
 
 class DeviceInputs:
-    """The inputs of steps of these sizes on the device, initially padding. `views` are the inputs by name in `flat`."""
+    """The inputs of steps of these sizes on the device, initially padding. `flat` is their one i32 buffer, and `views`
+    has each input by name as a view of it."""
 
     def __init__(self, layout: StepLayout, sizes: StepSizes, device: torch.device) -> None:
         self.layout = layout
@@ -105,7 +109,7 @@ class DeviceInputs:
 
 
 class HostInputs(PaddedInputs):
-    """Padded inputs in pinned memory, `flat`."""
+    """Padded inputs of a step in one buffer of pinned host memory, `flat`, which kernels read directly."""
 
     def __init__(self, layout: StepLayout, sizes: StepSizes) -> None:
         self.flat = PinnedInts([layout.words(sizes)])

@@ -1,4 +1,4 @@
-"""Captured graphs of steps of one size. The graph itself copies inputs from the host and read outputs to it."""
+"""Capture and replay of steps of one size. A graph includes the copies of inputs from the host and of outputs to it."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -22,8 +22,14 @@ _IN_FLIGHT = 2
 
 
 class StepGraph:
-    """Graphs for steps up to `size`, which run `bucket` on the inputs of `layout` and return `step_outputs`.
-    `dims` are all sizes of the bucket.
+    """Two CUDA graphs for steps up to one size, which alternate: one runs while the inputs of the other are written.
+
+    bucket         the bucket class that computes the steps
+    layout         the layout of step inputs
+    step_outputs   describes the outputs that the steps return
+    size           the sizes that each step is padded to
+    dims           all dims of such a step, those known at load time included
+    memory         the memory that all graphs share
 
     The constructor captures on the current stream, without waiting for work there. Raises BackendError if that fails.
     """
@@ -55,15 +61,16 @@ class StepGraph:
     def launch(
         self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
-        """Start a step of these sizes on the current stream. Read the outputs before the next launch, and the handle's
-        other results before the second next launch."""
+        """Start a step on `inputs`, of the sizes `step`, on the current stream, and return its handle. Its `outputs`
+        are valid until the next launch; what its other methods return must be read before the second next launch."""
         graph = self._graphs[self._turn]
         self._turn = (self._turn + 1) % _IN_FLIGHT
         return graph.launch(inputs, step, returns_logprobs=returns_logprobs)
 
 
 class _OneGraph:
-    """One of the graphs that alternate, with its pinned memory for inputs and read outputs."""
+    """One CUDA graph of steps up to one size, with pinned host memory for its inputs and for the outputs that the host
+    reads."""
 
     def __init__(
         self,
@@ -130,7 +137,8 @@ class _OneGraph:
         return CudaStepHandle(self._bucket, outputs, read, self._retired, returns_logprobs=returns_logprobs, lend=lend)
 
     def _read(self, step: StepSizes, launch: int, name: str) -> list[int]:
-        """Return an output of one launch. Raises InternalError if a later launch has overwritten it."""
+        """Return the output `name` of launch number `launch`, a step of the sizes `step`. Raises InternalError if a
+        later launch has overwritten it."""
         if launch != self._launches:
             raise InternalError(f"the {name} of a step are read after a later step has overwritten them")
         values: list[int] = self.read[name].host[: self._step_outputs.size(name, step)].tolist()
