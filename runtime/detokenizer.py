@@ -12,7 +12,7 @@ MAX_PENDING = 8  # tokens; a character has at most 4 bytes, so more than 3 pendi
 
 
 class Decoder(Protocol):
-    """The methods of a tokenizer that detokenization needs."""
+    """The part of `Tokenizer` that detokenization needs."""
 
     added_tokens: Mapping[int, str]
 
@@ -26,16 +26,20 @@ class Decoder(Protocol):
 
 
 class TokenDecoder:
-    """Decodes a growing list of tokens in increments.
+    """Decodes a growing list of tokens, and returns the text that each new token adds.
+
+    context                         the tokens before the first one, as those of a prompt; ignored if they end inside a
+                                    character
+    skip_special_tokens             special tokens have no text
+    spaces_between_special_tokens   False: a special token after another one is written without the decoder's space
 
     A byte-level token may end inside a character; its text is held back until the character is complete. Text also
     depends on neighbours (a leading space, in some decoders), so a token is decoded together with the tokens before it.
     `_context` has the tokens of the text returned last, `_pending` the tokens of the text held back.
 
-    For byte-level tokenizers, the increments with `finish()` concatenate to `decode` of all tokens. With a context,
-    they concatenate to the text that the tokens add to `decode` of the context. (A context that ends inside a character
-    is ignored.) With byte fallback the same holds for valid UTF-8. For broken bytes, `decode` writes replacement
-    characters for the whole run, also where text was returned before.
+    For byte-level tokenizers, the returned texts concatenate to `decode` of all tokens, without the text of the
+    context. With byte fallback this holds for valid UTF-8. For broken bytes, `decode` writes replacement characters for
+    the whole run, also where text was returned before.
     """
 
     def __init__(
@@ -59,7 +63,8 @@ class TokenDecoder:
         self._after_added = False
 
     def push(self, token_id: int) -> str:
-        """Add a token. Return the text that it completes, usually its own; "" if it ends inside a character."""
+        """Add a token and return the text that is now complete, usually the token's own; "" if it ends inside a
+        character."""
         if self._spaces and not self._pending:
             text_of = self._tokenizer.text_of(token_id, self._skip)
             if text_of is not None:
@@ -83,7 +88,7 @@ class TokenDecoder:
         return ""
 
     def finish(self) -> str:
-        """Return the text of the pending tokens, with replacement characters for broken ones."""
+        """Return the text that was held back, because no more tokens come. Incomplete characters become U+FFFD."""
         if not self._pending:
             return ""
         return self._give_out(self._decode(self._context + self._pending), len(self._pending))
@@ -97,7 +102,8 @@ class TokenDecoder:
         self._context_text = self._tokenizer.decode_alone(context[0], self._skip) if one else self._decode(context)
 
     def _give_out(self, text: str, count: int) -> str:
-        """Return the new part of `text`, the text of the context and the first `count` pending tokens."""
+        """Return the part of `text` after the context, and make the first `count` pending tokens the new context.
+        `text` is that of the context and these tokens."""
         new = text[len(self._context_text) :]
         self._settle(self._pending[:count], self._pending[count:])
         return new
@@ -116,10 +122,11 @@ class TokenDecoder:
 
 
 class Detokenizer:
-    """The text of one sequence: incremental decoding, then stop strings.
+    """Turns the tokens of one sequence into text as they arrive, and finds stop strings in it.
 
-    text      the text so far, without incomplete characters or text that may still become a stop string
-    matched   the stop string that was found, or None
+    text      (attribute) the text so far, without incomplete characters or text that may still become a stop string
+    matched   (attribute) the stop string that was found, or None
+    stops     the automaton of `params.stop`, if another sequence of the request has made it; None: make one
     """
 
     def __init__(

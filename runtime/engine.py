@@ -1,4 +1,4 @@
-"""Requests for tokens: prompts in, completions out."""
+"""The engine for models that generate tokens: it takes prompts and returns completions."""
 
 import random
 from collections.abc import Callable, Collection, Sequence
@@ -28,7 +28,7 @@ from ingot.runtime.tokenizer import Tokenizer
 class EngineRequest:
     """One request of `Engine.add_requests`: an id, a prompt, and how to sample.
 
-    stream     False: the engine returns an output only when all sequences have ended
+    stream     return an output after each step; False: only one, when all sequences of the request have ended
     priority   the lower, the sooner it is served; must be 0 unless the scheduler's policy is "priority"
     """
 
@@ -44,7 +44,8 @@ _ListView = Callable[[list[Any]], Sequence[Any]]  # copies a growing list (`list
 
 @dataclass(frozen=True)
 class _Sequence:
-    """One of the n sequences of a request."""
+    """One of the n sequences of a request. `logprobs` collects its log-probabilities; None if the request wants
+    none."""
 
     request: Request
     logprobs: SequenceLogprobs | None
@@ -65,7 +66,7 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Group:
-    """A caller's request: its n sequences, reported together."""
+    """A caller's request while it is served: its n sequences, which outputs report together."""
 
     request_id: str
     prompt: Prompt
@@ -97,12 +98,14 @@ class _Group:
 
 
 class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
-    """Serves requests for tokens.
+    """Serves requests for tokens: `add_requests`, then `step` until `has_unfinished` is false.
 
+    executor        launches the steps that the scheduler makes
+    tokenizer       encodes text prompts and decodes tokens; None: prompts must be token ids
+    vocab_size      the model's vocabulary; prompt token ids must be below it
     eos_token_ids   the model's end tokens; None: the tokenizer's
     seed            seeds the generator of seeds for requests that have none, as in vLLM's `LLM(seed=0)`
-
-    See `ServingLoop` for the other arguments.
+    work            prepares later steps while the host waits; its argument is the number of seconds that it may take
     """
 
     def __init__(
@@ -126,7 +129,8 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
     def add_request(
         self, request_id: str, prompt: PromptLike, params: SamplingParams | None = None, *, stream: bool = True
     ) -> None:
-        """Queue one request. Raises RequestError for a bad one, and then queues nothing."""
+        """Queue one request; `params` None: the default sampling parameters. With `stream`, each step returns an
+        output. Raises RequestError for a bad request, and then queues nothing."""
         self.add_requests([EngineRequest(request_id, prompt, params or SamplingParams(), stream)])
 
     def _queue(self, group: _Group) -> None:
@@ -216,7 +220,8 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         return outputs
 
     def _add_prompt_logprobs(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
-        """Store the log-probabilities of prompts. Drop those of requests that have ended since the launch."""
+        """Store the prompt_logprobs that a step has computed. Drop those of requests that have ended since its
+        launch."""
         row = batch.num_sampled_rows
         for request, count in batch.scored:
             group, _ = self._by_request.get(request, (None, None))

@@ -20,10 +20,11 @@ from ingot.runtime.step import StepInputs
 
 
 class SampledStep(Protocol):
-    """A launched step as an engine sees it."""
+    """The handle of a launched step, with the results that an engine reads."""
 
     def finish(self) -> None:
-        """Launch the ending of a step with late inputs, once they are filled. Do nothing for other steps."""
+        """Launch the ending of a step, if it waits for late inputs, which the host has filled. Do nothing for other
+        steps."""
         ...
 
     def tokens(self) -> list[int]:
@@ -31,21 +32,23 @@ class SampledStep(Protocol):
         ...
 
     def rejected(self) -> list[int]:
-        """Return, for each sequence, how many of its last fed tokens were rejected. Only for steps with drafts or
-        denoised blocks."""
+        """Wait for the step and return for each sequence how many of the last tokens that it fed were rejected. Only
+        for steps with drafts or denoised blocks."""
         ...
 
     def logprobs(self) -> StepLogprobs:
-        """Return the requested log-probabilities, by row of logits. Only for steps that compute some."""
+        """Wait for the step and return the log-probabilities that requests need, by row of logits. Only for steps that
+        compute some."""
         ...
 
     def vectors(self) -> torch.Tensor:
-        """Wait for the step and return the vector of each sequence, f32[B, N] on the host. Only for steps that pool."""
+        """Wait for the step and return the pooled vector of each sequence, f32[B, N] on the host. Only for steps that
+        pool."""
         ...
 
 
 class StepHandle(SampledStep, Protocol):
-    """A launched step with all of its outputs."""
+    """The handle of a launched step, with all of its outputs, for code other than engines."""
 
     @property
     def bucket(self) -> str:
@@ -54,34 +57,33 @@ class StepHandle(SampledStep, Protocol):
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """All outputs by name, on the executor's device; waits for the step. The next launched step may overwrite
+        """All outputs by name, on the executor's device. Waits for the step. The next launched step may overwrite
         them."""
         ...
 
 
 class StepLauncher(Protocol):
-    """The part of an executor that an engine uses. Several executors may run in each step (`ingot.runtime.round`).
-
-    Steps run in launch order.
+    """Launches steps for an engine: the executor of an entry, or the executors of all entries of a step
+    (`ingot.runtime.round`). Steps run in launch order.
     """
 
     def launch(self, inputs: StepInputs) -> SampledStep:
-        """Start a step on these inputs (tensors by name, on the host) and return without waiting for it.
+        """Start a step on these inputs, which are on the host, and return its handle without waiting.
 
-        Before the step, recounts the tokens of the rows in `inputs.recounts`. The caller must not change the inputs
-        until `tokens()` of this step has returned. Raises StepMemoryError if the device has no memory for the step;
-        rows, pages and token counts of its sequences may then have been written.
+        Before the step, recomputes the token counts of the rows in `inputs.recounts`. The caller must not change the
+        inputs until `tokens()` of this step has returned. Raises StepMemoryError if the device has no memory for the
+        step; rows, pages and token counts of its sequences may then have been written.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Captured:
-    """The seconds that each graph capture took.
+    """The seconds that capturing each CUDA graph took.
 
-    decode    decode steps, by sequences
-    shared    decode steps that read shared prefixes once, by sequences
-    prompts   steps that prefill, by (tokens, sequences)
+    decode    graphs of decode steps, by number of sequences
+    shared    graphs of decode steps that read shared prefixes once, by number of sequences
+    prompts   graphs of steps that prefill, by (tokens, sequences)
     """
 
     decode: Mapping[int, float] = field(default_factory=dict)
@@ -93,14 +95,14 @@ NOTHING_CAPTURED = Captured()
 
 
 class Executor(StepLauncher, Protocol):
-    """A plan bound to weights, executables and states on one device.
+    """Runs the plan of one entry, bound to weights, executables and states on one device.
 
     plan      the entry's plan
     inputs    the types of a step's inputs by name
     params    the plan's weights by name, on the device
     states    the states of all entries, on the device
-    sizes     load-time dims (`pages`, `R`, `S`)
-    replays   whether steps may replay captured graphs; a `watch` does not see the instructions of a graph
+    sizes     the dims that are known at load time: `pages`, `R` device rows, `S` state slots
+    replays   whether steps may replay captured graphs, whose instructions a `watch` does not see
 
     Steps run in launch order. Executors of one artifact share weights and states, so the order covers all of them.
     """
@@ -114,31 +116,33 @@ class Executor(StepLauncher, Protocol):
 
     @property
     def captured(self) -> Captured:
-        """The steps captured so far; none on a CPU."""
+        """The CUDA graphs captured so far, with the seconds that each took; none on a CPU."""
         ...
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> StepHandle:
-        """Start a step on `inputs`, the plan's by name on the host. The step updates the states. With `watch`, each
-        instruction runs through it. Raises as `StepLauncher.launch` does."""
+        """Start a step on the plan's inputs by name, which are on the host, and return its handle without waiting. The
+        step updates the states. With `watch`, each instruction runs through it. Raises StepMemoryError if the device
+        has no memory for the step."""
         ...
 
     def warm_up(self) -> None:
-        """Do the setup that the first steps would wait for. It changes no state, and weights need no values yet. Raises
-        OptionError if there is no memory for the largest step."""
+        """Do the setup that the first steps would wait for, such as loading kernels. This changes no state, and weights
+        need no values yet. Raises OptionError if there is no memory for the largest step."""
         ...
 
     def capture(self, rows: int) -> None:
-        """Capture a graph for decode steps of `rows` sequences, if they have none and one can hold them. Raises
-        OptionError if there is no memory for it."""
+        """Capture a CUDA graph for decode steps of `rows` sequences, unless there is one or no graph can hold them.
+        Raises OptionError if there is no memory for the graph."""
         ...
 
     def capture_all(self) -> None:
-        """Capture every graph that can be captured and is not yet. Raises OptionError if there is no memory."""
+        """Capture each CUDA graph that this executor may replay, if it does not exist yet. Raises OptionError if there
+        is no memory for one."""
         ...
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Prepare later steps for up to `seconds` of idle host time, without disturbing running steps. Return False if
-        nothing is left that fits into that time."""
+        """Do one piece of preparation for later steps, such as a capture, while the host is idle for `seconds`. Running
+        steps are not disturbed. Return False if nothing is left that fits into that time."""
         ...
 
     def synchronize(self) -> None:

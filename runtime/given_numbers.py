@@ -4,14 +4,15 @@ import numbers
 
 
 def as_integer(value: object) -> int | None:
-    """Return `value` as an int, or None if it is no integer."""
+    """Return a Python or NumPy integer as an int; None for any other value, bools included."""
     if isinstance(value, bool):
         return None
     return int(value) if isinstance(value, numbers.Integral) else None
 
 
 def as_real(value: object) -> float | None:
-    """Return `value` as a float, or None if it is no real number or too large."""
+    """Return a Python or NumPy real number as a float; None for any other value, bools included, and if it is too
+    large."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Views of lists that only grow, for callers that receive the list so far again and again."""
+"""Views of the elements that a growing list has now, so that each streamed output need not copy the list."""
 
 from collections.abc import Sequence
 from typing import Generic, TypeVar, overload
@@ -7,9 +7,9 @@ T = TypeVar("T")
 
 
 class SoFar(Sequence[T], Generic[T]):
-    """A view of a list's present elements, without a copy. It stays the same while the list is only appended to.
+    """A view of the elements that `growing` has now, without a copy. Elements appended later are not in it.
 
-    It equals a list of the same elements; slices and sums are lists.
+    The view equals a list of the same elements; its slices and sums are lists.
     """
 
     __slots__ = ("_count", "_list")

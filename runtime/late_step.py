@@ -10,7 +10,8 @@ from ingot.runtime.logprobs import StepLogprobs
 
 
 class LateStep:
-    """A step of bucket class `bucket` after the launch of its forward segment. `end` launches its ending."""
+    """The handle of a step after only its forward segment was launched. `finish` calls `end`, which launches the ending
+    and returns the complete step's handle. `bucket` is the name of the step's bucket class."""
 
     def __init__(self, bucket: str, end: Callable[[], StepHandle]) -> None:
         self.bucket = bucket

@@ -11,7 +11,8 @@ from ingot.runtime.cuda.allocator import DeviceAllocator
 
 
 def mesh_of(manifest: Manifest) -> Mesh:
-    """Return the mesh that an artifact was compiled for. Raises ArtifactError if the manifest's mesh is invalid."""
+    """Return the mesh of devices that an artifact was compiled for. Raises ArtifactError if the manifest's mesh is
+    invalid."""
     text = manifest.model.get("mesh")
     if text is None:
         return ONE_DEVICE
@@ -32,13 +33,14 @@ def check_one_device(manifest: Manifest) -> None:
 
 
 def this_rank() -> Rank:
-    """Return this process's rank, which is the only one."""
+    """Return the rank of this process on the mesh: the only one, because serving uses one device."""
     (rank,) = ranks(ONE_DEVICE)
     return rank
 
 
 def on_one_device(device_type: str) -> LoadContext:
-    """Return the context of the only rank, on the current "cpu" or "cuda" device; on a GPU with a new stream."""
+    """Return the context for loading an artifact onto one device, the CPU ("cpu") or the current GPU ("cuda"). A GPU's
+    has a new stream."""
     on_gpu = device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     return LoadContext(

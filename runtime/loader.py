@@ -1,4 +1,4 @@
-"""Loading of an artifact folder into executors: check the target, then digests, then load executables and weights."""
+"""Loading of an artifact: check its target and digests, load executables and weights, and bind them to executors."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -44,12 +44,13 @@ from ingot.runtime.weights import map_weights
 class Loaded:
     """A model ready to run on the device of `context`.
 
-    plans           the plans of the context's rank
-    executors       an executor for each entry, over the same weights and states
-    tokenizer       None if the checkpoint had none
-    eos_token_ids   the end tokens
-    pages           the number of pages of each cache group
-    scratch         for each group with a window, its scratch pages, or why it has none
+    plans           the plan of each entry
+    executors       the executor of each entry, by name; all use the same weights and states
+    tokenizer       None if the checkpoint had none, or loading was to skip it
+    eos_token_ids   the model's end tokens
+    limits          the limits that the artifact was compiled for
+    pages           the number of pages of each cache group, by name
+    scratch         for each cache group with a window, by name, its scratch pages, or why it has none
     slots           the number of slots for per-sequence states; 0 without such states
     phases          the times of loading, below
 
@@ -79,12 +80,13 @@ class Loaded:
 
     @property
     def num_pages(self) -> int:
-        """The pages of the smallest cache group, which bound manually built steps; 0 without any group."""
+        """The number of pages of the smallest cache group; 0 without any group. Code that makes steps by hand uses
+        pages below it."""
         return min(self.pages.values(), default=0)
 
     @property
     def scratch_pages(self) -> Mapping[str, range]:
-        """The numbers of the scratch pages, by cache group."""
+        """The page numbers of the scratch pages, by cache group."""
         return self.executor.states.scratch_pages
 
     @property
@@ -94,7 +96,7 @@ class Loaded:
 
     @property
     def round(self) -> Round:
-        """The launcher of all entries of a step."""
+        """The launcher that runs all entries of each step."""
         return Round([self.executors[entry] for entry in self.plans.round])
 
 
@@ -111,14 +113,14 @@ def load_artifact(
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
-    num_pages     pages in the pool of each cache group; default: as many as memory and limits allow
+    num_pages     pages in the pool of each cache group; default: as many as fit, at most what the limits can use
     memory        bytes that serving may use; default: all memory of a CPU machine, nine tenths of a GPU's. Weights and
                   activations come first, by the plan's numbers; the KV pool gets the rest, up to what the limits need
     threads       threads that check digests and copy weights
     capture       when to capture CUDA graphs; "none": launch every instruction separately
     keep_states   reserve slots in which the prefix cache keeps per-sequence states
-    phases        records the times
-    early         the GPU's context, if its creation has begun
+    phases        records the seconds of each phase of loading; default: a new one, in `Loaded.phases`
+    early         the thread that creates the GPU's context, if it was started
 
     Raises ArtifactError for a damaged artifact, and TargetError for one compiled for another machine, before any
     executable file is opened; OptionError if the plan does not fit into memory.
@@ -159,9 +161,11 @@ def bind(
     phases: Phases | None = None,
     early: EarlyContext | None = None,
 ) -> Loaded:
-    """Load an open artifact for this machine, as `load_artifact` does; the tokenizer only with `text`.
+    """Load an open artifact onto the device that it was compiled for. `load_artifact` explains the arguments that are
+    not here, and the errors.
 
-    `verify` checks the digests of the weights, the only files that opening did not check.
+    verify   compare the digests of the weights, which opening does not check
+    text     load the tokenizer too
     """
     target = this_machine(artifact.manifest)
     device = torch.device(target.device)
@@ -232,8 +236,12 @@ def _start(device: torch.device, phases: Phases, early: EarlyContext | None) -> 
 
 
 def _tokenizer(artifact: Artifact, eos: tuple[int, ...], phases: Phases) -> Tokenizer | None:
-    """Load the tokenizer, or return None if there is none. The library holds the GIL while it reads a vocabulary. So
-    this runs in parallel with the creation of a GPU's context, which does not, and not with the weight copy threads."""
+    """Return the artifact's tokenizer, or None if it has none. `eos` are the end tokens if the tokenizer's files name
+    none.
+
+    The library holds the GIL while it reads a vocabulary. So this runs in parallel with the creation of a GPU's
+    context, which does not need the GIL, and not with the threads that copy weights.
+    """
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return None
     with phases.phase("tokenizer"):
@@ -250,7 +258,8 @@ def _map(artifact: Artifact, context: LoadContext, threads: int | None, verify: 
 
 
 def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: Capture, phases: Phases) -> None:
-    """Warm up every executor on padding, and capture the graph of one sequence, or with "all" every graph."""
+    """Warm up every executor, and capture the CUDA graph of one decoding sequence; with `capture` "all", every
+    graph."""
     torch.cuda.default_stream(device).synchronize()  # steps run on another stream, which does not wait for the states
     for executor in executors.values():
         with phases.phase("warm-up"):
@@ -262,8 +271,8 @@ def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: C
 
 
 def this_machine(manifest: Manifest) -> Target:
-    """Return the target of this machine, of the artifact's device kind. Raises TargetError if there is no such device,
-    or if the package that runs code on it is not installed."""
+    """Return the target that describes this machine's CPU or GPU, whichever the artifact was compiled for. Raises
+    TargetError if there is no GPU, and another IngotError if the package that runs code on it is not installed."""
     if manifest.target.get("device") != "cuda":
         return Target.detect("cpu")
     try:
@@ -293,7 +302,7 @@ def check_target(manifest: Manifest) -> None:
 
 
 def _plans(artifact: Artifact) -> Plans:
-    """Return the checked plans of this rank."""
+    """Return the plans that this process runs, after checking them. Raises ArtifactError for a wrong plan.json."""
     file = read_plan_file(artifact)
     check_positions(file, mesh_of(artifact.manifest))
     plans = file.of(this_rank().index)
@@ -311,7 +320,8 @@ def _eos_token_ids(artifact: Artifact) -> tuple[int, ...]:
 
 
 def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Path:
-    """Return the folder of an executable's files. Raises ArtifactError if the manifest does not list one of them."""
+    """Return the folder of an executable's files in the artifact. Raises ArtifactError if the manifest does not list
+    one of them."""
     folder = f"exe/{target.name}/{executable.id}"
     for name in executable.files:
         artifact.file(f"{folder}/{name}")

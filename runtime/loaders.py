@@ -17,8 +17,8 @@ Ops = Mapping[str, Callable[..., Any]]
 
 
 def load_executable(executable: Executable, directory: Path, context: LoadContext) -> LoadedCall:
-    """Return the callable of an executable with files in `directory`. Raises ArtifactError if its backend has no
-    executables, and BackendError if the files do not load."""
+    """Return the function of a compiled region or call, from its files in `directory`. Raises ArtifactError if its
+    backend has no executables, and BackendError if the files do not load."""
     entry = BACKENDS.get(executable.backend)
     if entry is None or entry.executable is None:
         raise _unknown("executable", executable, [name for name, one in BACKENDS.items() if one.executable])
@@ -26,7 +26,8 @@ def load_executable(executable: Executable, directory: Path, context: LoadContex
 
 
 def load_library(library: Executable, directory: Path, context: LoadContext) -> Ops:
-    """Return the ops of a library with files in `directory`. Raises as `load_executable` does."""
+    """Return the functions of a backend's kernel library by op, from its files in `directory`. Raises ArtifactError if
+    the backend has no library, and BackendError if the files do not load."""
     entry = BACKENDS.get(library.backend)
     if entry is None or entry.library is None:
         raise _unknown("library", library, [name for name, one in BACKENDS.items() if one.library])
@@ -34,8 +35,8 @@ def load_library(library: Executable, directory: Path, context: LoadContext) -> 
 
 
 def find_op(target: str, backend: str, library: Ops | None = None) -> Callable[..., Any]:
-    """Return the function of an op assigned to `backend`: from its library, else from the backend, else the reference
-    function. Raises BackendError for an unknown op."""
+    """Return the function for the op `target` (such as "ingot.rms_norm") that the plan assigns to `backend`: from the
+    backend's `library`, else from the backend, else the reference function. Raises BackendError for an unknown op."""
     found = (library or {}).get(target)
     entry = BACKENDS.get(backend)
     if found is None and entry is not None and entry.find_op is not None:

@@ -9,7 +9,7 @@ from ingot.runtime.outputs import Logprob
 
 
 class TextDecoder(Protocol):
-    """The method of a tokenizer that returns a token's text."""
+    """The part of `Tokenizer` that returns the text of one token."""
 
     def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str: ...
 
@@ -18,28 +18,33 @@ class StepLogprobs(Protocol):
     """The log-probabilities of a step, by row of logits."""
 
     def row(self, index: int) -> tuple[list[int], list[float], int]:
-        """Return a row's requested ids and log-probabilities, the sampled token first, and the sampled token's rank."""
+        """Return (token ids, their log-probabilities, rank of the first token) of a row of logits. The first token is
+        the sampled one, or the prompt's next token; the most likely tokens follow, as many as the request wants."""
         ...
 
 
 class OutputLogprobs:
-    """The outputs of `top_logprobs`: `ids` and `values` [L, K], requested entries first; `ranks` [L]."""
+    """The log-probabilities of a step, from the outputs of the op `top_logprobs`. `ids` and `values` are [L, K], and an
+    id of -1 ends a row; `ranks` [L] has the rank of each row's first token."""
 
     def __init__(self, ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor) -> None:
         # Convert all rows at once: indexing one tensor row costs as much as converting thirty rows.
         self._ids, self._values, self._ranks = ids.tolist(), values.tolist(), ranks.tolist()
 
     def row(self, index: int) -> tuple[list[int], list[float], int]:
-        """Return a row's requested ids and log-probabilities, the sampled token first, and the sampled token's rank."""
+        """Return (token ids, their log-probabilities, rank of the first token) of a row of logits. The first token is
+        the sampled one, or the prompt's next token; the most likely tokens follow, as many as the request wants."""
         ids = [token for token in self._ids[index] if token >= 0]
         return ids, self._values[index][: len(ids)], self._ranks[index]
 
 
 @dataclass
 class SequenceLogprobs:
-    """The log-probabilities of one sequence: a dict for each token, and the sum over its tokens.
+    """Collects the log-probabilities of one sequence, or of one prompt.
 
-    For a prompt, `entries` begins with None, because the first token has no log-probability.
+    entries      for each token, a dict of the token and the most likely ones, by token id; for a prompt the first is
+                 None, because the first token has no log-probability
+    cumulative   the sum of the tokens' log-probabilities
     """
 
     tokenizer: TextDecoder | None

@@ -19,9 +19,9 @@ DEFAULT_KV_BYTES = 4 << 30
 class ServingMemory:
     """A device's memory for serving, in bytes.
 
-    most         upper bound for serving, whatever the user requests
-    usual        the default for serving
-    pool         upper bound of the KV pool by default; None: all memory that is left
+    most         the most that serving may use, whatever the user requests
+    usual        what serving uses if the user requests nothing
+    pool         the most that the KV pool gets if the user requests nothing; None: all memory that is left
     unplanned    the part of `most` or `usual` that no plan counts: on a GPU kernel code, captured graphs, libraries
     granularity  the unit in which the device maps memory into address ranges; None: it cannot
     """
@@ -43,8 +43,8 @@ Pages = Mapping[str, int]
 
 
 def shared_pages(rooms: Sequence[Pages]) -> Pages:
-    """Return the pages for every rank: the minimum over the ranks' `kv_pages`. All ranks hold the same sequences in
-    pages of the same numbers."""
+    """Return the pages of each cache group that every rank allocates: the fewest that a rank has room for. `rooms` has
+    these numbers of each rank. All ranks hold the same sequences in pages of the same numbers."""
     return {name: min(room[name] for room in rooms) for name in rooms[0]}
 
 
@@ -57,14 +57,17 @@ def kv_pages(
     *,
     keep_states: bool = True,
 ) -> Pages:
-    """Return the KV pages that one rank has room for: enough for every sequence at full length, or as many as fit.
+    """Return the number of KV pages of each cache group that one rank has room for: enough for every sequence at full
+    length, or as many as fit; an empty mapping for a model without paged caches.
 
-    requested         the number of pages per group that the user requests, or None
-    memory        the bytes that serving may use, or None
-    keep_states   reserve slots for the states that the prefix cache keeps
+    limits        the limits that the artifact was compiled for
+    room          the device's memory for serving
+    requested     the number of pages per group that the user requests, or None
+    memory        the bytes that serving may use, or None: `room.usual`
+    keep_states   leave memory for slots in which the prefix cache keeps per-sequence states
 
-    A model without paged caches has no group. Raises OptionError if `requested` or `memory` is no positive integer, or
-    if too few pages fit; the error says what would fit.
+    Raises OptionError if `requested` or `memory` is no positive integer, or if too few pages fit; the error says what
+    would fit.
     """
     for name, value in (("KV pages", requested), ("bytes of memory", memory)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
@@ -108,8 +111,15 @@ def kv_pages(
 def state_slots(
     plans: Plans, room: ServingMemory, requested: int | None, memory: int | None, *, keep_states: bool = True
 ) -> int:
-    """Return the number of slots for per-sequence states, after `kv_pages` has found room for the pages: one per
-    running sequence, and with `keep_states` those that the prefix cache keeps. Returns 0 without such states."""
+    """Return the number of slots to allocate for per-sequence states: one per running sequence, and with `keep_states`
+    those that the prefix cache keeps. Return 0 for a model without such states.
+
+    room        the device's memory for serving
+    requested   the number of KV pages per group that the user requests, or None
+    memory      the bytes that serving may use, or None: `room.usual`
+
+    `kv_pages` must have found room for the pages.
+    """
     need = MemoryNeed.of(plans, room.granularity)
     if not need.slot:
         return 0
@@ -118,8 +128,8 @@ def state_slots(
 
 
 def _kept_slots(need: MemoryNeed, left: int, requested: int | None) -> int:
-    """Return how many slots the prefix cache may keep in `left` bytes for slots and pages. Requested pages have
-    precedence; without a request, the pages of one sequence at full length."""
+    """Return how many state slots the prefix cache may keep. `left` bytes are for these slots and KV pages. The pages
+    that the user requests come first; if `requested` is None, those of one sequence at full length."""
     if not need.slot or not need.groups:
         return 0
     pages = need.sequence
@@ -130,8 +140,9 @@ def _kept_slots(need: MemoryNeed, left: int, requested: int | None) -> int:
 
 
 def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
-    """Return the pages of each group in `memory` bytes, which hold at least one sequence. Groups with a window get the
-    pages for the sequences of the largest step, but at most half of the memory if another group keeps every token."""
+    """Return the number of pages of each cache group in `memory` bytes, which suffice for one sequence. Groups with a
+    window get pages for the sequences of the largest step, but at most half of the memory if another group keeps every
+    token."""
     most = {name: need.most(name, limits.max_batch) for name in need.groups}
     windows = [name for name in need.groups if CacheGroup.named(name).forgets]
     others = [name for name in need.groups if name not in windows]
@@ -143,8 +154,8 @@ def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
 
 
 def _in_proportion(need: MemoryNeed, most: Pages, names: Sequence[str], memory: int) -> dict[str, int]:
-    """Return the useful number of pages of each group, or as many as fit: its minimum and an equal fraction of the
-    rest."""
+    """Return the number of pages of the groups `names` in `memory` bytes: `most[name]` each, if they fit. Else each
+    group gets the fewest it needs, and the same fraction of the pages that it lacks to `most`."""
     least = {name: need.least(name) for name in names}
     spare = memory - sum(count * need.groups[name].page for name, count in least.items())
     wanted = sum((most[name] - least[name]) * need.groups[name].page for name in names)
@@ -154,17 +165,18 @@ def _in_proportion(need: MemoryNeed, most: Pages, names: Sequence[str], memory: 
 
 
 def _each(need: MemoryNeed) -> str:
-    """Return the text for the bytes of a page, by group if there are several."""
+    """Return the text that says how many bytes a page has, in each group if there are several."""
     if len(need.groups) == 1:
         return f"{need.page} bytes"
     return f"{', '.join(f'{group.page} bytes ({name})' for name, group in need.groups.items())} each"
 
 
 def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
-    """Return the hint for the case that not even one sequence at full length fits."""
+    """Return the hint of the error that `memory` bytes do not hold one sequence at full length: limits that would
+    fit."""
 
     def taken(pages: int) -> int:
-        """Return the bytes of the pages of a sequence of `pages` pages of tokens."""
+        """Return the bytes in all groups of a sequence whose tokens fill `pages` pages."""
         return sum(
             (one.pages_between_steps(pages * limits.page_size, limits.page_size) + one.reserved)
             * need.groups[name].page

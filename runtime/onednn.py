@@ -15,7 +15,7 @@ _SHAPES = 128
 
 
 def bound_code_caches() -> None:
-    """Limit both caches to _SHAPES, unless the environment sets another number. The libraries read the environment
-    once, at their first matmul; after that this function has no effect."""
+    """Limit oneDNN's and ideep's caches of generated code to 128 shapes each, unless the environment sets another
+    number. Call it before the first matmul: the libraries then read the environment, once."""
     for name in _CAPACITIES:
         os.environ.setdefault(name, str(_SHAPES))

@@ -1,4 +1,4 @@
-"""Outputs for callers: tokens in the shapes of vLLM's `RequestOutput` and `CompletionOutput`, and vectors."""
+"""The outputs that callers get: `RequestOutput` and `CompletionOutput` as in vLLM, and vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ class Logprob:
 
 @dataclass(frozen=True, init=False)
 class CompletionOutput:
-    """One generated sequence so far.
+    """One of the sequences that a request generates, as far as it is now.
 
     index                0..n-1 within the request
     text                 the text so far, without incomplete characters or text that may still become a stop string
-    token_ids            the tokens so far, including a stop or end token; the last output has the caller's own list,
-                         earlier ones a view that stays as it is (`ingot.runtime.growing.SoFar`)
+    token_ids            the tokens so far, including a stop or end token: a list in the last output, and a read-only
+                         view in earlier ones, which does not grow (`ingot.runtime.growing.SoFar`)
     cumulative_logprob   sum of the log-probabilities of `token_ids`; None unless SamplingParams.logprobs is set
     logprobs             for each of `token_ids` a dict by token id: that token, then the SamplingParams.logprobs most
                          likely tokens (it may be one of them); a list or a view, as token_ids; None unless
@@ -73,10 +73,11 @@ class CompletionOutput:
 
 @dataclass(frozen=True, init=False)
 class RequestOutput:
-    """One request so far: its prompt and its n sequences.
+    """The output of one request, as far as it is now: its prompt and its n sequences.
 
     prompt             the prompt's text; None if the caller gave token ids
     prompt_token_ids   the model's input, including tokens that the tokenizer added
+    outputs            the n sequences
     finished           True when every sequence has a finish_reason
     prompt_logprobs    for each of `prompt_token_ids` a dict as in CompletionOutput.logprobs, but None for the first
                        token; a list or a view, as CompletionOutput.token_ids; None unless
@@ -102,7 +103,7 @@ class RequestOutput:
         prompt_logprobs: Sequence[dict[int, Logprob] | None] | None = None,
         num_cached_tokens: int | None = None,
     ) -> None:
-        fields = self.__dict__  # as above
+        fields = self.__dict__  # for each streamed token, as in CompletionOutput
         fields["request_id"] = request_id
         fields["prompt"] = prompt
         fields["prompt_token_ids"] = prompt_token_ids
@@ -114,7 +115,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
-    """The vector of one prompt.
+    """The output of a request for the vector of one prompt.
 
     prompt             the prompt's text; None if the caller gave token ids
     prompt_token_ids   the model's input, including tokens that the tokenizer added

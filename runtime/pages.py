@@ -1,4 +1,5 @@
-"""The pool of KV-cache pages: which are held, which are cached, which wait for a step to retire."""
+"""The pool of KV-cache pages: which pages sequences hold, which the prefix cache finds, and which wait for a step in
+flight."""
 
 import itertools
 import random
@@ -10,21 +11,22 @@ from ingot.ir.errors import InternalError
 
 class PagePool:
     """A pool of pages 0..num_pages-1, of `page_size` tokens each. It never hands out the first `reserved` pages. It
-    knows page ids, and nothing of requests.
+    knows pages by number, and not which requests hold them.
 
-    `allocate` assigns a page to its first holder, `share` to a further one, and `free` takes it from one. A step in
+    `allocate` assigns a page to its first holder (a sequence), `share` adds a holder, and `free` removes one. A step in
     flight may still read or write a page that its last holder frees. `free(pages, busy_until=step)` sets such pages
     aside, and `retire(step)` makes them allocatable.
 
-    `keep` registers a page's content under a digest, and `find` finds it there. A kept page that no sequence holds
-    stays until it is allocated. The pool allocates pages that are not kept first, then the kept page that was freed
-    longest ago. Of pages freed together it takes the last first, because that page is found only after the others.
+    `keep` registers a page under a digest of its content, and `find` returns it for that digest. A registered page that
+    no sequence holds can be found until it is allocated again. The pool allocates pages that are not registered first,
+    then the registered page that was freed longest ago. Of pages freed together it allocates the last first, because
+    that page is found only after the others.
 
     scratch        numbers of pages after those of the pool, for data that only one step reads: `take_scratch` hands
                    them to the step being built, and `end_scratch` takes all back
     permute_seed   hand out pages in a random order, so that tests meet page tables that are not monotonic
-    on_release     called with pages that are allocatable and no longer kept (tests poison them there); a kept page is
-                   passed just before it is allocated
+    on_release     called with pages that become allocatable and are not registered, so that tests can poison them; with
+                   a registered page just before it is allocated
     """
 
     def __init__(
@@ -60,32 +62,33 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be allocated now, including kept pages."""
+        """The number of pages that can be allocated now, including registered ones that no sequence holds."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_releasing(self) -> int:
-        """Pages that become allocatable when the steps in flight retire."""
+        """The number of pages that become allocatable when the steps in flight retire."""
         return len(self._busy)
 
     @property
     def num_held(self) -> int:
-        """Pages that sequences hold."""
+        """The number of pages that sequences hold."""
         return self.capacity - self.num_free - self.num_releasing
 
     @property
     def num_kept(self) -> int:
-        """Pages that can be found by a digest, held or not."""
+        """The number of pages that `find` can return, held by a sequence or not."""
         return len(self._kept)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return the number of pages for `num_tokens` tokens."""
+        """Return the number of pages that `num_tokens` tokens fill, the last perhaps in part."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` pages for a first holder, ascending: kernels read adjacent pages together.
+        """Return `count` pages, which now have one holder each. They are ascending, because kernels read adjacent pages
+        together.
 
-        Raises InternalError if fewer are free: callers check `num_free` first.
+        Raises InternalError if fewer are free; callers check `num_free` first.
         """
         if self._random is not None:
             self._random.shuffle(self._free)
@@ -101,9 +104,9 @@ class PagePool:
         return pages
 
     def take_scratch(self, count: int) -> list[int]:
-        """Return `count` scratch pages for the step being built.
+        """Return the numbers of `count` scratch pages, for the step being built only.
 
-        Raises InternalError if fewer are left: there are as many as the largest step needs.
+        Raises InternalError if fewer are left. There are as many as the largest step needs.
         """
         pages = self._scratch[self._in_scratch : self._in_scratch + count]
         if len(pages) < count:
@@ -112,14 +115,14 @@ class PagePool:
         return list(pages)
 
     def end_scratch(self) -> None:
-        """Take back all scratch pages for the next step. Call after the step's inputs are built."""
+        """Make all scratch pages available to the next step. Call this after the inputs of a step are built."""
         self._in_scratch = 0
 
     def free(self, pages: Sequence[int], busy_until: int | None = None) -> None:
-        """Take pages from one holder, in token order. With `busy_until`, pages without a holder become allocatable when
-        that step retires.
+        """Remove one holder from each of these pages, which are in the order of their tokens. Pages without a holder
+        become allocatable: at once, or when the step number `busy_until` retires.
 
-        Raises InternalError if a page is not held, and then frees none.
+        Raises InternalError if a page has no holder, and then frees none.
         """
         if len(set(pages)) != len(pages) or not all(
             0 <= page < self.num_pages and self._holders[page] for page in pages
@@ -137,7 +140,7 @@ class PagePool:
             self._releasing.append((busy_until, released))
 
     def retire(self, step: int) -> None:
-        """Release the pages that waited for `step` or an earlier step."""
+        """Make the pages allocatable that waited for step number `step` or an earlier one."""
         while self._releasing and self._releasing[0][0] <= step:
             until, pages = self._releasing.popleft()
             # Skip pages that were shared since, even if they were freed again, for a later step.
@@ -147,9 +150,10 @@ class PagePool:
             self._release(pages)
 
     def keep(self, page: int, digest: bytes) -> int:
-        """Register a held page under `digest`, for `find`. The page is not written again.
+        """Register a held page under `digest`, so that `find` returns it. The page must not be written again.
 
-        Returns the page that `find` returns: an earlier one, if it already holds the same content.
+        Returns the page that `find` returns for the digest: `page`, or an earlier one with the same content. Raises
+        InternalError if the page is not held, or has another digest.
         """
         if not self._holders[page] or self._digests.get(page, digest) != digest:
             raise InternalError(f"page {page} kept", where="PagePool.keep", expected="a held page, with one digest")
@@ -159,7 +163,7 @@ class PagePool:
         return kept
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
-        """Return the pages of the first digests, up to the first digest without a kept page."""
+        """Return the registered page of each digest, in order, up to the first digest that has none."""
         pages: list[int] = []
         for digest in digests:
             if (page := self._kept.get(digest)) is None:
@@ -168,7 +172,7 @@ class PagePool:
         return pages
 
     def find_one(self, digest: bytes) -> int | None:
-        """Return the kept page of this digest, or None."""
+        """Return the page that is registered under this digest, or None."""
         return self._kept.get(digest)
 
     def is_held(self, page: int) -> bool:
@@ -176,13 +180,13 @@ class PagePool:
         return self._holders[page] > 0
 
     def num_free_without(self, pages: Iterable[int]) -> int:
-        """Return the number of pages that can be allocated after `pages`, which were found, are shared."""
+        """Return how many pages can be allocated once `pages`, which `find` returned, have been shared."""
         return self.num_free - sum(page in self._idle for page in pages)
 
     def share(self, pages: Sequence[int]) -> None:
-        """Add a holder to pages that were found, which may have none.
+        """Add a holder to each of these pages, which `find` returned. They may have no holder yet.
 
-        Raises InternalError if a page is neither held nor kept, and then shares none.
+        Raises InternalError if a page is neither held nor registered, and then shares none.
         """
         if odd := [page for page in pages if not self._holders[page] and page not in self._digests]:
             raise InternalError(f"page {odd[0]} shared", where="PagePool.share", expected="a page that is held or kept")
@@ -192,7 +196,7 @@ class PagePool:
             self._holders[page] += 1
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Remove these pages from `find`. Sequences that hold them keep them."""
+        """Make `find` no longer return these pages. Sequences that hold them continue to do so."""
         worthless: list[int] = []
         for page in pages:
             if (digest := self._digests.pop(page, None)) is None:
@@ -204,11 +208,11 @@ class PagePool:
         self._release(worthless)
 
     def forget_all(self) -> None:
-        """Remove all pages from `find`."""
+        """Make `find` return no page until new ones are registered."""
         self.forget(list(self._digests))
 
     def _release(self, pages: Sequence[int]) -> None:
-        """Make pages allocatable. No sequence holds them and no step uses them."""
+        """Make pages allocatable, which no sequence holds and no step uses."""
         self._idle.update((page, None) for page in reversed(pages) if page in self._digests)
         if worthless := [page for page in pages if page not in self._digests]:
             self._free += worthless

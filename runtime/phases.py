@@ -1,4 +1,4 @@
-"""Times of the phases of a start."""
+"""Measurement of how long each phase of loading a model takes."""
 
 import contextlib
 import os
@@ -7,14 +7,15 @@ from collections.abc import Iterator
 
 
 class Phases:
-    """Seconds by phase, in the order in which phases ended. Phases may overlap, so their sum may exceed the total."""
+    """The `seconds` that each named phase took, in the order in which phases ended. Phases may run in parallel, so
+    their sum may exceed the total."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time of the code within to the phase `name`."""
+        """Add the time that the code within takes to the phase `name`."""
         begin = time.perf_counter()
         try:
             yield
@@ -23,7 +24,8 @@ class Phases:
 
 
 def process_age() -> float | None:
-    """Return the seconds since this process started, in hundredths; None if the operating system does not say."""
+    """Return the seconds since this process started, exact to a hundredth; None if the operating system does not
+    say."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             # Field 22 in clock ticks since boot (proc(5)); the second field, a name, may hold spaces and parentheses.

@@ -1,4 +1,4 @@
-"""Reading plan.json."""
+"""Reading of plan.json, which has the plans of all ranks."""
 
 from pydantic import ValidationError
 
@@ -7,7 +7,8 @@ from ingot.runtime.artifact import Artifact, malformed
 
 
 def read_plan_file(artifact: Artifact) -> PlanFile:
-    """Return the plans of all ranks, unchecked. Raises ArtifactError if the file breaks its schema."""
+    """Return the plans of all ranks from an artifact's plan.json. Raises ArtifactError if the file breaks its schema;
+    `check_plans` checks more."""
     try:
         return PlanFile.model_validate_json(artifact.read_text(PLAN_FILE))
     except ValidationError as error:

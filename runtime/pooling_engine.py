@@ -1,4 +1,4 @@
-"""Requests for vectors: prompts in, one vector per prompt out."""
+"""The engine for models that pool: it takes prompts and returns one vector per prompt."""
 
 from dataclasses import dataclass, field, replace
 
@@ -32,7 +32,7 @@ class PoolingRequest:
 
 @dataclass
 class _Group:
-    """A caller's request: its one sequence, and the vector once it is computed."""
+    """A caller's request while it is served: its one sequence, and its vector, empty until it is computed."""
 
     request_id: str
     prompt: Prompt
@@ -56,12 +56,14 @@ class _Group:
 
 
 class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
-    """Serves requests for vectors.
+    """Serves requests for vectors: `add_requests`, then `step` until `has_unfinished` is false.
 
-    width   elements of the model's vectors
-    unit    whether to normalize a vector to length 1 if its request does not say
-
-    See `ServingLoop` for the other arguments.
+    executor     launches the steps that the scheduler makes
+    tokenizer    encodes text prompts; None: prompts must be token ids
+    vocab_size   the model's vocabulary; prompt token ids must be below it
+    width        elements of the model's vectors
+    unit         whether to normalize a vector to length 1 if its request does not say
+    work         prepares later steps while the host waits; its argument is the number of seconds that it may take
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class PoolingEngine(ServingLoop[PoolingRequest, _Group, EmbeddingOutput]):
         self._width, self._unit = width, unit
 
     def add_request(self, request_id: str, prompt: PromptLike, params: PoolingParams | None = None) -> None:
-        """Queue one request. Raises RequestError for a bad one, and then queues nothing."""
+        """Queue one request; `params` None: the default options. Raises RequestError for a bad request, and then queues
+        nothing."""
         self.add_requests([PoolingRequest(request_id, prompt, params or PoolingParams())])
 
     def _group(self, given: PoolingRequest, prompt: Prompt) -> _Group:

@@ -26,11 +26,11 @@ from ingot.runtime.sequence_pages import Found, SequencePages
 
 @dataclass
 class PrefixCacheStats:
-    """Token counts of the cache so far.
+    """Counts of tokens that the prefix cache was searched for and had, so far.
 
-    queries      tokens of requests that looked into the cache at their first admission
-    hits         of these, tokens found there
-    recomputed   tokens of preempted requests that the cache had lost at readmission, so they are fed again
+    queries      tokens of requests that searched the cache when they were first admitted
+    hits         how many of these tokens were in the cache
+    recomputed   tokens of preempted requests that were computed once and no longer cached when they were admitted again
     """
 
     queries: int = 0
@@ -39,7 +39,8 @@ class PrefixCacheStats:
 
 
 class PrefixCache:
-    """Finds cached pages for requests, and registers theirs. If not `enabled`, it does neither."""
+    """Finds the cached prefix of each request, and registers the pages that a request fills, so that others find them.
+    If not `enabled`, it does neither. `blocks` says where a sequence can resume."""
 
     def __init__(self, pages: SequencePages, blocks: Blocks, *, enabled: bool) -> None:
         self.enabled = enabled
@@ -53,7 +54,8 @@ class PrefixCache:
         self._coming_ends: set[bytes] = set()
 
     def begin(self, request: Request, like: Request | None = None) -> None:
-        """Hash the prompt of a new request, or copy the hashes of `like`, a request with the same prompt and salt."""
+        """Hash the full blocks of a new request's prompt. `like` is a request with the same prompt and salt, whose
+        hashes are copied; None: there is none."""
         if like is not None and like.cached.hashes is not None:
             request.cached.hashes = like.cached.hashes.copy()
         elif self.enabled:
@@ -61,7 +63,7 @@ class PrefixCache:
             request.cached.hashes.extend(request.prompt_ids)
 
     def extend(self, request: Request) -> bool:
-        """Hash the block that the last token filled. Return False if it filled none."""
+        """Hash the block of tokens that is full now, if the request's last token filled one. Return whether it did."""
         hashes = request.cached.hashes
         if hashes is None or (known := request.num_known) < (len(hashes.digests) + 1) * self._page_size:
             return False
@@ -69,10 +71,10 @@ class PrefixCache:
         return True
 
     def find(self, request: Request) -> Found:
-        """Return the cached prefix of a waiting request.
+        """Return the longest cached prefix from which a waiting request can resume.
 
-        Every group that keeps each token must hold all pages of the prefix. Every group with a window must hold the
-        pages that the next token reads. With per-sequence states, the prefix ends where a state is kept.
+        Every cache group that keeps each token must have all pages of the prefix. Every group with a window must have
+        the pages that the next token reads. With per-sequence states, the prefix ends where a state is kept.
         """
         if request.cached.hashes is None:
             return Found.nothing(len(self._pages.groups))
@@ -101,12 +103,13 @@ class PrefixCache:
         return Found(count, tuple(pages), slot, branch)
 
     def begin_step(self) -> None:
-        """Start a new step, which writes no pages yet."""
+        """Begin to build a step: forget which pages the step before writes."""
         self._coming.clear()
         self._coming_ends.clear()
 
     def feed(self, request: Request, length: int) -> None:
-        """Note that the step being built feeds the next `length` tokens of a prompt."""
+        """Record that the step being built feeds the next `length` tokens of a request's prompt, and so writes their
+        pages."""
         if request.cached.hashes is not None:
             size, start = self._page_size, request.num_computed
             end = self._blocks.final(min(start + length, request.num_known))
@@ -116,8 +119,8 @@ class PrefixCache:
                 self._coming_ends.add(request.cached.hashes.digests[end // size - 1])
 
     def is_coming(self, request: Request, found: int) -> bool:
-        """Return whether a waiting request that has found `found` pages should wait: the step being built writes at
-        least half of the tokens that the request would feed."""
+        """Return whether a waiting request should wait for one step, because the step being built writes at least half
+        of the tokens that the request would feed. `found` is the number of its pages that are cached already."""
         if request.cached.hashes is None or not (self._coming or self._coming_ends):
             return False
         size = self._page_size
@@ -130,7 +133,7 @@ class PrefixCache:
         return 2 * coming * size >= request.num_tokens - found * size
 
     def admit(self, request: Request, found: int) -> None:
-        """Update the counts for a request that is admitted with `found` cached tokens."""
+        """Update the statistics for a request that is admitted with `found` cached tokens."""
         if request.cached.num_found is None:
             request.cached.num_found = found
             if request.cached.hashes is not None and self._most_cached(request):
@@ -140,11 +143,11 @@ class PrefixCache:
             self.stats.recomputed += max(0, request.cached.num_lost - found)
 
     def keep(self, request: Request, *, last: bool = False) -> list[list[tuple[int, int]]] | None:
-        """Register the full pages of a request, and its state if the request is at the end of a page. `last`: the
-        request is about to release its pages and slots.
+        """Register the full pages of a request, so that others find them, and its state if it is at the end of a page.
+        `last`: the request is about to free its pages and slots.
 
-        Returns for each group the (place, page) pairs at which the request must hold an earlier page of equal content
-        instead of its own. Returns None if there are none.
+        Returns, for each cache group, pairs (index, page): at this index of its pages the request must hold `page`, an
+        earlier page of equal content, instead of its own. Returns None if there are no such pages.
         """
         size, cached = self._page_size, request.cached
         if cached.hashes is None:
@@ -170,7 +173,7 @@ class PrefixCache:
         return others
 
     def _most_cached(self, request: Request) -> int:
-        """Return how many tokens a request may find instead of feeding them."""
+        """Return how many of its first tokens a request may take from the cache instead of feeding them."""
         if request.given.scores_prompt and request.num_scored < len(request.prompt_ids) - 1:
             return request.num_scored  # prompt_logprobs needs the logits of the others
         return self._blocks.findable(request.num_tokens)
@@ -179,8 +182,9 @@ class PrefixCache:
 def _readable(
     count: int, windows: Sequence[tuple[CacheGroup, Sequence[int | None]]], page_size: int, blocks: Blocks
 ) -> int:
-    """Return the largest page count, up to `count`, after which every window still has the pages that the next token
-    reads. `windows` has, for each group with a window, the page of each block, or None if it is gone."""
+    """Return the largest number of first pages, at most `count`, after which a sequence can resume: every group with a
+    window still has the pages that the next token reads. `windows` has each such group with its cached page of each
+    block of tokens, None if it is not cached."""
     gone = [[0] for _ in windows]  # by group: how many of the first i blocks are gone
     for before, (_, kept) in zip(gone, windows, strict=True):
         for page in kept:

@@ -1,4 +1,4 @@
-"""Prompts in the forms that callers may use, checked and converted to token ids."""
+"""Checks of callers' prompts, and their conversion to token ids."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +11,11 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt: its text, or None if the caller gave token ids, and at least one token id.
+    """A checked prompt.
 
-    In the prefix cache, only prompts with the same `cache_salt` share its pages.
+    text         its text; None if the caller passed token ids
+    token_ids    at least one token id
+    cache_salt   only prompts with the same salt share pages of the prefix cache
     """
 
     text: str | None
@@ -30,7 +32,8 @@ FORMS = (
 
 
 def read_prompts(prompts: Sequence[PromptLike], tokenizer: Tokenizer | None, vocab_size: int) -> list[Prompt]:
-    """Check prompts, and encode all texts at once. `vocab_size` is the model's. Raises RequestError."""
+    """Return the checked prompts of callers, with texts encoded by `tokenizer`. Raises RequestError for a bad prompt,
+    for a token id that is not below `vocab_size`, and for a text if there is no tokenizer."""
     forms = [_form(prompt, with_texts=tokenizer is not None) for prompt in prompts]
     texts = [form.content for form in forms if isinstance(form.content, str)]
     encoded = iter([] if tokenizer is None else tokenizer.encode_all(texts))
@@ -42,7 +45,8 @@ def read_prompts(prompts: Sequence[PromptLike], tokenizer: Tokenizer | None, voc
 
 
 class _Form(NamedTuple):
-    """A prompt as the caller gave it: `content` is a text or token ids, `text` the prompt's text if known."""
+    """The parts of a caller's prompt: its text if known, what is to be encoded or used (`content`: a text or token
+    ids), and the salt for the prefix cache."""
 
     text: str | None
     content: str | Sequence[object]

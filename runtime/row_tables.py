@@ -1,4 +1,5 @@
-"""Per-row data of steps, kept in arrays by device row, so that a step gathers them instead of rebuilding them."""
+"""Pages and sampling values of running requests, in arrays by device row, from which each step's inputs are
+gathered."""
 
 from collections.abc import Sequence
 
@@ -11,14 +12,16 @@ from ingot.runtime.request import Request
 
 
 class RowTables:
-    """Tables by device row: the pages of its sequence in each cache group, and the request's values for `tables`.
+    """Arrays by device row: the pages of the row's sequence, and its request's values such as the temperature.
 
-    num_pages     number of pages in the first group, which has the most
+    tables        (argument) the declarations of the request values to keep
+    pages         for each cache group an array of page numbers, [max_batch, max_pages]
+    num_pages     the number of pages in the first group, which has the most
     state_read    the slot that the row's next step reads; None for a model without per-sequence states
-    state_write   the slot that the row's next step writes; None likewise
-    values        an array by device row for each table, by its name
-    rows_using    the device rows whose requests set a value, by the name of the table
-    version       a new object after every change except to pages
+    state_write   the slot that the row's next step writes; None for a model without per-sequence states
+    values        the array of each request value, by its name
+    rows_using    the device rows whose requests set this value, by its name
+    version       another object after every change except to pages
     """
 
     def __init__(
@@ -39,7 +42,7 @@ class RowTables:
         self.rows_using: dict[str, set[int]] = {one.name: set() for one in tables}
 
     def set_request(self, row: int, request: Request) -> None:
-        """Store the values of the request that got the row."""
+        """Store the values of the request that has been assigned this device row."""
         self.version = object()
         for one in self._declared:
             value, table = one.of(request), self.values[one.name]
@@ -56,17 +59,18 @@ class RowTables:
                 table[row, : len(value)] = value
 
     def add_pages(self, group: int, row: int, pages: Sequence[int], held: int) -> None:
-        """Append pages to the `held` ones that the row's sequence holds in cache group number `group`."""
+        """Append pages to the first `held` ones of a device row in cache group number `group`."""
         self.pages[group][row, held : held + len(pages)] = pages
         if group == 0:
             self.num_pages[row] = held + len(pages)
 
     def clear_pages(self, group: int, row: int, places: range) -> None:
-        """Set some places of a group with a window to page 0."""
+        """Set the pages of a device row at these indices to page 0, in cache group number `group`, which has a
+        window."""
         self.pages[group][row, places.start : places.stop] = 0
 
     def cut_pages(self, group: int, row: int, held: int) -> None:
-        """Remove the pages of a row in a group after the first `held`."""
+        """Remove the pages of a device row after the first `held`, in cache group number `group`."""
         self.pages[group][row, held:] = 0
         if group == 0:
             self.num_pages[row] = held
@@ -75,7 +79,7 @@ class RowTables:
         self.pages[group][row, place] = page
 
     def set_slots(self, row: int, read: int, write: int) -> None:
-        """Set the slots that the next step of a row reads and writes."""
+        """Set the state slots that the next step of a device row reads and writes."""
         assert self.state_read is not None and self.state_write is not None
         self.state_read[row], self.state_write[row] = read, write
         self.version = object()
