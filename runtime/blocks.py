@@ -30,7 +30,7 @@ class Blocks:
         return self.final(num_tokens) + self.denoised if self.denoised else num_tokens
 
     def most_fed(self, total: int) -> int:
-        """Return how many positions a sequence feeds until it has `total` tokens, of which the last is not fed."""
+        """Return how many positions a sequence feeds until it has `total` tokens. The last one is not fed."""
         return self.fed(total - 1)
 
     def final(self, num_tokens: int) -> int:

@@ -11,7 +11,8 @@ from ingot.runtime.sequence_pages import SequencePages
 def next_chunk(request: Request, length: int, goal: int, block: int) -> Chunk:
     """Return the chunk of a sequence's next `length` tokens, and set `request.denoises`.
 
-    goal    the position at which the sequence gets new tokens: the chunk that ends there has rows of logits
+    goal    the position at which the sequence gets new tokens: only a chunk that ends there has rows of logits to
+            sample
     block   the positions of a block, with an ending that denoises blocks; else 0
     """
     start = request.num_computed
@@ -46,8 +47,12 @@ def drafted_chunk(
 def _drafts(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> int:
-    """Return the number of drafts: as many as the length limit, free pages and the step's tokens allow. Return 0 with
-    penalties, and before min_tokens: sampling would then depend on the number of drafts."""
+    """Return how many drafts the sequence feeds: as many as its length limit, free pages and the step's tokens allow.
+    Return 0 with penalties, and before min_tokens: sampling would then depend on the number of drafts.
+
+    running   the number of sequences that share the new step
+    chunks    the chunks that the new step has so far
+    """
     params = request.params
     if params.penalizes or request.num_known < len(request.prompt_ids) + params.min_tokens:
         return 0

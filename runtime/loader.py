@@ -272,7 +272,7 @@ def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: C
 
 def this_machine(manifest: Manifest) -> Target:
     """Return the target that describes this machine's CPU or GPU, whichever the artifact was compiled for. Raises
-    TargetError if there is no GPU, and another IngotError if the package that runs code on it is not installed."""
+    TargetError if there is no such GPU, or if the package that runs code on it is not installed."""
     if manifest.target.get("device") != "cuda":
         return Target.detect("cpu")
     try:

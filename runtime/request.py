@@ -1,4 +1,4 @@
-"""The state of one sequence while it is served."""
+"""The data of one sequence while it is served: its tokens, its progress, and what it holds."""
 
 import enum
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class Status(enum.Enum):
 
 
 class End(NamedTuple):
-    """Why a sequence ended: the reason, and the stop string, the stop token, or the text of an error."""
+    """Why a sequence ended. `stop` is the stop string or stop token that ended it, or the text of an error, or None."""
 
     reason: FinishReason
     stop: int | str | None = None
@@ -28,13 +28,14 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The fixed part of a sequence, from the caller's request.
+    """The part of a sequence that comes from the caller's request and never changes.
 
+    request_id     the id of this sequence, not that of the caller's request
     eos_ids        the model's end tokens
-    scores_prompt  this sequence computes prompt_logprobs for its request (of n sequences, the first does)
+    scores_prompt  this sequence computes the prompt_logprobs of its request (of n sequences, the first does)
     cache_salt     only requests with the same salt share cached pages
     priority       the lower, the sooner it is served
-    streamed       the caller takes each token as it comes, instead of all at the end
+    streamed       the caller takes each token as soon as it is sampled, instead of all at the end
     """
 
     request_id: str
@@ -57,14 +58,14 @@ class Given:
 
 @dataclass(slots=True)
 class Cached:
-    """The prefix-cache fields of a sequence.
+    """The fields of a sequence that only the prefix cache uses.
 
-    hashes      hashes of its full blocks; None: it shares no pages
-    branch      token count after which to keep a state: the pages up to there are cached, but no state
-    generated   digest of the state that it has kept after generated tokens
-    num_kept    its first pages that others can find
-    num_found   cached tokens at its first admission; None before
-    num_lost    tokens with KV when it was last preempted
+    hashes      the hashes of its full blocks of tokens; None: the cache is off
+    branch      the number of its first tokens whose pages were cached; if no state was, a chunk ends there to keep one
+    generated   the digest of the state that the cache keeps after its generated tokens; None: it keeps none
+    num_kept    how many of its first pages others can find
+    num_found   the number of cached tokens when it was first admitted; None before
+    num_lost    the number of tokens with keys and values when it was last preempted
     """
 
     hashes: BlockHashes | None = None
@@ -77,28 +78,31 @@ class Cached:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One sequence: its tokens, its progress, its pages and slots. Only the scheduler changes it.
+    """One sequence while it is served: its tokens, its progress, its pages and slots. Only the scheduler changes it.
 
-    seed           seeds the random numbers, together with the position
-    text           the detokenized output, with its stop strings; None without a tokenizer
-    rank           the order among waiting and among running requests; set when it is added
-    max_total      most tokens, prompt and output together; set when it is added
+    given          what the caller's request says about it
+    seed           seeds its random numbers, together with the position
+    text           turns its output into text and finds stop strings; None without a tokenizer
+    rank           its place in the order of waiting and of running requests, lowest first; set when it is added
+    max_total      the most tokens it may have, prompt and output together; set when it is added
+    output_ids     the tokens that it has generated
     row            its device row while it runs, else -1
-    pages          its KV pages in each cache group, in order of position; see `ingot.runtime.sequence_pages`
-    given_back     by cache group: how many of the first places no longer hold a page
-    state_read     the slot that its next step reads; it holds that slot; -1: none. See `ingot.runtime.state_slots`
-    state_write    the slot that its next step writes; -1: the model has no such state, or the sequence no row
-    state_at       num_computed when it got these two slots; -1: it has written `state_write` since
-    num_scored     prompt positions with log-probabilities, from steps that ran or are in flight
-    num_computed   tokens whose KV is written, or will be by a step in flight; an upper bound, because the host does not
-                   know how many drafts in flight are accepted
-    in_flight      upper bound of the tokens to come from steps in flight
-    miscounted     it uses penalties, and its row's token counts lack the computed tokens
-    denoises       its row holds the block that it is denoising
+    pages          for each cache group its KV pages, in the order of positions
+    given_back     for each cache group, how many of its first pages it has freed
+    state_read     the state slot that its next step reads, which it holds; -1: none
+    state_write    the state slot that its next step writes, which it holds; -1: none
+    state_at       num_computed when it got these two slots; -1: a step has written `state_write` since
+    num_scored     the prompt positions with log-probabilities, from steps that ran or are in flight
+    num_computed   tokens whose keys and values are written, or will be by a step in flight; an upper bound, because the
+                   host does not know how many drafts in flight are accepted
+    in_flight      the most tokens that steps in flight may sample for it
+    miscounted     it uses penalties, and the token counts of its device row lack the tokens computed so far
+    denoises       its device row holds the block that it is denoising
     preemptions    how often it was preempted
-    decodes_until  see `ingot.runtime.steady_decode`
-    looks_at       number of outputs at which a block is full or the sequence may end; set when it is added
+    decodes_until  the scheduler need not check it while num_computed is below this (`ingot.runtime.steady_decode`)
+    looks_at       the number of outputs at which a block of tokens is full or the sequence may end
     ends           the tokens that end it, including INVALID_TOKEN; set when it is added
+    cached         the fields that the prefix cache uses
     end            why it ended; None while it runs
     """
 
@@ -145,12 +149,12 @@ class Request:
 
     @property
     def num_known(self) -> int:
-        """Number of tokens that the host knows: the prompt and the outputs so far."""
+        """The number of tokens that the host knows: the prompt and the outputs so far."""
         return len(self.given.prompt_ids) + len(self.output_ids)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens, including those in flight."""
+        """The number of tokens, including the most that steps in flight may sample."""
         return len(self.given.prompt_ids) + len(self.output_ids) + self.in_flight
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
@@ -163,19 +167,21 @@ class Request:
         return prompt[start:] + self.output_ids[: stop - prompt_len]
 
     def scored_in(self, start: int, stop: int) -> range:
-        """Return the positions in start..stop-1 with logits that score the prompt's next token, except positions that a
-        step has already scored."""
+        """Return the positions in start..stop-1 at which a step must compute the log-probability of the next prompt
+        token. Positions that an earlier step has done are left out."""
         if not self.given.scores_prompt:
             return range(0)
         first = max(start, self.num_scored)
         return range(first, max(first, min(stop, len(self.prompt_ids) - 1)))
 
     def end_tokens(self) -> frozenset[int]:
-        """Return the tokens that end the sequence."""
+        """Return the ids of the tokens that end the sequence: the model's, unless ignored, and the request's stop
+        tokens."""
         return self.given.end_tokens()
 
     def look(self, token: int) -> None:
-        """Set `end` if `token`, the last output, ends the sequence. Only this method decides that a token ends it."""
+        """Add the last output, `token`, to the text, and set `end` if the token or a stop string ends the sequence.
+        Only this method decides that."""
         if token == INVALID_TOKEN:
             self.output_ids.pop()
             self.stop(End("error"))
@@ -196,7 +202,7 @@ class Request:
         self.end = end
 
     def stop(self, end: End) -> None:
-        """End the sequence for a reason other than its tokens."""
+        """End the sequence for a reason other than its tokens, such as an abort."""
         if self.text is not None and self.end is None:
             self.text.finish()
         self.end = end

@@ -19,7 +19,7 @@ MAX_FLOAT32 = 3.4028234663852886e38  # the device computes in f32, where a large
 # Beyond these, dividing or multiplying a logit by the penalty could overflow float32.
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-30, 1e30
 
-# vLLM parameters that Ingot does not support yet -> their neutral value. Any other value is refused by name.
+# vLLM parameters that Ingot does not support yet, each with the value that turns it off. Any other value is refused.
 NOT_SUPPORTED_YET: Mapping[str, object] = {
     "allowed_token_ids": None,
     "bad_words": None,
@@ -76,8 +76,8 @@ CHECKS: Mapping[str, Check] = {
 
 
 def checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, Any]:
-    """Return the normalized values of all fields. Raises RequestError for a bad value or combination. Skips the check
-    for default values (`defaults`), which most requests leave in most fields."""
+    """Return the normalized values of all fields of SamplingParams by name. `given` has the values that the caller
+    passed or left at their `defaults`, which are not checked. Raises RequestError for a bad value or combination."""
     values: dict[str, Any] = {}
     for name, value in given.items():
         values[name] = value if value is defaults[name] else CHECKS[name](f"{OWNER}.{name}", value)
@@ -93,7 +93,8 @@ def checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict
 
 
 def refuse_others(others: Mapping[str, object]) -> None:
-    """Raise RequestError for an unknown keyword, or a non-neutral value of an unsupported vLLM parameter."""
+    """Raise RequestError if a keyword, with its value in `others`, is no sampling parameter, or is one of vLLM that
+    Ingot does not support yet. The value with which such a parameter has no effect is accepted."""
     for name, value in others.items():
         if name not in NOT_SUPPORTED_YET:
             near = difflib.get_close_matches(name, [*CHECKS, *NOT_SUPPORTED_YET], n=1)

@@ -34,8 +34,8 @@ class SamplingParams:
     skip_special_tokens   leave special tokens out of `text`
     spaces_between_special_tokens   False: a special token that follows another is written without the decoder's space
 
-    Raises RequestError, naming field, value and legal range. Also raises it for an unknown keyword, and for a vLLM
-    parameter that is not supported yet, unless the value is neutral.
+    The constructor raises RequestError, naming field, value and legal range. It also raises it for an unknown keyword,
+    and for a vLLM parameter that is not supported yet, unless the value turns it off.
     """
 
     n: int

@@ -1,4 +1,4 @@
-"""Continuous batching: choose the tokens of each step, and the pages of each sequence.
+"""Continuous batching: choose the tokens of each step, and assign rows and pages to sequences.
 
 The scheduler ranks requests by priority, then by arrival. A step first feeds one token of every decoding sequence. Then
 it feeds chunks of prompts up to the token budget. Then it admits waiting requests while rows and pages are free.
@@ -47,8 +47,8 @@ class Scheduler:
     """Builds steps and takes their tokens. After `add`, alternate: `schedule` the next step, `retire` the step before.
 
     pools    the page pool of each cache group
-    layout   the layout of step inputs; None: every input that the host knows
-    slots    the pool of state slots of a model with per-sequence states
+    layout   the layout of step inputs; None: all inputs whose values the host has
+    slots    the pool of state slots of a model with per-sequence states; None for other models
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class Scheduler:
         return replace(self._cache.stats)
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache. Return False and change nothing while sequences hold pages: a sequence would later
-        register pages that follow a forgotten one."""
+        """Empty the prefix cache and return True. While sequences hold pages, return False and change nothing: a
+        sequence would later register pages that follow a forgotten one."""
         if self.pages.num_held or self.pages.num_releasing:
             return False
         self.pages.forget_all()
@@ -116,10 +116,8 @@ class Scheduler:
         check_servable(request, self.config, self.pages)
 
     def add(self, request: Request, like: Request | None = None) -> None:
-        """Queue a new request. `like` is a request with the same prompt and salt that was added just before.
-
-        Raises RequestError if the scheduler could never serve it.
-        """
+        """Queue a new request. `like` is a request with the same prompt and salt that was added just before; its hashes
+        of the prompt are copied. Raises RequestError if the scheduler could never serve the request."""
         self.check(request)
         request.max_total = max_total(request, self.config)
         request.ends = request.end_tokens() | {INVALID_TOKEN}
@@ -180,8 +178,8 @@ class Scheduler:
         `rejected[i]` is how many of the last tokens that sequence i of the step fed were rejected (drafts, or a block
         that is not committed). None: 0 for each.
 
-        Returns the accepted tokens, in order. Tokens of a request that has ended are dropped, and tokens after an end
-        token too. Requests that end here are finished on return.
+        Returns (request, token, row of logits) of each accepted token, in order. Tokens of a request that has ended are
+        dropped, and tokens after an end token too. Requests that end here are finished on return.
         """
         if len(tokens) != batch.inputs.sizes.L:
             raise InternalError(f"{len(tokens)} tokens for {batch.inputs.sizes.L} logit rows", where="Scheduler.retire")
@@ -203,10 +201,8 @@ class Scheduler:
         return accepted
 
     def retire_pooled(self, batch: StepBatch, finite: Sequence[bool]) -> list[tuple[Request, int]]:
-        """Take the vectors of the oldest step in flight, one per sequence. `finite[i]`: vector i is finite.
-
-        Returns each request that has now fed its last token, with its index in the step. Those requests are finished.
-        """
+        """Retire the oldest step in flight of a model that pools. `finite[i]`: the vector of the step's sequence i is
+        finite. Returns (request, i) of each request that has now fed its last token; those requests are finished."""
         self._retire_step(batch)
         done: list[tuple[Request, int]] = []
         for place, chunk in enumerate(batch.chunks):
@@ -228,7 +224,8 @@ class Scheduler:
     def _retire_drafted(
         self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int], accepted: list[Accepted]
     ) -> None:
-        """Accept the tokens of a step with drafts or denoised blocks.
+        """Append the tokens of a step with drafts or denoised blocks to `accepted`. `tokens` and `rejected` are as in
+        `retire`.
 
         With drafts, each sequence gets one token for each fed token that was not rejected. With blocks, it gets the
         tokens of each committed block, except those that the host already knew.
@@ -253,7 +250,7 @@ class Scheduler:
             first += rows
 
     def _look_at(self, request: Request, token: int) -> None:
-        """Finish a request if its last output, `token`, ends it. Hash the block that `token` fills, if any."""
+        """Finish a request if its last output, `token`, ends it. If `token` fills a block of tokens, hash the block."""
         request.look(token)
         if self._cache.extend(request):
             self._look_again(request)
@@ -332,7 +329,7 @@ class Scheduler:
         self.pages.forget_all()  # those steps may not have written their pages
 
     def _schedule_decodes(self) -> tuple[list[Request], list[Chunk], list[Request], bool]:
-        """Schedule every running sequence that has one token left to feed, by rank, and its drafts.
+        """Schedule, by rank, every running sequence that has one token left to feed, and its drafts.
 
         Returns four values: requests with their token in the device row; chunks of requests with a token that the host
         knows, or with drafts; requests with more tokens to feed; whether pages were short.
@@ -377,8 +374,8 @@ class Scheduler:
         return steady_decode.steady(self.running), chunks, prefilling, short
 
     def _denoise(self, request: Request, chunks: list[Chunk], prefilling: list[Request]) -> bool:
-        """Feed the block that the sequence's row holds, or list the sequence in `prefilling` if tokens before the block
-        are left. Return False if pages were short."""
+        """Append the chunk of the block that a sequence's device row holds to `chunks`, or the sequence to `prefilling`
+        if tokens before the block are left. Return False if pages were short."""
         size = self.blocks.denoised
         if request.denoises and request.num_computed >= request.max_total:
             return True  # the step in flight may commit its last block
@@ -392,7 +389,8 @@ class Scheduler:
         return True
 
     def _admit(self, chunks: list[Chunk], room: StepRoom) -> None:
-        """Admit waiting requests by rank: assign rows and pages, and feed their first chunks."""
+        """Admit waiting requests by rank while rows, pages and the step have room: assign rows and pages to them, and
+        append their first chunks to `chunks`."""
         while self.waiting and self._free_rows and room.tokens and len(self.running) != self._most_running:
             request = self.waiting[0]
             found = self._cache.find(request)
@@ -421,7 +419,7 @@ class Scheduler:
             self._feed(request, chunks, room)
 
     def _feed(self, request: Request, chunks: list[Chunk], room: StepRoom) -> None:
-        """Feed as much of a prompt as the step has room for."""
+        """Append a chunk of a request's prompt to `chunks`, as long as the step and the free pages have room for."""
         start, goal = request.num_computed, self.blocks.fed(request.num_tokens)
         fits = room.fit(request, start)
         end = self.pages.tokens_within(request, start + fits)

@@ -1,4 +1,4 @@
-"""The scheduler's configuration, and the check that it can serve a request."""
+"""The scheduler's configuration, and the check that a scheduler of that configuration can serve a request."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -20,9 +20,11 @@ POLICIES: tuple[Policy, ...] = ("fcfs", "priority")
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """max_batch        sequences in a step, which is also the number of device rows
-    max_tokens        tokens in a step; at least max_batch, so that every running sequence can decode
-    max_seq_len       tokens of a sequence, prompt and output together
+    """The limits and options of a scheduler.
+
+    max_batch         the most sequences in a step, which is also the number of device rows
+    max_tokens        the most tokens in a step; at least max_batch, so that every running sequence can decode
+    max_seq_len       the most tokens of a sequence, prompt and output together
     page_size         tokens in a page
     chunked_prefill   False: a prompt is fed in one step, so one longer than max_tokens is refused. (A preempted
                       sequence may have more tokens than max_tokens to recompute; only those are fed in chunks then.)
@@ -30,13 +32,14 @@ class SchedulerConfig:
     prefix_caching    sequences with equal prefixes share pages and kept state slots
     policy            which request is served first: "fcfs", the earliest; "priority", the one with the lowest priority
                       number, then the earliest
-    max_mixed_tokens  prompt tokens in a step that also decodes tokens of streamed requests
+    max_mixed_tokens  the most prompt tokens in a step that also decodes tokens of streamed requests
     whole             the model needs every token of a sequence in one step: no prompt is fed in chunks
-    max_drafts        draft tokens, proposed by the model, that a sequence may feed after its last token
+    max_drafts        the most draft tokens, proposed by the model, that a sequence feeds after its last token
     least_shared      a decode step reads shared prefixes once for all sequences if that saves the reads of at least
                       this many positions; None: each sequence reads its own
-    blocks            the blocks of tokens that the model's masks and ending require
-    unserved          sampling parameters that the model's ending does not serve: a request that sets one is refused
+    blocks            the sizes of the blocks of positions that the model's masks and ending require
+    unserved          sampling parameters that have no effect with the model's ending: a request that sets one is
+                      refused
     """
 
     max_batch: int
@@ -74,17 +77,18 @@ class SchedulerConfig:
 
     @property
     def rows(self) -> int:
-        """Most rows of logits from which a sequence takes tokens in a step."""
+        """The most rows of logits from which a step samples tokens of one sequence."""
         return max(1 + self.max_drafts, self.blocks.denoised)
 
 
 def _least_outputs(request: Request) -> int:
-    """Return the fewest tokens that a request generates. A pooling request generates none."""
+    """Return the fewest tokens that a request generates: 1, or 0 for a pooling request."""
     return 0 if isinstance(request.params, PoolingParams) else 1
 
 
 def max_total(request: Request, config: SchedulerConfig) -> int:
-    """Return the most tokens of a request, prompt and output together. A pooling request's vector counts as one."""
+    """Return the most tokens that a request may have, prompt and output together. The vector of a pooling request
+    counts as one."""
     if isinstance(request.params, PoolingParams):
         return len(request.prompt_ids) + 1
     limit, max_tokens = config.max_seq_len, request.params.max_tokens
@@ -92,7 +96,8 @@ def max_total(request: Request, config: SchedulerConfig) -> int:
 
 
 def check_servable(request: Request, config: SchedulerConfig, pages: SequencePages) -> None:
-    """Raise RequestError if a scheduler of this configuration could never serve the request."""
+    """Raise RequestError if a scheduler of this configuration, with the page pools of `pages`, could never serve the
+    request."""
     prompt_len, where = len(request.prompt_ids), f"request {request.request_id}"
     if prompt_len == 0:
         raise RequestError("the prompt is empty", where=where, expected="at least one token")

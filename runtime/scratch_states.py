@@ -1,4 +1,4 @@
-"""Allocation of caches with shared scratch pages (`ingot.ir.cache.scratch_pages`)."""
+"""Allocation of KV caches that share the memory of their scratch pages (`ingot.ir.cache.scratch_pages`)."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,12 @@ from ingot.ir.parse import parse_type
 def caches_with_scratch(
     specs: Mapping[str, State], pages: int, scratch: Scratch, allocator: Allocator
 ) -> tuple[dict[str, torch.Tensor], range]:
-    """Return the caches of a group with a pool of `pages` pages, and the numbers of the scratch pages in each cache.
+    """Allocate the caches of a group, which share the memory of their scratch pages. Return (the caches by name, the
+    page numbers of the scratch pages, equal in each cache).
+
+    specs     the declarations of the group's caches, by name
+    pages     the number of pages in the group's pool
+    scratch   the number and size of the group's scratch pages
 
     Memory is mapped in units of the allocator's granularity. So the scratch pages begin with the first page that is
     entirely in the shared memory. That need not be the page after the last page of the pool.

@@ -26,11 +26,11 @@ _PLENTY = 1 << 62  # tokens or pages without a bound
 
 @dataclass(frozen=True)
 class Found:
-    """The cached prefix of a waiting request: the first `count` pages of its tokens.
+    """The cached prefix from which a waiting request can resume: the first `count` pages of its tokens.
 
-    pages    of each group, the pages to hold; 0 in place of those that no later token reads
-    slot     the slot of the state after the prefix
-    branch   pages that are cached, counting those after `count` for which no state is kept
+    pages    for each cache group the `count` pages; 0 in place of a page that no later token reads
+    slot     the slot of the state after the prefix; None for a model without per-sequence states
+    branch   the number of first pages that are cached, including those after `count`, where no state is kept
     """
 
     count: int
@@ -44,11 +44,12 @@ class Found:
 
 
 class SequencePages:
-    """Allocates the pages of `pools`, one pool per cache group, to sequences.
+    """Allocates pages to sequences. `Request.pages` has a list of pages for each cache group, in the order of `groups`.
 
-    `Request.pages` has a list for each group, in the order of `groups`; `tables` has the same by device row. Without
-    groups, sequences need no pages. `slots` are the state slots of a model with per-sequence states. `blocks` are the
-    blocks of tokens (`ingot.runtime.blocks`).
+    pools    the page pool of each cache group; without groups, sequences need no pages
+    tables   holds the pages of each device row, for the step's inputs
+    slots    the state slots of a model with per-sequence states; None for other models
+    blocks   the sizes of the blocks of positions that the model's masks and ending require
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class SequencePages:
 
     @property
     def num_free(self) -> int:
-        """The fewest pages that any group can allocate now."""
+        """The number of pages that can be allocated now in the cache group that has fewest."""
         return min([pool.num_free for pool in self.pools], default=_PLENTY)
 
     @property
@@ -91,21 +92,25 @@ class SequencePages:
 
     @property
     def occupied(self) -> tuple[int, int, int, int]:
-        """Numbers of pages: held by sequences, busy in steps in flight, kept for the prefix cache, and in total."""
+        """(pages that sequences hold, pages that wait for steps in flight, pages that the prefix cache finds, all
+        pages)."""
         kept = sum(pool.num_kept for pool in self.pools)
         return self.num_held, self.num_releasing, kept, sum(pool.capacity for pool in self.pools)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return the number of pages of a group for `num_tokens` tokens."""
+        """Return the number of pages of a group that `num_tokens` tokens fill, the last perhaps in part."""
         return -(-num_tokens // self.page_size)
 
     def tokens_held(self, request: Request) -> int:
-        """Return how many tokens the sequence has pages for in every group. Groups with a window come last; they
-        allocate together, and never before a group that keeps every token."""
+        """Return for how many tokens the sequence has pages in every group.
+
+        Groups with a window come last. They allocate together, and never before a group that keeps every token.
+        """
         return len(request.pages[-1]) * self.page_size if request.pages else _PLENTY
 
     def tokens_within(self, request: Request, num_tokens: int) -> int:
-        """Return how many of `num_tokens` tokens fit into held, free and scratch pages in this step."""
+        """Return how many of the first `num_tokens` tokens of a sequence fit into its own pages, free pages and scratch
+        pages in this step."""
         for place, pool in self.numbered:
             most = len(request.pages[place]) + pool.num_free
             if self.pages_for(num_tokens) > most:
@@ -118,13 +123,13 @@ class SequencePages:
         return num_tokens
 
     def _survive(self, group: CacheGroup) -> int:
-        """Return the most pages of a prompt chunk of any length that later steps may read."""
+        """Return the most pages of one prompt chunk, of any length, that steps after its own may read in a group."""
         return group.pages_between_steps(_PLENTY, self.page_size) + self._beyond
 
     def _unread(self, request: Request, place: int, num_tokens: int) -> int:
-        """Return how many pages after the written ones can be scratch pages, if a step feeds a sequence up to
-        `num_tokens` tokens: only that step reads them. A sequence can still resume at the last page boundary before
-        the end, so the prefix cache finds it."""
+        """Return how many of the pages that a step fills can be scratch pages, if it feeds a sequence up to
+        `num_tokens` tokens: those that only this step reads, in cache group number `place`. The pages that a sequence
+        needs to resume at the last page boundary are not among them, so that the prefix cache can find them."""
         if not self.pools[place].num_scratch:
             return 0
         known = min(num_tokens, request.num_known)
@@ -133,8 +138,12 @@ class SequencePages:
         return max(0, first - self.pages_for(request.num_computed))
 
     def admits(self, request: Request, found: Found, num_tokens: int, at_once: int) -> bool:
-        """Return whether there are pages for a request that has `num_tokens` tokens before it decodes, and feeds at
-        least `at_once` of them in one step. It shares the pages of `found`."""
+        """Return whether there are free pages, and a state slot if needed, for a waiting request.
+
+        found        its cached prefix, whose pages it shares
+        num_tokens   the tokens that it has before it decodes
+        at_once      the fewest of them that it feeds in one step
+        """
         for group, pool, shared in zip(self.groups, self.pools, found.pages, strict=True):
             own = group.held(shared)
             if self.least(group, num_tokens, at_once) - len(own) > pool.num_free_without(own):
@@ -142,8 +151,8 @@ class SequencePages:
         return self.slots is None or self.slots.admits
 
     def least(self, group: CacheGroup, num_tokens: int, at_once: int) -> int:
-        """Return the fewest pages of a group with which a sequence can reach `num_tokens` tokens, feeding `at_once` in
-        a step."""
+        """Return the fewest pages of a cache group with which a sequence can reach `num_tokens` tokens, if it feeds
+        `at_once` of them in a step."""
         between = group.pages_between_steps(num_tokens, self.page_size)
         fed = self.pages_for(at_once - 1)
         if self.pools[self.groups.index(group)].num_scratch:
@@ -151,7 +160,8 @@ class SequencePages:
         return min(self.pages_for(num_tokens), between + fed)
 
     def begin(self, request: Request, found: Found) -> None:
-        """Assign the found pages and slot to a request that has just got its row."""
+        """Assign the pages and the state slot of its cached prefix, `found`, to a request that has just got its device
+        row."""
         for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, found.pages, strict=True)):
             pool.share(group.held(pages))
             self._tables.add_pages(place, request.row, pages, 0)
@@ -162,11 +172,13 @@ class SequencePages:
             self.slots.begin(request, found.slot)
 
     def take(self, request: Request, num_tokens: int, *, keeping: bool = False, feeding: bool = False) -> None:
-        """Allocate pages for `num_tokens` tokens of a sequence in every group. `keeping`: only in groups that keep
-        every token.
+        """Allocate the pages that a sequence lacks for its first `num_tokens` tokens, in every cache group.
 
-        `feeding`: the step being built feeds up to these tokens, so pages that no later step reads may be scratch
-        pages. They are scratch only if the pool would keep less than one free page per sequence. Pool pages are better
+        keeping   only in groups that keep every token
+        feeding   the step being built feeds the sequence up to these tokens: pages that only this step reads may be
+                  scratch pages
+
+        Scratch pages are used only if the pool would keep less than one free page per sequence. Pool pages are better
         for the prefix cache, but decoding sequences need some before this step returns its pages.
         """
         count = self.pages_for(num_tokens)
@@ -180,8 +192,9 @@ class SequencePages:
                 held += pages
 
     def _take_scratch(self, request: Request, place: int, num_tokens: int) -> int:
-        """Use scratch pages where only this step reads. Move pages that the sequence already has there after them.
-        Return the number of pages still missing."""
+        """Use scratch pages for the positions that only this step reads, in cache group number `place`. Pages that the
+        sequence already has there are used for later positions. Return how many pages it still lacks for `num_tokens`
+        tokens."""
         held, pool, begin = request.pages[place], self.pools[place], self.pages_for(request.num_computed)
         lacking = self.pages_for(num_tokens) - len(held)
         if (unread := min(self._unread(request, place, num_tokens), lacking)) == 0:
@@ -193,11 +206,13 @@ class SequencePages:
         return lacking - unread
 
     def scratch_end(self, request: Request) -> int:
-        """Return the place after a sequence's last scratch page in the step being built; 0 if it has none."""
+        """Return the index after a sequence's last scratch page among its pages, in the step being built; 0 if it has
+        none."""
         return max((places.stop for _, one, places in self._scratch if one is request), default=0)
 
     def end_step(self) -> None:
-        """Replace scratch pages by page 0 in the tables. Call after the step's inputs are built."""
+        """Replace scratch pages by page 0 in the page tables, and free them. Call this after the step's inputs are
+        built."""
         if not self.windows:
             return
         for place, request, places in self._scratch:
@@ -208,8 +223,9 @@ class SequencePages:
             pool.end_scratch()
 
     def withdraw(self, request: Request, busy_until: int | None) -> None:
-        """Undo the allocations for a step that did not run, if the sequence had scratch pages in it. The sequence frees
-        the step's pages in groups with a window, because the next step may cut the prompt differently."""
+        """Undo the allocations for a step that did not run, if the sequence had scratch pages in it. It frees the
+        step's pages in groups with a window, because the next step may cut the prompt differently. They are allocatable
+        once the step number `busy_until` retires; None: at once."""
         count = self.pages_for(request.num_computed)
         if any(0 in request.pages[place][count:] for place, _, _ in self.windows):
             for place, group, pool in self.windows:
@@ -218,7 +234,8 @@ class SequencePages:
                 self._tables.cut_pages(place, request.row, count)
 
     def short(self, request: Request, num_tokens: int) -> list[tuple[PagePool, int]]:
-        """Return each pool in which a sequence lacks pages for `num_tokens` tokens, with the number of those pages."""
+        """Return (pool, number of missing pages) of each cache group in which a sequence lacks pages for its first
+        `num_tokens` tokens."""
         needed = -(-num_tokens // self.page_size)
         return [
             (pool, needed - held)
@@ -227,7 +244,8 @@ class SequencePages:
         ]
 
     def give_back(self, request: Request, position: int, busy_until: int | None) -> None:
-        """Free the pages of a sequence that no token at or after `position` reads."""
+        """Free the pages of a sequence that no token at or after `position` reads, in groups with a window. They are
+        allocatable once the step number `busy_until` retires; None: at once."""
         for place, group, pool in self.windows:
             held, end = request.pages[place], group.first_page(position, self.page_size)
             if request.cached.hashes is not None:
@@ -241,7 +259,9 @@ class SequencePages:
                 request.given_back[place] = end
 
     def exchange(self, request: Request, others: Sequence[Iterable[tuple[int, int]]], busy_until: int | None) -> None:
-        """Replace some pages of a request by other pages of equal content, in each group."""
+        """Replace pages of a request by other pages of equal content. `others` has for each cache group pairs (index
+        among the request's pages, other page). The old pages are allocatable once the step number `busy_until` retires;
+        None: at once."""
         for place, (pool, changes) in enumerate(zip(self.pools, others, strict=True)):
             held = request.pages[place]
             given = [held[one] for one, _ in changes]
@@ -253,7 +273,8 @@ class SequencePages:
                     self._tables.set_page(place, request.row, one, page)
 
     def release(self, request: Request, busy_until: int | None, *, forget: bool = False) -> None:
-        """Free all pages and slots of a sequence that gives up its row. `forget`: also stop finding them."""
+        """Free all pages and slots of a sequence that loses its device row. They are allocatable once the step number
+        `busy_until` retires; None: at once. `forget`: the prefix cache must not find them any more."""
         for group, pool, held in zip(self.groups, self.pools, request.pages, strict=True):
             own = group.held(held)
             if forget:
@@ -275,8 +296,11 @@ class SequencePages:
 
 
 def pools_of(pages: Mapping[str, int], page_size: int, scratch: Mapping[str, range]) -> Pools:
-    """Return a pool for each named cache group, first the one that keeps every token. `scratch` has the numbers of
-    each group's scratch pages, if any."""
+    """Return a page pool for each cache group; the group that keeps every token comes first.
+
+    pages     the number of pages of each group, by its name
+    scratch   the page numbers of the group's scratch pages, by its name
+    """
     return {
         group: PagePool(
             pages[group.name], page_size, reserved=group.reserved, scratch=scratch.get(group.name, range(0))
@@ -286,5 +310,5 @@ def pools_of(pages: Mapping[str, int], page_size: int, scratch: Mapping[str, ran
 
 
 def one_pool(pool: PagePool) -> Pools:
-    """Return the pools of a model with one cache group that keeps every token."""
+    """Return the pools of a model with only one cache group, which keeps every token: this pool."""
     return {FULL: pool}

@@ -1,4 +1,4 @@
-"""The serving loop of every kind of model: queue requests, launch steps, keep one step in flight."""
+"""The serving loop that all engines share: queue requests, launch steps, and keep one step in flight."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ from ingot.runtime.tokenizer import Tokenizer
 
 
 class CallerRequest(Protocol):
-    """The fields of a caller's request that every loop reads."""
+    """The fields of a caller's request that the serving loop reads, whatever the kind of engine."""
 
     @property
     def request_id(self) -> str: ...
@@ -28,8 +28,12 @@ class CallerRequest(Protocol):
 
 
 class CallerGroup(Protocol):
-    """A caller's request while it is served: its sequences, reported together. `stream` False: the loop returns an
-    output only when all sequences have ended."""
+    """A caller's request while it is served, with its sequences, which outputs report together.
+
+    stream     the loop returns an output after each step; False: only one, when all sequences have ended
+    requests   its sequences, as the scheduler knows them
+    output     returns the output so far; `finished` says that it is the last one
+    """
 
     @property
     def request_id(self) -> str: ...
@@ -54,7 +58,9 @@ Out = TypeVar("Out")
 class ServingLoop(ABC, Generic[_Given, Served, Out]):
     """Serves requests with an executor and a scheduler. Subclasses turn the results of a step into outputs.
 
-    vocab_size   the model's; prompt token ids are below it
+    executor     launches the steps that the scheduler makes
+    tokenizer    encodes text prompts; None: prompts must be token ids
+    vocab_size   the model's vocabulary; prompt token ids must be below it
     work         prepares later steps while the host waits; its argument is the number of seconds that it may take
 
     Not thread-safe: one thread adds, steps and aborts.
@@ -82,22 +88,28 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
 
     @abstractmethod
     def _group(self, given: _Given, prompt: Prompt) -> Served:
-        """Check the rest of a request and return its group, without queueing it. Raises RequestError."""
+        """Return the group of a caller's request with a checked prompt, without queueing it. Raises RequestError if the
+        rest of the request is bad."""
 
     @abstractmethod
     def _queue(self, group: Served) -> None:
-        """Add the sequences of a checked group to the scheduler."""
+        """Add the sequences of a group that `_group` returned to the scheduler."""
 
     @abstractmethod
     def _read(self, handle: SampledStep) -> Any:
-        """Wait for a step and return its results on the host."""
+        """Wait for a launched step and return its results on the host, as `_retire` takes them."""
 
     @abstractmethod
     def _retire(self, batch: StepBatch, handle: SampledStep, read: Any) -> list[Out]:
-        """Apply a step's results to the requests. Return the outputs of those that changed."""
+        """Apply the results of a step to its requests. Return the outputs to report.
+
+        batch    the step
+        handle   the handle of its launch, with further results
+        read     what `_read` returned
+        """
 
     def add_requests(self, requests: Sequence[_Given]) -> None:
-        """Queue all requests. Raises RequestError for a bad one, and then queues none."""
+        """Queue all of these requests. Raises RequestError if one of them is bad, and then queues none."""
         groups: dict[str, Served] = {}
         prompts = read_prompts([request.prompt for request in requests], self._tokenizer, self._vocab_size)
         for request, prompt in zip(requests, prompts, strict=True):
@@ -109,7 +121,8 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
             self._queue(group)
 
     def _own_id(self, request_id: str, index: int) -> str:
-        """Return a unique id for a sequence. The serial number makes it unique; the rest helps readers of messages."""
+        """Return a unique id for sequence `index` of a caller's request. A serial number makes it unique; the rest is
+        for readers of messages."""
         self._serial += 1
         return f"{request_id}[{index}]#{self._serial}"
 
@@ -122,7 +135,7 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return self._scheduler.prefix_cache_stats
 
     def reset_prefix_cache(self) -> bool:
-        """Empty the prefix cache. Return False and change nothing while requests run."""
+        """Empty the prefix cache and return True. While requests run, return False and change nothing."""
         if not self._groups and self._launched is not None:
             self.step()  # retire the step in flight, which has only surplus tokens of stopped requests
         return self._scheduler.reset_prefix_cache()
@@ -132,18 +145,20 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return bool(self._groups) or self._launched is not None
 
     def idle(self) -> bool:
-        """Do one piece of preparation for later steps, in some hundredths of a second. Callers use it while they wait
-        for requests. Return False if nothing is left to prepare, or if there are requests to serve.
+        """Do one piece of preparation for later steps, such as a graph capture, which takes some hundredths of a
+        second. Call it while no requests come. Return False if nothing is left to prepare, or if there are requests to
+        serve.
         """
         return not self.has_unfinished() and self._work(math.inf)
 
     def step(self) -> list[Out]:
-        """Launch the next step, then take the results of the step before it. Return the outputs of changed requests.
+        """Launch the next step, then wait for the step before it. Return the outputs of requests that the latter
+        changed.
 
-        The first call after a pause only launches, and returns none. If the device has no memory for a step, the loop
-        withdraws it and builds a smaller one; a sequence that does not fit alone ends with reason "error". If the
-        executor fails otherwise, all requests end and free their rows and pages, and the error propagates. The engine
-        stays usable.
+        The first call after a pause only launches, and returns an empty list. If the device has no memory for a step,
+        the loop withdraws it and builds a smaller one; a sequence that does not fit alone ends with reason "error". If
+        the executor fails otherwise, all requests end and free their rows and pages, and the error propagates. The
+        engine stays usable.
         """
         try:
             batch = self._scheduler.schedule()
@@ -183,7 +198,8 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         self._executor = executor
 
     def _waited(self, launched: tuple[StepBatch, SampledStep] | None) -> list[Out]:
-        """Wait for a step and return its outputs. Use spare time until then."""
+        """Wait for a launched step and return its outputs; none if `launched` is None. Prepare later steps while
+        waiting."""
         if launched is None:
             self._spare.begin()
             return []
@@ -194,7 +210,8 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return self._retire(batch, handle, read)
 
     def _end_alone(self, request: Request | None, reason: str) -> list[Out]:
-        """End a sequence that needs more memory than the device has, even alone in a step. None: no such sequence."""
+        """End a sequence that needs more memory than the device has, even alone in a step, and return its outputs.
+        `reason` is the text of the memory error. `request` None: there is no such sequence."""
         if request is None or request.finished:
             return []
         group, _ = self._by_request[request]

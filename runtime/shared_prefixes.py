@@ -29,10 +29,12 @@ PrefixGroup = tuple[Array, int]  # sequences of the step, and the number of firs
 
 
 def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: int) -> Array | None:
-    """Return the sharing table of a step of the sequences in `rows`. `pages` i32[rows, P] has their pages, `held`
-    i32[rows] the number of pages of each.
+    """Return the table of shared prefixes for a decode step (`ingot.ir.features.sharing` defines its columns). Return
+    None if the table saves the reads of fewer than `least` positions.
 
-    Returns None if the table saves the reads of fewer than `least` positions.
+    pages   i32[device rows, P], the pages of each device row
+    held    i32[device rows], the number of pages of each device row
+    rows    the device rows of the step's sequences
     """
     first = pages[rows, 0]
     order = np.argsort(first, kind="stable")
@@ -58,14 +60,23 @@ def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: in
 
 
 def _equal_values(values: Array, order: Array) -> Iterator[Array]:
-    """Return each set of two or more sequences of equal value. `order` has the sequences sorted by their `values`."""
+    """Yield each set of two or more sequences with equal values. `values` has one number per sequence, and `order` the
+    sequences sorted by it."""
     ends = np.flatnonzero(np.diff(values[order])) + 1
     return (one for one in np.split(order, ends) if len(one) > 1)
 
 
 def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, depth: int) -> list[PrefixGroup]:
-    """Return the groups of `members` that save most reads: one group of all, or subgroups that share more pages. All
-    members share their first `known` pages."""
+    """Return the groups of sequences that save most page reads: one group of all `members`, or subgroups that share
+    more pages.
+
+    pages     i32[device rows, P], the pages of each device row
+    held      i32[device rows], the number of pages of each device row
+    rows      the device rows of the step's sequences
+    members   the sequences, as indices into `rows`
+    known     all members share their first `known` pages
+    depth     how often subgroups may split again
+    """
     most = int(held[rows[members]].min())
     table = pages[rows[members], known:most]
     differs = (table != table[0]).any(0)
@@ -86,12 +97,14 @@ def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, de
 
 
 def _saved(groups: list[PrefixGroup]) -> int:
-    """Return the number of page reads that the groups save, because each reads its pages once."""
+    """Return the number of page reads that the groups save, because each reads its shared pages once for all
+    members."""
     return sum((len(members) - 1) * count for members, count in groups)
 
 
 def least_saved(plan: Plan, gpu: Gpu, page_size: int) -> int:
-    """Return how many positions' reads a step must save before reading shared prefixes separately pays off."""
+    """Return the number of positions whose reads a decode step must save at least, so that reading shared prefixes
+    once, which takes one more launch per layer, is faster on `gpu`. `page_size` is in tokens."""
     layers = sum(state.group == FULL.name for state in plan.states.values())
     position = plan.memory.groups[FULL.name].page / layers / page_size  # bytes, in one layer
     return math.ceil(_APART * (gpu.bandwidth or 0) / position)

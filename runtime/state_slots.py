@@ -19,15 +19,21 @@ from ingot.runtime.row_tables import RowTables
 
 
 class StateSlots:
-    """Assigns the slots of `pool`, in which each slot is a page. A running sequence holds the slot that it writes, and
-    the slot that its next step reads if that is a different one. `tables` has both by device row."""
+    """Assigns slots of per-sequence states to running sequences. A sequence holds the slot that its next step writes,
+    and the slot that it reads if that is another one.
+
+    pool     the pool of slots; each of its pages is one slot
+    tables   holds both slots of each device row, for the step's inputs
+    blocks   says after which tokens a sequence can resume
+    cuts     whether prompts may be fed in chunks
+    """
 
     def __init__(self, pool: PagePool, tables: RowTables, blocks: Blocks, page_size: int, *, cuts: bool) -> None:
         self.pool = pool
         self._tables = tables
         self._blocks = blocks
         self._page_size = page_size
-        self._cuts = cuts  # whether prompts may be fed in chunks
+        self._cuts = cuts
         self._moving: list[Request] = []  # requests that may read one slot and write another in their next step
 
     @property
@@ -36,8 +42,11 @@ class StateSlots:
         return self.pool.num_free > 0
 
     def begin(self, request: Request, found: int | None) -> None:
-        """Give a request with a new row a slot to write, and the slot `found` to read. If no other slot is free, it
-        reads and writes `found`, which others then no longer find."""
+        """Assign slots to a request that has just got its device row: a free one to write, and `found` to read. If none
+        is free, it reads and writes `found`, which others then no longer find.
+
+        `found` has the state after the request's cached prefix; None: the request starts without a state.
+        """
         if found is not None:
             self.pool.share([found])
             if not self.pool.num_free:
@@ -49,8 +58,9 @@ class StateSlots:
         self._moving.append(request)
 
     def keep(self, request: Request, digest: bytes, *, last: bool) -> None:
-        """Register the state of a request that is at the end of a page. The request continues in another slot, unless
-        it is about to release its slots (`last`). If no slot is free, keep nothing."""
+        """Register the state of a request that is at the end of a page under `digest`, so that others find it. The
+        request continues in another slot, unless it is about to free its slots (`last`). If no slot is free, register
+        nothing."""
         if request.num_computed == request.state_at:
             return  # it has written nothing
         if self.pool.find_one(digest) is not None or not (last or self.pool.num_free):
@@ -64,7 +74,8 @@ class StateSlots:
             self._moving.append(request)
 
     def _replace(self, request: Request) -> None:
-        """Forget the state that the request kept after an earlier generated page, unless a sequence holds it."""
+        """Free the state that the cache keeps after an earlier page of the request's output, unless a sequence holds
+        it."""
         digest = request.cached.generated
         slot = None if digest is None else self.pool.find_one(digest)
         if slot is not None and not self.pool.is_held(slot):
@@ -72,8 +83,8 @@ class StateSlots:
         request.cached.generated = None
 
     def settle(self, busy_until: int | None) -> None:
-        """Let each sequence of a launched step read the slot that the step writes, and free the slot that it read.
-        A freed slot is reused only after step `busy_until`; None: at once."""
+        """After a step was launched, let each of its sequences read the slot that the step writes, and free the slot
+        that it reads. A freed slot is reused once the step number `busy_until` retires; None: at once."""
         waiting: list[Request] = []
         for request in self._moving:
             if request.state_write < 0 or request.state_read == request.state_write:
@@ -88,12 +99,13 @@ class StateSlots:
         self._moving = waiting
 
     def withdraw(self, requests: Sequence[Request]) -> None:
-        """Undo a step of these requests that did not run, or ran in part: their written states are invalid."""
+        """Undo a step of these requests that did not run, or ran in part: the states that it wrote do not count."""
         for request in requests:
             request.state_at = request.num_computed
 
     def release(self, request: Request, busy_until: int | None, *, forget: bool = False) -> None:
-        """Free the slots of a sequence that gives up its row. `forget`: also stop finding its kept states."""
+        """Free the slots of a sequence that loses its device row, once the step number `busy_until` retires; None: at
+        once. `forget`: its states must not be found any more."""
         held = [slot for slot in dict.fromkeys((request.state_write, request.state_read)) if slot >= 0]
         if forget and request.cached.hashes is not None:
             kept = map(self.pool.find_one, request.cached.hashes.digests)
@@ -102,11 +114,12 @@ class StateSlots:
         request.state_read = request.state_write = -1
 
     def next_end(self, request: Request) -> int:
-        """Return the token count at which the sequence's current page ends."""
+        """Return the number of tokens at which the page that the sequence is filling is full."""
         return (request.num_computed // self._page_size + 1) * self._page_size
 
     def cut(self, request: Request, start: int, end: int, goal: int) -> int:
-        """Return where to end a chunk of a prompt of `goal` tokens, if the step has room from `start` to `end`."""
+        """Return the position at which to end a prompt chunk that begins at `start`, so that its end is worth keeping a
+        state at. The step has room up to `end`; the prompt ends at `goal`."""
         if not self._cuts or request.cached.hashes is None:
             return end
         for place in (request.cached.branch, self._whole(goal - 1)):
@@ -120,7 +133,8 @@ class StateSlots:
         return whole if 2 * (whole - start) >= end - start else end  # a short chunk would cost more than it saves
 
     def find(self, digests: Sequence[bytes], count: int) -> tuple[int, int | None]:
-        """Return the largest page count up to `count` after which a state is kept, and its slot; (0, None) if none."""
+        """Return (number of first pages, slot) of the longest prefix, of at most `count` pages, after which a state is
+        kept; (0, None) if there is none. `digests` has the hash of each block of tokens."""
         for place in range(count, 0, -1):
             slot = self.pool.find_one(digests[place - 1])
             if slot is not None and place == self._blocks.shared(place, self._page_size):
@@ -128,7 +142,8 @@ class StateSlots:
         return 0, None
 
     def _whole(self, num_tokens: int) -> int:
-        """Return the largest token count, up to `num_tokens`, at a page end from which a sequence can resume."""
+        """Return the largest number of tokens, at most `num_tokens`, that ends with a page and where a sequence can
+        resume."""
         return self._blocks.shared(num_tokens // self._page_size, self._page_size) * self._page_size
 
     def _set(self, request: Request, read: int, write: int) -> None:

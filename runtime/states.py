@@ -1,4 +1,5 @@
-"""The states of a model on the device, which entries read and update in place, and ops that move their contents.
+"""The states of a model on the device, which entries read and update in place, and operations that copy, move and clear
+their pages or slots.
 
 Copy-on-write, preemption and rewind copy, clear and move pages or slots between steps. The runtime cannot compile, so
 this module runs three reference ops for each state, along the axis that the state's type names.
@@ -25,14 +26,16 @@ _UNIT_DIMS: Mapping[str, tuple[str, ...]] = {"token": ("pages",), "sequence": ("
 
 
 class States(Mapping[str, torch.Tensor]):
-    """Every state by name, initially zero, in the memory of `allocator` (default: the CPU's).
+    """Allocates every state of a model, initially zero, and maps its name to its tensor.
 
-    sizes     load-time dims (`pages`, `R`, `S`)
-    pages     the pages of cache groups with their own pool size, by group name
-    scratch   scratch pages by group name: caches of such a group have more pages than its pool; the pages
-              `scratch_pages[group]` are the same memory in all of them
+    specs       the declarations of the states, by name
+    sizes       the dims that are known at load time: `pages`, `R` device rows, `S` state slots
+    allocator   allocates the memory; default: on the CPU
+    pages       the number of pages of cache groups that differ from `sizes`, by group name
+    scratch     the scratch pages of cache groups, by group name. Caches of such a group have more pages than its pool;
+                the pages `scratch_pages[group]` are the same memory in all of them
 
-    On a GPU the operations below run on torch's current stream. Raises OptionError if there is no memory.
+    On a GPU, the methods run on torch's current stream. The constructor raises OptionError if there is no memory.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class States(Mapping[str, torch.Tensor]):
         return len(self._tensors)
 
     def copy(self, group: str, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy page or slot `sources[i]` to `targets[i]` in every state of `group`.
+        """Copy page or slot `sources[i]` to `targets[i]` in every state of the state group `group`.
 
         All sources are read before any target is written, so the two may overlap. Raises InternalError for an unknown
         group, an index out of range, or a repeated target.
@@ -77,11 +80,12 @@ class States(Mapping[str, torch.Tensor]):
         self._apply("state_copy", group, sources, targets)
 
     def move(self, group: str, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Do as `copy`, then clear the sources that are not targets."""
+        """Copy page or slot `sources[i]` to `targets[i]` in every state of a state group, then clear the sources that
+        are no targets. Raises InternalError as `copy` does."""
         self._apply("state_move", group, sources, targets)
 
     def zero(self, group: str, targets: Sequence[int]) -> None:
-        """Clear pages or slots in every state of `group`. Raises InternalError as `copy` does."""
+        """Set these pages or slots to zero in every state of a state group. Raises InternalError as `copy` does."""
         self._apply("state_zero", group, targets)
 
     def _apply(self, op: str, group: str, *places: Sequence[int]) -> None:
@@ -104,7 +108,7 @@ class States(Mapping[str, torch.Tensor]):
 
 
 def _unit_axis(name: str, spec: State) -> int:
-    """Return the axis that counts the pages, rows or slots of a state."""
+    """Return the axis of a state that counts its pages, device rows or slots. `name` is for the error."""
     shape = parse_type(spec.type).shape
     dims = _UNIT_DIMS[spec.unit]
     for axis, size in enumerate(shape):

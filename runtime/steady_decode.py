@@ -13,18 +13,18 @@ from ingot.runtime.request import Request
 
 
 def steady(running: Sequence[Request]) -> list[Request]:
-    """Return the sequences on the fast path, which feed one token each."""
+    """Return those of the running sequences that are on the fast path: each feeds one token in the next step."""
     return [one for one in running if one.num_computed < one.decodes_until]
 
 
 def others(running: Sequence[Request], *, in_flight: bool) -> list[Request]:
-    """Return the sequences off the fast path, which the scheduler plans one by one. Without a step in flight, these are
-    all."""
+    """Return those of the running sequences that are off the fast path, which the scheduler checks one by one. Without
+    a step in flight (`in_flight`), these are all."""
     return [one for one in running if not in_flight or one.num_computed >= one.decodes_until]
 
 
 def enter(request: Request, tokens_held: int) -> None:
-    """Put a sequence on the fast path. The step in flight samples one token for it; it has pages for `tokens_held`
+    """Put a sequence on the fast path, for which the step in flight samples one token. It has pages for `tokens_held`
     tokens."""
     request.decodes_until = min(tokens_held, request.max_total - 1)
 

@@ -1,4 +1,4 @@
-"""One step's inputs on the host: views of one flat buffer, so that a device needs one copy."""
+"""The inputs of a step on the host: views of one flat buffer, so that one copy brings all of them to the device."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,8 +15,8 @@ from ingot.runtime.token_counts import Recount
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The sizes of a step, each at least 1: T tokens, B sequences, L logit rows, P page-table entries per sequence, G
-    rows of the shared-prefix table."""
+    """The sizes of a step, each at least 1: T tokens, B sequences, L rows of logits, P page-table entries per sequence,
+    G rows of the table of shared prefixes."""
 
     T: int
     B: int
@@ -26,20 +26,20 @@ class StepSizes:
 
     @property
     def shares(self) -> bool:
-        """Whether the step reads shared prefixes once for all of their sequences."""
+        """Whether attention of this step reads shared prefixes once for all sequences that share them."""
         return self.G > 1
 
 
 @dataclass(frozen=True)
 class StepLayout:
-    """The inputs of a step, in their order in a flat buffer of i32."""
+    """The declarations of a step's inputs, in the order in which a flat i32 buffer holds them."""
 
     inputs: tuple[StepInput, ...]
 
     @staticmethod
     @cache
     def of(names: frozenset[str]) -> "StepLayout":
-        """Return the layout of these inputs. Raises InternalError for an input that no feature declares.
+        """Return the layout of the inputs with these names. Raises InternalError for a name that no feature declares.
 
         Inputs of 8 bytes come first, so that they are aligned. The others follow as declared, late inputs last.
         """
@@ -52,7 +52,7 @@ class StepLayout:
 
     @staticmethod
     def usual() -> "StepLayout":
-        """Return the layout of every input that the host knows."""
+        """Return the layout of all declared inputs whose values the host has."""
         return StepLayout.of(frozenset(name for name, one in step_inputs().items() if one.known))
 
     @property
@@ -66,16 +66,17 @@ class StepLayout:
 
     @cached_property
     def late(self) -> tuple[StepInput, ...]:
-        """The inputs that the host fills while the forward segment runs."""
+        """The inputs that only the ending reads, and that the host fills while the forward segment runs."""
         return tuple(one for one in self.inputs if one.late)
 
     @property
     def tables(self) -> tuple[RowTable, ...]:
-        """The tables by device row that the host keeps for these inputs."""
+        """The request values by device row that the host keeps for these inputs."""
         return row_tables(self.names)
 
     def views(self, flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:
-        """Return the inputs as views of `flat` (i32, one-dimensional, 8-byte aligned, at least `words(sizes)` long).
+        """Return the inputs of a step of these sizes, by name, as views of `flat` (i32, one-dimensional, 8-byte
+        aligned, at least `words(sizes)` long).
 
         Host and device use the same layout, so a device needs only a copy of `flat`.
         """
@@ -87,11 +88,12 @@ class StepLayout:
         return views
 
     def words(self, sizes: StepSizes) -> int:
-        """Return the number of 4-byte words that `views` needs."""
+        """Return the number of 4-byte words in the flat buffer of a step of these sizes."""
         return sum(words for *_, words in self._parts(sizes))
 
     def early_words(self, sizes: StepSizes) -> int:
-        """Return the number of 4-byte words before the late inputs."""
+        """Return the number of 4-byte words before the late inputs, which come last, in the buffer of a step of these
+        sizes."""
         return sum(words for one, *_, words in self._parts(sizes) if not one.late)
 
     def _parts(self, sizes: StepSizes) -> Iterator[tuple[StepInput, torch.dtype, list[int], int]]:
@@ -107,13 +109,14 @@ class StepLayout:
 
 
 class StepInputs(dict[str, torch.Tensor]):
-    """The inputs of `layout` by name, on the host: views of `flat` (i32), so that one copy moves all.
+    """The inputs of one step by name, on the host, as views of `flat` (i32), so that one copy moves all of them.
 
-    arrays     the same memory as numpy arrays
-    recounts   rows of token counts to recompute before the step
-    stamp      inputs with equal stamps, other than None, differ only in the layout's `varying` inputs
+    arrays     the same memory as numpy arrays, by name
+    recounts   the device rows whose token counts must be recomputed before the step
+    stamp      identifies the running sequences: inputs with equal stamps, other than None, differ only in the inputs
+               that are declared to vary from step to step
 
-    Valid until the step retires; then another step uses the buffer.
+    The inputs are valid until the step retires; then another step uses the buffer.
     """
 
     def __init__(self, layout: StepLayout, flat: torch.Tensor, sizes: StepSizes) -> None:
@@ -127,14 +130,14 @@ class StepInputs(dict[str, torch.Tensor]):
         self._fed: Fed | None = None
 
     def fill(self, fed: Fed) -> None:
-        """Write the values of a step, except late ones."""
+        """Write the values of the step `fed` into all inputs, except late ones."""
         self._fed = fed
         for one in self.layout.inputs:
             if not one.late:
                 one.fill(self.arrays[one.name], fed)
 
     def fill_late(self) -> None:
-        """Write the late values. The tokens of the step before must be known."""
+        """Write the values of late inputs, which depend on the tokens of the step before."""
         for one in self.layout.late:
             one.fill(self.arrays[one.name], self.fed)
 
@@ -145,25 +148,26 @@ class StepInputs(dict[str, torch.Tensor]):
                 one.fill(self.arrays[one.name], fed)
 
     def drop_requests(self) -> None:
-        """Drop references to sequences: sequences end, and the buffer stays."""
+        """Drop all references to requests, because the buffer lives longer than they do."""
         self.recounts = ()
         self.fed.drop_requests()
 
     @property
     def fed(self) -> Fed:
-        """The values that were filled in last."""
+        """The contents of the step that `fill` wrote last."""
         assert self._fed is not None, "nothing was filled in"
         return self._fed
 
     @property
     def returns_logprobs(self) -> bool:
-        """Whether any row of logits needs log-probabilities."""
+        """Whether a request needs the log-probabilities of any row of logits."""
         counts = self.arrays.get("num_logprobs")
         return counts is not None and bool((counts >= 0).any())
 
 
 class StepBuffer:
-    """A flat i32 buffer, allocated once, for the inputs of `layout` of steps up to the sizes `largest`."""
+    """A flat i32 buffer, allocated once, that holds the inputs of one step after the other, up to the sizes
+    `largest`."""
 
     def __init__(self, layout: StepLayout, largest: StepSizes, pin_memory: bool = False) -> None:
         self._layout = layout
@@ -171,19 +175,19 @@ class StepBuffer:
         self.last: StepInputs | None = None  # the inputs of the step that used this buffer before
 
     def views(self, sizes: StepSizes) -> StepInputs:
-        """Return inputs of these sizes, to be filled. They still hold the values of an older step."""
+        """Return inputs of these sizes in the buffer, for the caller to fill. They hold the values of an older step."""
         if self.last is None or self.last.sizes != sizes:  # decode steps mostly repeat their sizes
             self.last = StepInputs(self._layout, self._flat[: self._layout.words(sizes)], sizes)
         return self.last
 
 
 def filled(layout: StepLayout, fed: Fed, sizes: StepSizes) -> StepInputs:
-    """Return the inputs of one step, in their own memory."""
+    """Return the inputs of the step `fed` in memory of their own, of these sizes."""
     inputs = StepBuffer(layout, sizes).views(sizes)
     inputs.fill(fed)
     return inputs
 
 
 def layout_of(plans: Iterable[Iterable[str]]) -> StepLayout:
-    """Return the layout of all inputs of the plans."""
+    """Return the layout of every input that any of the plans takes. `plans` has the names of each plan's inputs."""
     return StepLayout.of(frozenset(name for names in plans for name in names))

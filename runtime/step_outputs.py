@@ -1,4 +1,4 @@
-"""The outputs of a step: which ones the host reads, and which part of each belongs to the step."""
+"""The outputs of a padded step: which ones the host reads, and which part of each belongs to the step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,8 +16,11 @@ VECTORS = "vectors"
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """The outputs of a plan: the names that the host reads after every step (`read`), and the symbolic first dim (T, B
-    or L) of each output that has one (`dims`)."""
+    """Describes the outputs of a plan.
+
+    read   the names of the outputs that the host reads after every step
+    dims   the symbolic first dim (T, B or L) of each output that has one, by name
+    """
 
     read: tuple[str, ...]
     dims: Mapping[str, str]
@@ -29,10 +32,10 @@ class StepOutputs:
         return StepOutputs(find_ending(parse_ending(plan.ending).name).read, dims)
 
     def cut(self, outputs: Mapping[str, torch.Tensor], step: StepSizes) -> dict[str, torch.Tensor]:
-        """Return each output without the rows of padding."""
+        """Return the outputs of a padded step without the rows of padding. `step` has the sizes without padding."""
         return {name: value[: self.size(name, step)] if name in self.dims else value for name, value in outputs.items()}
 
     def size(self, name: str, step: StepSizes) -> int:
-        """Return the size of an output's first dim in a step."""
+        """Return the size of the first dim of the output `name` in a step of these sizes."""
         size: int = getattr(step, self.dims[name])
         return size

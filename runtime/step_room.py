@@ -1,4 +1,4 @@
-"""The room that a step has left for prompt tokens."""
+"""How many prompt tokens still fit into the step being built."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,19 @@ from ingot.runtime.scheduler_config import SchedulerConfig
 
 @dataclass
 class StepRoom:
-    """The prompt tokens, and the logit rows for prompt_logprobs, that still fit into a step. `blocks` decide where
-    prompts may be split."""
+    """The room that is left in the step being built.
+
+    blocks   says where prompts may be split
+    tokens   prompt tokens
+    scored   rows of logits that compute prompt_logprobs
+    """
 
     blocks: Blocks
     tokens: int
     scored: int = MAX_SCORED
 
     def fit(self, request: Request, start: int) -> int:
-        """Return how many tokens of a prompt fit into the step, from position `start` on."""
+        """Return how many tokens of a request's prompt still fit into the step, from position `start` on."""
         goal = self.blocks.fed(request.num_tokens)
         length = min(goal - start, self.tokens)
         scored = request.scored_in(start, start + length)
@@ -35,7 +39,7 @@ class StepRoom:
 
 
 def prompt_tokens(config: SchedulerConfig, decodes: Sequence[Request], chunks: Sequence[Chunk]) -> int:
-    """Return how many prompt tokens fit into a step besides its decode tokens.
+    """Return how many prompt tokens fit into a step that already feeds `decodes`, one token each, and `chunks`.
 
     While a streamed request decodes, the count is capped at max_mixed_tokens to bound the latency of its tokens. If
     prompts cannot be split into such chunks, there is no cap, or a long prompt would starve.

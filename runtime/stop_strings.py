@@ -44,16 +44,18 @@ class StopStrings:
                 queue.append(child)
 
     def step(self, state: int, character: str) -> int:
-        """Return the state after one more character, in amortized constant time."""
+        """Return the state after one more character of the text, given the state before. Takes amortized constant
+        time."""
         while state and character not in self._next[state]:
             state = self._fail[state]
         return self._next[state].get(character, 0)
 
 
 class StopMatcher:
-    """Passes text through until a stop string is complete.
+    """Passes the text of one sequence through, piece by piece, until a stop string is complete in it. `matched` is then
+    that stop string, else None.
 
-    Without `include`, text that may still become a stop string is held back, so that no part of one is returned. The
+    With `include`, the stop string is part of the text. Without, text that may still become one is held back. The
     stop string that is complete first wins; of those that end at the same character, the longest. So the result does
     not depend on how the text is split into tokens.
     """
@@ -66,7 +68,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str, *, stop: bool = True) -> str:
-        """Add text. Return the text that can be released now. After a match (`matched`), drop all further text.
+        """Add the next piece of text. Return the text that is certain now. After a match, drop all further text.
 
         With `stop` False, a stop string that is complete within `text` counts as ordinary text.
         """
@@ -92,6 +94,6 @@ class StopMatcher:
         return so_far[:split]
 
     def finish(self) -> str:
-        """Return the text that was held back: no more text comes, so it is no stop string."""
+        """Return the text that was held back. No more text comes, so it is no stop string."""
         held, self._held = self._held, ""
         return held if self.matched is None else ""

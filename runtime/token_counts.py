@@ -1,4 +1,5 @@
-"""Recomputation of token-count rows, for sequences that resume after tokens that they did not feed in this row."""
+"""Recomputation of token counts, which penalties need, for a sequence that resumes after tokens in another device
+row."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 
 @dataclass(frozen=True)
 class Recount:
-    """A row of `token_counts`, and the prompt and output tokens of its sequence that are in the cache."""
+    """A device row whose token counts must be recomputed, and the prompt and output tokens to count."""
 
     row: int
     prompt: list[int]
@@ -21,10 +22,13 @@ _COUNTS = "token_counts"
 
 
 def recount(own: Collection[str], states: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-    """Recompute the token-count rows in `inputs.recounts`, to the counts that `ingot.count_tokens` would have made.
+    """Recompute the rows of the state `token_counts` that `inputs.recounts` lists, as the op `count_tokens` would have
+    counted.
 
-    `own` are the state names of the running entry. Do nothing if they do not include token counts: before a later entry
-    of the step, the rows already count the step's own tokens.
+    own      the names of the states that the entry about to run uses; do nothing if `token_counts` is not among them,
+             because a later entry of the step must not undo what an earlier one counted
+    states   all states by name
+    inputs   the step's inputs; plain tensors by name have no `recounts`
     """
     if _COUNTS not in own:
         return

@@ -1,4 +1,4 @@
-"""The tokenizer of an artifact: text to token ids, and back."""
+"""The tokenizer of an artifact, which turns text into token ids and back."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ REPLACEMENT = "\ufffd"  # a decoder's text for invalid UTF-8; at the end of a te
 
 
 class Tokenizer:
-    """A tokenizer, with the begin and end tokens that the model's files name.
+    """A tokenizer of the Hugging Face library, with the begin and end tokens that the model's files name.
 
     backend          the library's tokenizer; read only
     vocab_size       number of tokens, including added ones; the model's embedding may have more rows
@@ -72,11 +72,12 @@ class Tokenizer:
         return cls(backend, eos_token_ids=[*eos_ids, *([] if eos is None else [eos])], bos_token_id=bos)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of one prompt, as `encode_all` does."""
+        """Return the token ids of one prompt. Special tokens in its text become those tokens. Raises RequestError for
+        invalid Unicode."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of prompts, encoded in parallel.
+        """Return the token ids of each prompt, encoded in parallel.
 
         As in vLLM's `generate`, text that spells a special token becomes that token, and the tokenizer may add begin
         and end tokens. Use a chat template for untrusted text, which must not produce special tokens.
@@ -93,26 +94,28 @@ class Tokenizer:
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=True)]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids. Unknown ids have no text."""
+        """Return the text of these token ids together. Unknown ids have no text."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str:
-        """Return `decode` of one token, from a cache."""
+        """Return the text of one token by itself, from a cache."""
         alone = self._alone[skip_special_tokens]
         if token_id not in alone:
             alone[token_id] = self.decode([token_id], skip_special_tokens)
         return alone[token_id]
 
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
-        """Return False if `decode` omits the token: it is unknown, or special while special tokens are skipped."""
+        """Return whether `decode` writes the token. It omits unknown tokens, and special ones if they are to be
+        skipped."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
         return self.backend.id_to_token(token_id) is not None
 
     def text_of(self, token_id: int, skip_special_tokens: bool) -> str | None:
-        """Return the text that a token adds after any other tokens; "" if `decode` omits it. Return None if that text
-        depends on the tokens before: for a part of a character, and for every token without a byte-level decoder."""
+        """Return the text that a token adds, whatever tokens are before it; "" if `decode` omits the token. Return None
+        if the text depends on the tokens before: if the token is part of a character, or the decoder is not
+        byte-level."""
         if not self._joins_bytes:
             return None
         # A byte-level decoder joins the bytes of all tokens, and valid UTF-8 decodes equally after any bytes.
@@ -121,7 +124,8 @@ class Tokenizer:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty one if there is no file. Raises ArtifactError."""
+    """Return the object in a JSON file, or an empty dict if there is no such file. Raises ArtifactError if it holds no
+    JSON object."""
     if not path.is_file():
         return {}
     try:
@@ -136,8 +140,11 @@ def read_json(path: Path) -> dict[str, Any]:
 def _token_id(
     backend: tokenizers.Tokenizer, config: Mapping[str, Any], field: str, folder: Path, *, needed: bool
 ) -> int | None:
-    """Return the id of a token that the config names, or None. Many configs name a token that the vocabulary lacks, and
-    never use it; only with `needed` does that raise ArtifactError."""
+    """Return the id of the token that `config` names in `field`, such as "bos_token"; None if it names none.
+
+    Many configs name a token that the vocabulary lacks, and never use it. Return None then too, but with `needed` raise
+    ArtifactError.
+    """
     token = config.get(field)
     if isinstance(token, Mapping):  # an AddedToken, written out
         token = token.get("content")

@@ -1,4 +1,4 @@
-"""The places of weights in the weight files, from weights.json, and weights as views of the memory-mapped files."""
+"""The places of weights in an artifact's weight files, and weights as views of those files, mapped into memory."""
 
 import itertools
 import math
@@ -21,7 +21,8 @@ _INDEX = TypeAdapter(dict[str, WeightEntry])
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a weight: row-major from byte `offset` of `file`, within the file and aligned for its dtype."""
+    """The place where a weight is stored: row-major from byte `offset` of `file` on, within the file and aligned for its
+    dtype."""
 
     file: str
     offset: int
@@ -38,9 +39,10 @@ class Place:
 
 
 def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place]:
-    """Return every weight's place by name; on a mesh, the place of the rank's shard. Shared weights have equal places.
+    """Return where each weight is stored, by name; of weights that a mesh splits, the shard of `rank`. Weights that
+    share one tensor have equal places.
 
-    Raises ArtifactError for an invalid place.
+    Raises ArtifactError if weights.json names a place that is not in a weight file, or if places overlap.
     """
     try:
         index = _INDEX.validate_json(artifact.read_text("weights.json"))
@@ -62,10 +64,11 @@ def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place
 def map_weights(
     artifact: Artifact, rank: Rank = ONLY_RANK, *, verify: bool = False, threads: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return every weight by name, as a view of its memory-mapped file, without a copy; on a mesh, the rank's shard.
+    """Return every weight by name, as a view of its memory-mapped file, without a copy; of weights that a mesh splits,
+    the shard of `rank`.
 
     Opens only the files of this rank and those shared by all ranks. With `verify`, compares their digests with the
-    manifest on `threads` threads. Raises ArtifactError.
+    manifest on `threads` threads (default: one per core, at most 8). Raises ArtifactError.
     """
     places = weight_places(artifact, rank)
     if verify:
@@ -76,12 +79,12 @@ def map_weights(
 
 
 def files_of(artifact: Artifact, places: Mapping[str, Place], rank: Rank) -> tuple[str, ...]:
-    """Return the weight files that loading a rank reads and checks. With one rank, these are all."""
+    """Return the paths of the weight files that loading `rank` reads and checks. Without a mesh, these are all."""
     return tuple(dict.fromkeys(place.file for place in places.values())) if rank.axes else artifact.weight_files()
 
 
 def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
-    """Memory-map a listed file. Raises ArtifactError if it cannot be mapped."""
+    """Map a file of the artifact into memory, and return the map. Raises ArtifactError if it cannot be mapped."""
     try:
         with artifact.file(relpath).open("rb") as file:
             # Copy-on-write: a stray write never reaches the file.
@@ -91,7 +94,8 @@ def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
 
 
 def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank) -> Place:
-    """Return a weight's place. `files` has the sizes of weight files by path."""
+    """Return where the weight `name` is stored, by its entry in weights.json. `files` has the sizes of weight files by
+    path. Raises ArtifactError for an invalid place."""
     file, offset = _part(name, entry, rank)
     if entry.dtype not in DTYPES:
         raise _weight_error(name, f"the dtype is {entry.dtype!r:.80}", ", ".join(DTYPES))
@@ -121,7 +125,7 @@ def _check_apart(places: Mapping[str, Place]) -> None:
 
 
 def _part(name: str, entry: WeightEntry, rank: Rank) -> tuple[str, int]:
-    """Return the file and offset of a weight, or of the rank's shard."""
+    """Return (file, byte offset) of a weight, or of the shard of `rank` if a mesh splits it."""
     if entry.file is not None:
         return entry.file, entry.offset
     parts = entry.parts or ()

@@ -92,7 +92,7 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a file's weights are in its device allocation of `size` bytes.
+    """The layout of a file's weights in their device allocation of `size` bytes.
 
     spans     the parts of the file to copy, in file order
     offsets   the offset of each weight in the allocation, by its place in the file
