@@ -1,1 +1,1 @@
-"""From an artifact to tokens: loader, executor, cache, scheduler, sampler."""
+"""Serving: load an artifact, schedule requests, run their steps, and return tokens or vectors."""

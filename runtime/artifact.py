@@ -87,7 +87,7 @@ class Artifact:
 
     @cached_property
     def trace(self) -> Trace:
-        """The record of every pass. Raises ArtifactError if the artifact was compiled without a trace."""
+        """The record of every compiler pass. Raises ArtifactError if the artifact was compiled without a trace."""
         if not self.has_trace:
             raise ArtifactError("the artifact has no trace", where=str(self.folder), hint=HOW_TO_GET)
         return read_trace(self.read_json(PASSES), self.read_timings(), self.read_text)

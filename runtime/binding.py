@@ -54,7 +54,8 @@ def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor],
 
 
 def no_bucket(classes: Iterable[BucketClass], tokens: int, q_max: int) -> InternalError:
-    """Return the error for a step of `tokens` tokens, with at most `q_max` of one sequence, that no class holds."""
+    """Return the error for a step of `tokens` tokens, with at most `q_max` of one sequence, that none of the bucket
+    classes `classes` holds."""
     return InternalError(
         f"no bucket class holds a step of {tokens} tokens, at most {q_max} of one sequence",
         expected=", ".join(f"{one.name}: {one.tokens}" for one in classes),

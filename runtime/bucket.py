@@ -130,7 +130,8 @@ class Bucket:
         return self.end(sizes, watch)
 
     def begin(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None) -> None:
-        """Run the forward segment of a step on `inputs`. Call `end` before this bucket class runs anything else."""
+        """Run the forward segment of a step on `inputs`. Call `end` before this bucket class runs anything else.
+        `sizes` has all dims. With `watch`, each instruction runs through it."""
         table = self._table
         for name, index in self._inputs:
             table[index] = inputs[name]
@@ -141,7 +142,8 @@ class Bucket:
             raise
 
     def end(self, sizes: Mapping[str, int], watch: Watch | None = None) -> dict[str, torch.Tensor]:
-        """Run the ending of the step that `begin` began, and return the step's outputs by name."""
+        """Run the ending of the step that `begin` began, and return the step's outputs by name. `sizes` has all dims.
+        With `watch`, each instruction runs through it."""
         try:
             self._run_steps(sizes, watch, range(self.plan.ending, len(self._steps)))
             self._checked = True

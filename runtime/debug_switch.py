@@ -1,4 +1,4 @@
-"""INGOT_DEBUG=1: slow internal checks while serving, of errors that no request can cause."""
+"""The environment variable INGOT_DEBUG=1, which turns on slow checks for faults of Ingot itself while serving."""
 
 import os
 
@@ -8,7 +8,7 @@ _VARIABLE = "INGOT_DEBUG"
 
 
 def debugging() -> bool:
-    """Return whether the environment turns the checks on. Raises OptionError for a value other than 0 or 1."""
+    """Return whether INGOT_DEBUG turns on slow internal checks. Raises OptionError for a value other than 0 or 1."""
     value = os.environ.get(_VARIABLE, "0")
     if value not in ("", "0", "1"):
         raise OptionError(f"{_VARIABLE} is {value!r:.80}", where="the environment", expected="1, or 0 for no checks")

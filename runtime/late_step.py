@@ -1,4 +1,4 @@
-"""A step with an ending that waits for late inputs: the host fills them while the forward segment runs."""
+"""A step whose ending waits for late inputs, which the host fills while the forward segment runs."""
 
 from collections.abc import Callable
 

@@ -161,11 +161,19 @@ def bind(
     phases: Phases | None = None,
     early: EarlyContext | None = None,
 ) -> Loaded:
-    """Load an open artifact onto the device that it was compiled for. `load_artifact` explains the arguments that are
-    not here, and the errors.
+    """Load an open artifact onto the device that it was compiled for.
 
-    verify   compare the digests of the weights, which opening does not check
-    text     load the tokenizer too
+    num_pages     pages in the pool of each cache group; default: as many as fit, at most what the limits can use
+    memory        bytes that serving may use; default: all memory of a CPU machine, nine tenths of a GPU's
+    threads       threads that check digests and copy weights
+    capture       when to capture CUDA graphs; "none": launch every instruction separately
+    keep_states   reserve slots in which the prefix cache keeps per-sequence states
+    verify        compare the digests of the weights, which opening does not check
+    text          load the tokenizer too
+    phases        records the seconds of each phase of loading; default: a new one, in `Loaded.phases`
+    early         the thread that creates the GPU's context, if it was started
+
+    Raises ArtifactError for a damaged artifact; OptionError if the plan does not fit into memory.
     """
     target = this_machine(artifact.manifest)
     device = torch.device(target.device)

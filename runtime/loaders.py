@@ -1,4 +1,4 @@
-"""Loading of compiled code as callables, by the loaders in the table of backends."""
+"""Loading of compiled code as Python functions, by the loaders in the table of backends."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -34,7 +34,8 @@ class ServingMemory:
 
 
 def host_memory(memory: int, granularity: int | None = 1) -> ServingMemory:
-    """Return the memory of a machine of `memory` bytes that serves on its CPU and does other work too."""
+    """Return the memory for serving on the CPU of a machine of `memory` bytes, which does other work too. `granularity`
+    is the unit, in bytes, in which it maps memory into address ranges; None: it cannot."""
     return ServingMemory(memory, memory, pool=min(DEFAULT_KV_BYTES, memory // 2), granularity=granularity)
 
 

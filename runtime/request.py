@@ -158,7 +158,8 @@ class Request:
         return len(self.given.prompt_ids) + len(self.output_ids) + self.in_flight
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
-        """Return the token ids at positions start..stop-1, which must be known."""
+        """Return the ids of the prompt and output tokens at positions start..stop-1. The host must know them
+        already."""
         prompt = self.given.prompt_ids
         if stop <= (prompt_len := len(prompt)):
             return prompt[start:stop]

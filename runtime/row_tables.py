@@ -15,6 +15,8 @@ class RowTables:
     """Arrays by device row: the pages of the row's sequence, and its request's values such as the temperature.
 
     tables        (argument) the declarations of the request values to keep
+    groups        (argument) the number of cache groups
+    slots         (argument) whether the model has per-sequence states
     pages         for each cache group an array of page numbers, [max_batch, max_pages]
     num_pages     the number of pages in the first group, which has the most
     state_read    the slot that the row's next step reads; None for a model without per-sequence states
@@ -59,7 +61,8 @@ class RowTables:
                 table[row, : len(value)] = value
 
     def add_pages(self, group: int, row: int, pages: Sequence[int], held: int) -> None:
-        """Append pages to the first `held` ones of a device row in cache group number `group`."""
+        """Append `pages` to the page table of a device row, in cache group number `group`. The row has `held` pages so
+        far."""
         self.pages[group][row, held : held + len(pages)] = pages
         if group == 0:
             self.num_pages[row] = held + len(pages)
@@ -70,7 +73,7 @@ class RowTables:
         self.pages[group][row, places.start : places.stop] = 0
 
     def cut_pages(self, group: int, row: int, held: int) -> None:
-        """Remove the pages of a device row after the first `held`, in cache group number `group`."""
+        """Remove all but the first `held` pages from the page table of a device row, in cache group number `group`."""
         self.pages[group][row, held:] = 0
         if group == 0:
             self.num_pages[row] = held

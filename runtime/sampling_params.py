@@ -97,7 +97,7 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Whether any of the three penalties is on."""
+        """Whether the repetition, frequency or presence penalty is on."""
         return (self.repetition_penalty, self.frequency_penalty, self.presence_penalty) != (1.0, 0.0, 0.0)
 
 

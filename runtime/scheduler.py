@@ -224,8 +224,10 @@ class Scheduler:
     def _retire_drafted(
         self, batch: StepBatch, tokens: Sequence[int], rejected: Sequence[int], accepted: list[Accepted]
     ) -> None:
-        """Append the tokens of a step with drafts or denoised blocks to `accepted`. `tokens` and `rejected` are as in
-        `retire`.
+        """Append (request, token, row of logits) of each token of a step with drafts or denoised blocks to `accepted`.
+
+        `tokens` has one token per row of logits; `rejected[i]` is how many of the last tokens that sequence i of the
+        step fed were rejected.
 
         With drafts, each sequence gets one token for each fed token that was not rejected. With blocks, it gets the
         tokens of each committed block, except those that the host already knew.
@@ -297,7 +299,7 @@ class Scheduler:
         return None
 
     def finish(self, request: Request, end: End) -> None:
-        """End a request that is being served, and free its row, pages and slots."""
+        """End a request that is being served, for the reason `end`, and free its row, pages and slots."""
         if request.end is None:
             request.stop(end)
         if request.finished:
@@ -444,8 +446,8 @@ class Scheduler:
         return True
 
     def _make_free(self, pool: PagePool, pages: int, request: Request) -> bool:
-        """Preempt the last running request until `pages` pages are free. Return False if the pages come only when the
-        step in flight retires, or if this preempted `request` itself."""
+        """Preempt running requests, the last by rank first, until `request` can get `pages` pages. Return False if the
+        pages become free only when the step in flight retires, or if this preempted `request` itself."""
         while pool.num_free + pool.num_releasing < pages:
             victim = self.running[-1]
             if victim is request and request.in_flight > 1:
@@ -479,7 +481,7 @@ class Scheduler:
         return self._in_flight[-1].step if self._in_flight else None
 
     def _release(self, request: Request) -> None:
-        """Take the row and pages from a running request."""
+        """Free the device row, pages and slots of a running request."""
         del self.running[bisect_left(self.running, request.rank, key=_rank)]
         failed = request.end is not None and request.end.reason == "error"
         if not failed and (others := self._cache.keep(request, last=True)):

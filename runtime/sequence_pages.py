@@ -1,4 +1,4 @@
-"""The pages that each sequence holds in each cache group: allocated for its tokens, freed when no token reads them.
+"""The KV pages of each sequence in each cache group: allocated for its tokens, freed when no later token reads them.
 
 A group that keeps every token allocates the pages of the whole prompt at admission, so an admitted prompt can be
 computed. A group with a window allocates pages for each chunk of the prompt, and frees pages that no later token reads.

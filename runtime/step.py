@@ -142,7 +142,8 @@ class StepInputs(dict[str, torch.Tensor]):
             one.fill(self.arrays[one.name], self.fed)
 
     def fill_varying(self, fed: Fed, rows_using: Mapping[str, set[int]]) -> None:
-        """Write the inputs that vary from step to step. `rows_using`: device rows that use a table, by its name."""
+        """Write the values of the step `fed` into the inputs that are declared to vary from step to step. `rows_using`
+        has the device rows whose requests set a value, by the name of the value; inputs that no request uses stay."""
         for one in self.layout.varying:
             if one.table is None or rows_using[one.table.name]:
                 one.fill(self.arrays[one.name], fed)
@@ -166,8 +167,12 @@ class StepInputs(dict[str, torch.Tensor]):
 
 
 class StepBuffer:
-    """A flat i32 buffer, allocated once, that holds the inputs of one step after the other, up to the sizes
-    `largest`."""
+    """A flat i32 buffer, allocated once, in which one step after the other has its inputs.
+
+    layout       the inputs, in the order of the buffer
+    largest      the sizes of the largest step
+    pin_memory   allocate page-locked memory, for non-blocking copies to a GPU
+    """
 
     def __init__(self, layout: StepLayout, largest: StepSizes, pin_memory: bool = False) -> None:
         self._layout = layout

@@ -42,7 +42,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str, eos_fallback: int | Sequence[int] | None = None) -> "Tokenizer":
-        """Read `tokenizer.json` and, if they exist, `tokenizer_config.json` and `generation_config.json`.
+        """Return the tokenizer of a folder: read `tokenizer.json` and, if they exist, `tokenizer_config.json` and
+        `generation_config.json`.
 
         The end tokens are the tokenizer's and those of generation_config.json; if that names none, those of
         `eos_fallback` (config.json's `eos_token_id`). The post-processor decides whether a prompt gets begin and end

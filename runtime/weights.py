@@ -21,8 +21,8 @@ _INDEX = TypeAdapter(dict[str, WeightEntry])
 
 @dataclass(frozen=True)
 class Place:
-    """The place where a weight is stored: row-major from byte `offset` of `file` on, within the file and aligned for its
-    dtype."""
+    """The place where a weight is stored: row-major from byte `offset` of `file` on, within the file and aligned for
+    its dtype."""
 
     file: str
     offset: int

@@ -43,7 +43,7 @@ def read_tools(tools: object) -> list[Message] | None:
 
 def plain(value: object, where: str, depth: int = 0) -> Any:
     """Return a copy of JSON data that has no subclasses of the JSON types. `where` names the data in errors. Raises
-    RequestError for other types, large integers, and data nested more than 64 deep."""
+    RequestError for other types, large integers, and data nested more than 64 deep; `depth` counts recursive calls."""
     if depth > _MAX_DEPTH:
         raise RequestError(f"nested more than {_MAX_DEPTH} deep", where=where)
     if value is None or isinstance(value, bool):

@@ -25,7 +25,8 @@ _STDERR_TAIL = 2000
 
 
 class TemplateObjection(RequestError):
-    """Raised if the template itself refuses the conversation or fails, within its caps."""
+    """Raised if a chat template refuses a conversation, or fails while it renders one, within the caps on time and
+    size."""
 
 
 class Renderer:

@@ -183,6 +183,7 @@ class ChatTemplate:
         where        the name of the data in the error
         control      the control tokens; None: all of the model's
         everything   also check the keys of objects
+        hint         what to do, for the error
         """
         if isinstance(value, str):
             if token := (control or self._control).holds(value):

@@ -56,7 +56,8 @@ class Generation(Extension):
 
 
 class DictMaker:
-    """`dict(...)` and `dict.fromkeys(...)`, without access to the class and its attributes."""
+    """Replaces Python's `dict` in templates: `dict(...)` and `dict.fromkeys(...)` work, the class's attributes do
+    not."""
 
     def __call__(self, *arguments: Any, **fields: Any) -> dict[Any, Any]:
         return dict(*arguments, **fields)

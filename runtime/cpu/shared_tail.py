@@ -18,9 +18,10 @@ def granularity() -> int | None:
 
 
 def with_shared_tail(count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """Return `count` zeroed tensors of `own + tail` bytes that share their last `tail` bytes.
+    """Return `count` zeroed u8 tensors. Each has `own` bytes of its own memory, then `tail` bytes that all of them
+    share.
 
-    A tensor keeps its range and the shared memory alive. Raises MemoryError.
+    A tensor keeps its memory and the shared memory alive. Raises MemoryError.
     """
     try:
         shared = os.memfd_create("ingot-scratch")

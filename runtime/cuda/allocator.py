@@ -34,7 +34,7 @@ class DeviceAllocator:
 
     @contextmanager
     def _memory_errors(self) -> Iterator[None]:
-        """Raise MemoryError with the GPU's free bytes if an allocation within fails."""
+        """Turn an out-of-memory error of the code within into a MemoryError that says how much of the GPU is free."""
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:

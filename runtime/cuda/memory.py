@@ -41,8 +41,8 @@ def serving_memory(
 
 
 def graph_bytes(plan: Plan, gpu: Gpu) -> int:
-    """Return the bytes that all captured graphs of a plan need: one memory for activations and outputs that they share,
-    and for each graph its inputs and the driver's memory."""
+    """Return the bytes that all CUDA graphs of a plan on `gpu` need: one memory for activations and outputs that they
+    share, and for each graph its inputs and the driver's memory."""
     decode, prompts = decode_steps(plan), prompt_steps(plan, gpu)
     # The inputs of a step grow with its tokens, sequences and rows of logits; the plan's are those of its largest.
     largest = max(1, *(max(bucket.memory.sizes.get("L", 1), 1) for bucket in plan.buckets))

@@ -28,10 +28,10 @@ def granularity(device: torch.device) -> int | None:
 
 
 def with_shared_tail(device: torch.device, count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """Return `count` tensors of `own + tail` bytes that share their last `tail` bytes. Both sizes must be multiples of
-    the granularity. The current stream clears the tensors.
+    """Return `count` u8 tensors on a GPU. Each has `own` bytes of its own memory, then `tail` bytes that all of them
+    share. Both sizes must be multiples of `granularity(device)`. The current stream clears the tensors.
 
-    A tensor keeps its range and the shared memory alive. Raises MemoryError, or InternalError for other driver errors.
+    A tensor keeps its memory and the shared memory alive. Raises MemoryError, or InternalError for other driver errors.
     """
     from cuda.bindings import driver
 
@@ -50,8 +50,8 @@ def with_shared_tail(device: torch.device, count: int, own: int, tail: int) -> l
 
 
 class _Range:
-    """An address range with the CUDA Array Interface, version 3. The tensor made from it keeps this object alive. When
-    nothing refers to it, the range is unmapped and its addresses are freed."""
+    """An address range of `own` bytes of new memory, then `tail` bytes of the memory `shared`. It has the CUDA Array
+    Interface, version 3. A tensor made from it keeps it alive; then the range is unmapped and its addresses freed."""
 
     def __init__(self, device: torch.device, own: int, tail: int, shared: Any) -> None:
         from cuda.bindings import driver

@@ -76,8 +76,8 @@ def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
 
 
 def _recurs(tokens: int, rows: int, plan: Plan) -> bool:
-    """Return whether steps padded to these sizes recur while prompts wait: steps of the most tokens, or steps of
-    DEFAULT_MIXED_TOKENS prompt tokens and one token of each decoding sequence."""
+    """Return whether steps padded to `tokens` tokens and `rows` rows recur while prompts wait. Such steps have as many
+    tokens as a step may have, or DEFAULT_MIXED_TOKENS prompt tokens and one token of each decoding sequence."""
     sizes = _prompt_tokens(plan)
     if tokens == sizes[-1]:
         return True
