@@ -49,8 +49,8 @@ class Blocks:
         return (goal if end >= goal else end // self.granule * self.granule) - start
 
     def least(self, start: int, goal: int) -> int:
-        """Return the fewest tokens of a prompt that a step can feed from position `start` on. `goal` is the prompt's
-        end."""
+        """Return the fewest tokens of a prompt that a step can feed from position `start` on: those that see each
+        other, up to the prompt's end `goal`."""
         return min(self.granule, goal - start)
 
     def shared(self, pages: int, page_size: int) -> int:

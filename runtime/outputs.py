@@ -120,6 +120,7 @@ class EmbeddingOutput:
     prompt             the prompt's text; None if the caller gave token ids
     prompt_token_ids   the model's input, including tokens that the tokenizer added
     embedding          the vector; empty until it is computed, and if the request ended without one
+    finished           whether the request has ended
     finish_reason      None while it waits or runs; "stop", "abort", or "error": the vector was not finite, or the
                        device has no memory for a step of this sequence alone
     stop_reason        the text of a memory error

@@ -68,8 +68,8 @@ class RowTables:
             self.num_pages[row] = held + len(pages)
 
     def clear_pages(self, group: int, row: int, places: range) -> None:
-        """Set the pages of a device row at these indices to page 0, in cache group number `group`, which has a
-        window."""
+        """Set the pages at the indices `places` of a device row's page table to page 0, in cache group number `group`,
+        which has a window."""
         self.pages[group][row, places.start : places.stop] = 0
 
     def cut_pages(self, group: int, row: int, held: int) -> None:

@@ -83,8 +83,9 @@ class StateSlots:
         request.cached.generated = None
 
     def settle(self, busy_until: int | None) -> None:
-        """After a step was launched, let each of its sequences read the slot that the step writes, and free the slot
-        that it reads. A freed slot is reused once the step number `busy_until` retires; None: at once."""
+        """After a step was launched, make the slot that it writes the one that the sequence's next step reads, and free
+        the slot that it reads, for each of its sequences. A freed slot is reused once the step number `busy_until`
+        retires; None: at once."""
         waiting: list[Request] = []
         for request in self._moving:
             if request.state_write < 0 or request.state_read == request.state_write:

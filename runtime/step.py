@@ -71,7 +71,7 @@ class StepLayout:
 
     @property
     def tables(self) -> tuple[RowTable, ...]:
-        """The request values by device row that the host keeps for these inputs."""
+        """The declarations of the tables, by device row, in which the host keeps requests' values for these inputs."""
         return row_tables(self.names)
 
     def views(self, flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:

@@ -20,9 +20,11 @@ def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
 
 
 class ControlTokens:
-    """Encodes rendered chats. `tokens` are the control tokens, text -> id; only text of the template may produce them.
+    """Encodes rendered chats so that only the template, and no message, produces control tokens, such as
+    `<|im_start|>`.
 
-    Each of them is an added token of `backend`, the library's tokenizer.
+    backend   the library's tokenizer
+    tokens    the control tokens, text -> id; each is an added token of the tokenizer
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, tokens: Mapping[str, int]) -> None:
@@ -124,5 +126,6 @@ def _mask(length: int, spans: Spans) -> bytearray:
 
 
 def _outside(inside: bytearray) -> Collection[tuple[int, int]]:
-    """Return the spans [begin, end) of zeros: the characters that come from the template."""
+    """Return the spans [begin, end) of characters that come from the template. `inside` has a 1 for each character of a
+    message, else 0."""
     return [match.span() for match in re.finditer(rb"\x00+", inside)]

@@ -44,8 +44,8 @@ class LaunchBound:
         return LaunchBound(_CALL * len(calls), matmuls)
 
     def holds(self, size: StepSizes) -> bool:
-        """Return whether a step of these sizes is launch-bound: the host needs longer to launch it than the GPU to
-        compute its matmuls."""
+        """Return whether a step of these sizes is launch-bound: the host takes longer to launch it than the GPU takes
+        to compute its matmuls."""
         dims = asdict(size)
         rows = {dim: dims[dim] if isinstance(dim, str) else dim for dim in self.matmuls}
         return self.launching > sum(rows[dim] * seconds for dim, seconds in self.matmuls.items())
