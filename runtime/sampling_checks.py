@@ -76,8 +76,8 @@ CHECKS: Mapping[str, Check] = {
 
 
 def checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, Any]:
-    """Return the normalized values of all fields of SamplingParams by name. `given` has the values that the caller
-    passed or left at their `defaults`, which are not checked. Raises RequestError for a bad value or combination."""
+    """Return the normalized values of all fields of SamplingParams by name. `given` has the value of each
+    field; one that is the object in `defaults` is not checked. Raises RequestError for a bad value or combination."""
     values: dict[str, Any] = {}
     for name, value in given.items():
         values[name] = value if value is defaults[name] else CHECKS[name](f"{OWNER}.{name}", value)

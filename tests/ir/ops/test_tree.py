@@ -54,7 +54,7 @@ def test_the_longest_right_path_is_kept(seed: int) -> None:
         own = ancestors[starts[b] : starts[b] + lens[b]].tolist()
         bits = [sum(1 << node for node in tree.ancestors(node)) for node in range(lens[b])]
         assert own == ([0] * lens[b] if tree.plain else [bit - (1 << 64) if bit >> 63 else bit for bit in bits])
-    # Rows of logits of every node, of a prompt the last token alone; then rows that rate a prompt.
+    # Rows of logits of every node, of a prompt the last token alone; then rows that score a prompt.
     rows = [
         range(starts[b] + lens[b] - 1 if tree.plain else starts[b], starts[b] + lens[b]) for b, tree in enumerate(trees)
     ]

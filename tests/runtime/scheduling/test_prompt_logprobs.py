@@ -1,4 +1,4 @@
-"""Rows of logits that rate prompts: where they stand, and how many a step has."""
+"""Rows of logits that compute prompt_logprobs: their order, and how many a step has."""
 
 import pytest
 from small_scheduler import request_of, scheduler_of, values

@@ -21,7 +21,7 @@ from ingot.runtime.loader import Loaded
 
 def largest_step(loaded: Loaded, tokens: int | None = None) -> dict[str, torch.Tensor]:
     """`tokens` (default: all that fit), every sequence with a row of logits, penalized and none of them greedy, and as
-    many more rows that rate a prompt as a step may have, all with log-probabilities.
+    many more rows that score a prompt as a step may have, all with log-probabilities.
 
     The first sequence feeds what the others leave and ends at its full length; the others feed one token. It is its
     prompt that is scored.
