@@ -83,8 +83,8 @@ class StateSlots:
         request.cached.generated = None
 
     def settle(self, busy_until: int | None) -> None:
-        """After the launch of a step, free the slot that each of its sequences reads in it: the next step reads the slot
-        that this one writes. A freed slot is reused once the step number `busy_until` retires; None: at once."""
+        """After the launch of a step, free the slot that each of its sequences reads in it: the next step reads the
+        slot that this one writes. A freed slot is reused once the step number `busy_until` retires; None: at once."""
         waiting: list[Request] = []
         for request in self._moving:
             if request.state_write < 0 or request.state_read == request.state_write:
