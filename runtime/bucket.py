@@ -124,14 +124,14 @@ class Bucket:
     def run(
         self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None
     ) -> dict[str, torch.Tensor]:
-        """Run a step, the forward segment and the ending, and return its outputs by name. `sizes` has all dims. With
-        `watch`, each instruction runs through it."""
+        """Run a step, the forward segment and the ending, and return its outputs by name. `sizes` has all dims.
+        `watch`, if given, is called in place of each instruction, and returns its result."""
         self.begin(inputs, sizes, watch)
         return self.end(sizes, watch)
 
     def begin(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None) -> None:
         """Run the forward segment of a step on `inputs`. Call `end` before this bucket class runs anything else.
-        `sizes` has all dims. With `watch`, each instruction runs through it."""
+        `sizes` has all dims. `watch`, if given, is called in place of each instruction, and returns its result."""
         table = self._table
         for name, index in self._inputs:
             table[index] = inputs[name]
@@ -143,7 +143,7 @@ class Bucket:
 
     def end(self, sizes: Mapping[str, int], watch: Watch | None = None) -> dict[str, torch.Tensor]:
         """Run the ending of the step that `begin` began, and return the step's outputs by name. `sizes` has all dims.
-        With `watch`, each instruction runs through it."""
+        `watch`, if given, is called in place of each instruction, and returns its result."""
         try:
             self._run_steps(sizes, watch, range(self.plan.ending, len(self._steps)))
             self._checked = True

@@ -121,8 +121,8 @@ class Executor(StepLauncher, Protocol):
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> StepHandle:
         """Start a step on the plan's inputs by name, which are on the host, and return its handle without waiting. The
-        step updates the states. With `watch`, each instruction runs through it. Raises StepMemoryError if the device
-        has no memory for the step."""
+        step updates the states. `watch`, if given, is called in place of each instruction, and returns its result.
+        Raises StepMemoryError if the device has no memory for the step."""
         ...
 
     def warm_up(self) -> None:

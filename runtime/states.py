@@ -81,8 +81,7 @@ class States(Mapping[str, torch.Tensor]):
 
     def move(self, group: str, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy page or slot `sources[i]` to `targets[i]` in every state of a state group, then clear the sources that
-        are no targets. Raises InternalError for an unknown group, an index out of range, or a
-        repeated target."""
+        are no targets. Raises InternalError for an unknown group, an index out of range, or a repeated target."""
         self._apply("state_move", group, sources, targets)
 
     def zero(self, group: str, targets: Sequence[int]) -> None:

@@ -76,8 +76,8 @@ class CpuExecutor(Executor):
         self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, libraries or {})
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle | LateStep:
-        """Run a step on `inputs`, or only its forward segment if some inputs are filled late. With `watch`, each
-        instruction runs through it."""
+        """Run a step on `inputs`, or only its forward segment if some inputs are filled late. `watch`, if given, is
+        called in place of each instruction, and returns its result."""
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
         recount(self.plan.states, self.states, inputs)

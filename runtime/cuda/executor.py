@@ -103,8 +103,9 @@ class CudaExecutor(Executor):
         )
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs`, which are on the host, and return its handle without waiting. With `watch`, each
-        instruction runs through it. Raises StepMemoryError if the GPU has no memory for the step."""
+        """Start a step on `inputs`, which are on the host, and return its handle without waiting. `watch`, if given, is
+        called in place of each instruction, and returns its result. Raises StepMemoryError if the GPU has no memory for
+        the step."""
         return self.execute(inputs, self.decide(inputs, watched=watch is not None), watch)
 
     def decide(self, inputs: Mapping[str, torch.Tensor], *, watched: bool = False) -> Decision:
@@ -127,7 +128,8 @@ class CudaExecutor(Executor):
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None = None
     ) -> CudaStepHandle | LateStep:
         """Start a step on `inputs`, and return its handle without waiting. `decided`, by this rank or another one with
-        the same plan, says how to compute it. With `watch`, each instruction runs through it.
+        the same plan, says how to compute it. `watch`, if given, is called in place of each instruction, and returns
+        its result.
 
         Raises StepMemoryError if the GPU has no memory for the step, and InternalError if the decision does not fit the
         step or the plan.
