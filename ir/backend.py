@@ -1,5 +1,7 @@
-"""The backend protocols: a backend implements those that match its abilities. Passes use backends through these types
-and import none."""
+"""The protocols that backends (cpu, inductor, triton, ...) implement, one protocol per ability.
+
+Passes use backends only through these types and import no backend.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +19,13 @@ from ingot.ir.program import Program, Region
 
 @dataclass(frozen=True)
 class Yes:
-    """A claim: the backend can compute the nodes.
+    """A backend's answer to `Backend.claim` that it can compute the nodes.
 
-    `cost` ranks backends that are not timed; the lowest wins. `layouts` holds the weight layouts that the claim needs,
-    by the op's parameter; a weight that is not named may have any layout. `batch_invariant`: a row's bits do not depend
-    on the other rows of the step, nor on which batch-invariant bucket class serves the step. `timed`: the call alone
-    may be timed against other backends. It is false if the call runs in a region with others, or if the claim only
-    replaces missing ones.
+    `cost` ranks backends that are not timed; the lowest wins. `layouts` maps names of the op's parameters to the weight
+    layouts that the backend needs; a weight that is not named may have any layout. `batch_invariant`: the bits of a row
+    do not depend on the other rows of the step, nor on which batch-invariant bucket class serves the step. `timed`: the
+    call alone may be timed against other backends. It is False if the call is compiled together with other calls, or if
+    the backend is only a fallback for calls that no other backend claims.
     """
 
     cost: float
@@ -32,13 +34,13 @@ class Yes:
     timed: bool = True
 
     def takes(self, layouts: Mapping[str, Layout]) -> bool:
-        """Return whether these weight layouts satisfy the claim."""
+        """Return whether the claim accepts `layouts`, the layouts of weights by the op's parameter."""
         return all(layouts.get(name, wanted) is wanted for name, wanted in self.layouts.items())
 
 
 @dataclass(frozen=True)
 class No:
-    """A refusal with its reason, which is recorded."""
+    """A backend's answer to `Backend.claim` that it cannot compute the nodes. The trace records `reason`."""
 
     reason: str
 
@@ -48,142 +50,165 @@ Claim = Yes | No | tuple[Yes, ...]
 
 
 def alternatives(claim: Claim) -> tuple[Yes, ...]:
-    """Return the claims in an answer."""
+    """Return the `Yes` answers in a backend's answer: none for a `No`, else one per way to compute the nodes."""
     if isinstance(claim, No):
         return ()
     return (claim,) if isinstance(claim, Yes) else claim
 
 
 class Backend(Protocol):
-    """A component that computes calls. Every backend implements `claim`. The protocols below are its further abilities,
-    tested with `isinstance`."""
+    """A component that computes calls of ops. Every backend implements `claim`.
+
+    Further abilities are protocols that derive from this one, such as `Compiler`; callers test for them with
+    `isinstance`.
+    """
 
     name: str
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Claim:
-        """Return whether the backend computes these nodes together, with the weight layouts it needs. Has no side
-        effects."""
+        """Return whether the backend can compute the calls `nodes` together, in steps of the class `bucket`.
+
+        The answer is `Yes` with cost and weight layouts, several `Yes`, or `No` with a reason. Has no side effects.
+        """
         ...
 
 
 @runtime_checkable
 class FunctionBackend(Backend, Protocol):
-    """Computes single calls by functions, from its own library or an existing one."""
+    """A backend that computes single calls with functions of a kernel library, its own or an existing one."""
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
-        """Return a function of meta tensors that allocates what the call allocates in its worst case."""
+        """Return a function that runs on meta tensors and allocates what the call `node` does in its worst case.
+
+        The memory planner calls it with the arguments of the call and counts the bytes.
+        """
         ...
 
 
 @runtime_checkable
 class Builder(Backend, Protocol):
-    """Builds executables from source files with compilers."""
+    """A backend that builds executables from its source files with compilers."""
 
     def sources(self) -> Sequence[Path]:
-        """Return the files that determine the emitted code; part of an executable's key."""
+        """Return the source files that determine the emitted code. Their contents are part of an executable's key."""
         ...
 
     def toolchain(self) -> dict[str, str]:
-        """Return the versions of the compilers; part of an executable's key."""
+        """Return the versions of the compilers by name. They are part of an executable's key."""
         ...
 
 
 @runtime_checkable
 class LibraryBuilder(Builder, Protocol):
-    """Has a kernel library that is built once per target."""
+    """A backend with a kernel library for ops, which is built once per target and not per program."""
 
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
-        """Build the kernels into `directory`, an empty folder; `key` becomes the executable's id."""
+        """Build the kernel library into `directory`, an empty folder. `key` becomes the id of the executable."""
         ...
 
 
 @runtime_checkable
 class Compiler(Builder, Protocol):
-    """Emits executables for programs. `compiles_calls`: it also compiles each single call that it claims, for the types
-    of that call."""
+    """A backend that compiles programs to executables.
+
+    `compiles_calls`: it also compiles each single call that it claims, specialized to the types of its arguments.
+    """
 
     compiles_calls: bool
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Compile a body into `directory`, an empty folder; `key` becomes the executable's id."""
+        """Compile the program `body` of a region or call into `directory`, an empty folder.
+
+        `key` becomes the id of the returned executable.
+        """
         ...
 
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
     ) -> int:
-        """Return the peak bytes that one call of a body in `directory` allocates, results included, with dims of
-        `sizes`."""
+        """Return the peak bytes that one call of `executable` allocates, results included.
+
+        `emit` compiled it from `body` into `directory`. `sizes` maps symbols such as "T" to sizes. `threads` is the
+        number of CPU threads that compute the call.
+        """
         ...
 
 
 @runtime_checkable
 class RegionCompiler(Compiler, Protocol):
-    """Emits executables for regions: several calls in one."""
+    """A backend that compiles regions: connected calls that become one executable."""
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
-        """Return the regions that it makes of the fusible calls `nodes`, with the views around them. None: each
-        connected set of calls is one region."""
+        """Return how to divide the fusible calls `nodes` into regions: the calls and views of each region.
+
+        None: make one region of each connected set of calls.
+        """
         ...
 
     def warm_up(self) -> None:
-        """Import the modules that `emit` needs, in a process that will soon emit."""
+        """Import the modules that `emit` needs ahead of time, in a worker process that will soon call it."""
         ...
 
 
 @runtime_checkable
 class Splitter(Backend, Protocol):
-    """Computes some fused calls better in parts."""
+    """A backend that computes some fused ops faster as the several ops that they fuse."""
 
     def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
-        """Return whether to decompose this call, so that its parts join the regions before and after it."""
+        """Return whether to decompose this call of a fused op, so that its parts join the regions before and after."""
         ...
 
 
 @runtime_checkable
 class Tunable(Compiler, Protocol):
-    """Has kernels with tile sizes that can be read, set and timed."""
+    """A backend with kernels whose tile sizes can be read, set and timed."""
 
     def choices(self, body: Program, target: Target) -> tuple[Choice, ...]:
-        """Return the tile sizes that `emit` would compile `body` with."""
+        """Return the tile sizes of each kernel that `emit` would compile for the program `body`."""
         ...
 
     def with_choices(self, choices: Sequence[Choice]) -> Self:
-        """Return the same backend with these tile sizes for the kernels that they name. Raises OptionError for sizes
-        that its kernels do not support."""
+        """Return a copy of this backend that uses `choices`: tile sizes, each for one kernel and problem.
+
+        Raises OptionError for sizes that a kernel does not support.
+        """
         ...
 
     def measures(self, choice: Choice) -> bool:
-        """Return whether it can try other sizes for the kernel of `choice`."""
+        """Return whether `measure` can try other tile sizes for the kernel of `choice`."""
         ...
 
     def measure(self, choice: Choice, target: Target, seconds: float) -> Choice:
-        """Return the fastest sizes found on this machine's GPU in about `seconds`, including those of `choice`. Raises
-        BackendError if not even `choice` runs."""
+        """Return the fastest tile sizes for the kernel and problem of `choice`, found by timing for about `seconds`.
+
+        The sizes of `choice` itself are among those timed. Raises BackendError if not even these run on this machine's
+        GPU.
+        """
         ...
 
 
 def call_compilers(backends: Iterable[Backend]) -> list[Compiler]:
-    """Return the backends that compile single calls."""
+    """Return those of `backends` that compile single calls for their types."""
     return [one for one in backends if isinstance(one, Compiler) and one.compiles_calls]
 
 
 def has_call_kernels(backend: Backend) -> bool:
-    """Return whether it has kernels for single calls, in a library or compiled for their types."""
+    """Return whether a backend has kernels for single calls, in a library or compiled for the types of a call."""
     return isinstance(backend, LibraryBuilder) or bool(call_compilers([backend]))
 
 
 def sources_of(backend: Backend) -> Sequence[Path]:
-    """Return the backend's sources; empty if it builds nothing."""
+    """Return the source files of a backend's executables; empty if it builds none."""
     return backend.sources() if isinstance(backend, Builder) else ()
 
 
 def toolchain_of(backend: Backend) -> dict[str, str]:
-    """Return the versions of the backend's compilers; empty if it builds nothing."""
+    """Return the versions of a backend's compilers by name; empty if it builds no executables."""
     return backend.toolchain() if isinstance(backend, Builder) else {}
 
 
 def signature_of(region: Region) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the input and output types of a region, as text."""
+    """Return two tuples: the types of a region's inputs and of its outputs, as text like "f32[T, 64]"."""
     inputs = tuple(str(value_type) for value_type in region.body.input_types().values())
     outputs = tuple(str(node.meta["type"]) for node in region.body.output_nodes().values())
     return inputs, outputs

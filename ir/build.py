@@ -12,7 +12,7 @@ from ingot.ir.program import Program, RegionCall, target_name
 
 
 def short_name(target: Any) -> str:
-    """Return the base of the names of nodes that call `target`."""
+    """Return the name for nodes that call `target`, to which fx appends numbers: "linear" for `ingot.linear`."""
     if target is operator.getitem:
         return "item"
     if isinstance(target, RegionCall):
@@ -28,7 +28,11 @@ def call(
     *,
     origin: str = "",
 ) -> fx.Node:
-    """Add a call at the graph's insert point and infer its type. Raises VerifyError if the arguments do not fit."""
+    """Add a call of the op `target` at the graph's insert point, with its type inferred, and return its node.
+
+    On a mesh, the placement is inferred too. `origin` says where the call comes from, as in "layer 3, FILE:LINE".
+    Raises VerifyError if the op does not accept the arguments.
+    """
     value_type = infer(target, args, kwargs or {}, program)
     node = program.graph.create_node("call_function", target, tuple(args), dict(kwargs or {}), name=short_name(target))
     node.meta["type"] = value_type
@@ -40,7 +44,10 @@ def call(
 
 
 def set_placement(node: fx.Node, program: Program) -> None:
-    """Infer and set the placement of a call. Raises VerifyError if its op does not accept the arguments' placements."""
+    """Infer how a call's result is placed on the mesh, and set it as `node.meta["placement"]`.
+
+    A replicated result has no placement. Raises VerifyError if the op does not accept the placements of the arguments.
+    """
     node.meta.pop("placement", None)
     if placement := infer_placement(node, program):
         node.meta["placement"] = placement

@@ -1,4 +1,4 @@
-"""The cost of calls: floating-point operations and bytes, for given sizes of the program's symbols."""
+"""The cost of calls: floating-point operations and bytes moved, for given sizes of the program's symbols."""
 
 import operator
 from collections.abc import Mapping
@@ -15,8 +15,11 @@ from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 
 def call_cost(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """Return the least cost of a call. A view costs nothing. A region has the operations of its calls, and moves only
-    the bytes of its arguments and results."""
+    """Return the flops and the bytes of memory traffic that a call at least needs.
+
+    `sizes` maps symbols such as "T" to sizes. A view costs nothing. A region has the flops of its calls, and moves only
+    the bytes of its arguments and results.
+    """
     if node.target is operator.getitem:
         return Cost()
 

@@ -1,10 +1,10 @@
-"""The one error hierarchy. Every message says what is wrong, where, what was expected, and what to do."""
+"""All errors of Ingot. Every message says what is wrong, where, what was expected, and what to do."""
 
 
 class IngotError(Exception):
     """Base class of all errors that Ingot raises on purpose.
 
-    A command exits with `exit_code`: 2 if the user's input is at fault, 1 if Ingot is.
+    A command that ends in one exits with `exit_code`: 2 if the user's input is at fault, 1 if Ingot is.
     """
 
     exit_code = 2
@@ -54,7 +54,7 @@ class MismatchError(ArtifactError):
 
 
 class UnknownPassError(OptionError):
-    """A pass name that neither Ingot nor an installed package defines; `name` is the requested name."""
+    """A pass name that neither Ingot nor an installed package defines. `name` is that name."""
 
     def __init__(self, name: str, *, where: str = "", expected: str = "", hint: str = "") -> None:
         self.name = name
@@ -62,7 +62,7 @@ class UnknownPassError(OptionError):
 
 
 class UserPassError(IngotError):
-    """A pass of another package that raised, made an invalid program, or broke its numerics contract."""
+    """A pass of another package that raised an exception, made an invalid program, or changed results too much."""
 
 
 class RequestError(IngotError):
@@ -84,15 +84,15 @@ class InternalError(IngotError):
 
 
 class VerifyError(InternalError):
-    """A program that breaks a rule of its stage."""
+    """A program that breaks a rule of its pipeline stage, or a call that does not fit its op."""
 
 
 class PassError(InternalError):
-    """A pass that failed, or found fewer matches than the model expects."""
+    """A pass that failed, or found fewer places to rewrite than the model's layers imply."""
 
 
 class NumericsError(InternalError):
-    """A pass that broke its numerics contract on sample inputs."""
+    """A pass that changed results on sample inputs more than its numerics contract (exact, rounding, lossy) allows."""
 
 
 class BackendError(InternalError):

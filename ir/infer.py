@@ -25,12 +25,12 @@ _SYMBOLS = {prime: name for name, prime in STAND_INS.items()}
 
 
 def meta_tensor(value_type: TensorType) -> torch.Tensor:
-    """Return a meta tensor of this type, with symbols replaced by their primes."""
+    """Return a meta tensor of this type. Each symbol in its shape, such as "T", becomes its prime of `STAND_INS`."""
     return sized_meta_tensor(value_type, STAND_INS)
 
 
 def sized_meta_tensor(value_type: TensorType, sizes: Mapping[str, int]) -> torch.Tensor:
-    """Return a meta tensor of this type for the given sizes of its symbols."""
+    """Return a meta tensor of this type. `sizes` maps the symbols in its shape, such as "T", to sizes."""
     shape = value_type.bind(sizes)
     if value_type.strides is None:
         return torch.empty(shape, dtype=value_type.dtype, device="meta")
@@ -38,8 +38,10 @@ def sized_meta_tensor(value_type: TensorType, sizes: Mapping[str, int]) -> torch
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:
-    """Return the type of a tensor, with primes turned back into symbols. Raises VerifyError for multiples of a
-    prime."""
+    """Return the type of a tensor; sizes that are primes of `STAND_INS` become their symbols, such as "T".
+
+    Raises VerifyError for a size or stride that is a multiple of such a prime: a type has no arithmetic on symbols.
+    """
     shape: list[Size] = [_SYMBOLS.get(int(size), int(size)) for size in tensor.shape]
     strides: tuple[int, ...] | None = None
     if not tensor.is_contiguous():
@@ -53,7 +55,10 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 
 
 def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: Program) -> ValueType:
-    """Return the type of a call from its arguments, nodes and constants. Raises VerifyError if the op rejects them."""
+    """Return the type of the result of calling `target` with these arguments: nodes of `program`, and constants.
+
+    Raises VerifyError if the op rejects the arguments.
+    """
     if target is operator.getitem:
         return _item_type(args, kwargs)
     if isinstance(target, RegionCall):
@@ -77,14 +82,14 @@ def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: 
 
 @dataclass(frozen=True)
 class _Constant:
-    """A constant argument with its type, because 1, 1.0 and True are equal but different arguments."""
+    """A constant argument and its Python type as a cache key: 1, 1.0 and True are equal but different arguments."""
 
     kind: type
     value: Any
 
 
 def _freeze(value: Any, states: Mapping[str, StateSpec]) -> Any:
-    """Return an argument in hashable form, with nodes replaced by their tensor types."""
+    """Return a call's argument in hashable form: a node becomes its tensor type, a list a tuple."""
     if isinstance(value, fx.Node):
         return _tensor_type_of(value, states)
     if isinstance(value, list | tuple):
@@ -104,7 +109,10 @@ def _thaw(value: Any) -> Any:
 def _result_types(
     target: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]
 ) -> tuple[tuple[TensorType, ...], bool]:
-    """Return the types of the tensors that a call returns, and whether it returns a tuple."""
+    """Return the types of the tensors that a call returns, and whether it returns a tuple.
+
+    `args` and `kwargs` are in the hashable form of `_freeze`.
+    """
     result = target(*_thaw(args), **{name: _thaw(value) for name, value in kwargs})
     several = isinstance(result, tuple | list)
     return tuple(type_of(item) for item in (result if several else (result,))), several
@@ -126,7 +134,10 @@ def _nodes(args: Sequence[Any]) -> list[fx.Node]:
 
 
 def _states_written(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[StateType, ...]:
-    """Return the types of a call's state results, which come last: those of the states that it takes."""
+    """Return the types of the new state versions that a call returns after its other results.
+
+    They are the types of the states that it takes and overwrites; empty if it overwrites none.
+    """
     op = op_of(target)
     if op is None or not op.states:
         return ()

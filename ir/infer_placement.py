@@ -1,4 +1,4 @@
-"""Infer and check the placements of values on a mesh, by the placement rules of the ops."""
+"""Infer and check how values are distributed over a mesh (replicated, shard, partial), by the rules of the ops."""
 
 import operator
 from collections.abc import Callable
@@ -16,8 +16,10 @@ Look = Callable[[fx.Node], Placements]
 
 
 def placement_of(node: fx.Node, program: Program) -> Placements:
-    """Return a value's placement, without the axes on which it is replicated. Items of a tuple have one, the tuple
-    not."""
+    """Return how a value is placed on the mesh: one `Placement` per axis on which it is not replicated.
+
+    Empty for a tuple; its items have placements.
+    """
     if node.op != "placeholder":
         found: Placements = node.meta.get("placement", ())
         return found
@@ -27,7 +29,11 @@ def placement_of(node: fx.Node, program: Program) -> Placements:
 
 
 def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) -> Fit:
-    """Apply the placement rule of the node's op on `axis` to the placements of its arguments."""
+    """Apply the placement rule of a call's op on one mesh axis, and return the placements that it needs and makes.
+
+    `look` returns the placements of an argument, by default those in the program. Raises VerifyError if the rule
+    rejects the arguments.
+    """
     look = look or (lambda value: placement_of(value, program))
     op, named = definition_of(node.target), named_arguments(node)
     assert op is not None
@@ -48,8 +54,11 @@ def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) ->
 
 
 def infer_placement(node: fx.Node, program: Program) -> Placements:
-    """Return the placement of a call's result. Raises VerifyError if the op does not accept its arguments'
-    placements."""
+    """Return how the result of a call is placed on the mesh: one `Placement` per axis where it is not replicated.
+
+    Empty for a tuple; its items have placements. Raises VerifyError if the op does not accept its arguments'
+    placements.
+    """
     if isinstance(node.meta["type"], TupleType):
         _results(node, program, lambda value: placement_of(value, program))
         return ()
@@ -57,7 +66,7 @@ def infer_placement(node: fx.Node, program: Program) -> Placements:
 
 
 def _results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
-    """Return the placements of each result of a call."""
+    """Return the placements of each result of a call; `look` returns those of an argument."""
     if node.target is operator.getitem:
         whole, index = node.args
         assert isinstance(whole, fx.Node) and isinstance(index, int)
@@ -77,7 +86,10 @@ def _results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, .
 
 
 def _region_results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
-    """Infer through a region's body, which has no mesh, from the placements of this call's arguments."""
+    """Return the placements of each result of a region call, inferred through the calls of the region's body.
+
+    A body has no placements of its own; `look` returns those of the call's arguments.
+    """
     assert isinstance(node.target, RegionCall)
     body = program.regions[node.target.name].body
     known: dict[fx.Node, Placements] = {}
@@ -110,12 +122,18 @@ def spot_text(spot: Spot, axis: str) -> str:
 
 
 def cache_placement(keys: Placements) -> Placements:
-    """Return the placement of a cache [pages, parts, page, kv_heads, row] from that of keys [T, kv_heads, head_dim]."""
+    """Return the placement of a KV cache [pages, parts, page, kv_heads, row] for keys [T, kv_heads, head_dim].
+
+    `keys` is the placement of the keys: a cache is split by heads where its keys are.
+    """
     return tuple(Placement(place.axis, "shard", 3) for place in keys if place.kind == "shard" and place.dim == 1)
 
 
 def check_param(name: str, program: Program) -> None:
-    """Check that a param's placement fits the mesh and its type, and that its recipe makes exactly that part."""
+    """Check the placement of the param `name`: it fits the mesh and the type, and the recipe cuts out that shard.
+
+    Raises VerifyError.
+    """
     spec = program.params[name]
     recipe = spec.recipe
     for place in reversed(spec.placement):
@@ -148,7 +166,10 @@ def _check_place(place: Placement, value_type: TensorType, program: Program) -> 
 
 
 def check_state(name: str, program: Program) -> None:
-    """Check that a state's placement names axes of the mesh and of the state."""
+    """Check that the placement of the state `name` names axes of the mesh and of the state's tensor.
+
+    Raises VerifyError.
+    """
     spec = program.states[name]
     for place in spec.placement:
         _check_place(place, spec.type, program)

@@ -25,11 +25,12 @@ def interpret(
     rowwise: bool = False,
     watch: Watch | None = None,
 ) -> dict[str, Any]:
-    """Return the outputs by name, from every input, param and state by name. Does not modify its arguments.
+    """Run a program and return its outputs by name. `values` holds every input, param and state by name.
 
     `exact` computes in float64: floating-point values are widened, and casts between floating-point types stay float64.
     `rowwise` makes each token's result independent of the others in the step. `watch` is called with each call's
-    result. Raises VerifyError if a value is missing or does not fit its declared type, and for a program on a mesh.
+    node and result. No argument is modified. Raises VerifyError if a value is missing or does not fit its declared
+    type, and for a program on a mesh.
     """
     if program.mesh:
         raise VerifyError(
@@ -47,10 +48,11 @@ def interpret_ranks(
     rowwise: bool = False,
     watch: Watch | None = None,
 ) -> list[dict[str, Any]]:
-    """Run `interpret` for all ranks of the program's mesh in lock-step; `values` and the result are in rank order.
+    """Run a program on all ranks of its mesh in lock-step, and return each rank's outputs by name, in rank order.
 
-    Every rank computes a call before any rank starts the next. A collective combines the values of all ranks of its
-    axis.
+    `values` holds each rank's inputs, params and states by name. Every rank computes a call before any rank starts the
+    next, so a collective combines the values of all ranks of its axis. `exact` computes in float64. `rowwise` makes
+    each token's result independent of the others. `watch` is called with each node and result, rank by rank.
     """
     if len(values) != world_size(program.mesh):
         raise VerifyError(
@@ -75,8 +77,11 @@ def interpret_ranks(
 
 
 def _arguments(node: fx.Node, env: Mapping[fx.Node, Any], exact: bool) -> tuple[Any, Any]:
-    """Return the positional and keyword arguments of a call. Widens params at each use: all of them at once would take
-    four times the memory of a bfloat16 model."""
+    """Return the positional and keyword arguments of a call, with nodes replaced by their values in `env`.
+
+    `exact` widens params to float64, at each use: all of them at once would take four times the memory of a bfloat16
+    model.
+    """
     get = (lambda source: _widened(env[source])) if exact else env.__getitem__
     return fx.node.map_arg(node.args, get), fx.node.map_arg(node.kwargs, get)
 
@@ -86,7 +91,10 @@ def _widened(value: Any) -> Any:
 
 
 def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -> dict[fx.Node, Any]:
-    """Return the values of one rank by placeholder, after checking them against their types."""
+    """Return the values of one rank by placeholder node. `values` has them by name; they are checked against the types.
+
+    Raises VerifyError.
+    """
     env: dict[fx.Node, Any] = {}
     sizes: dict[str, int] = {}
     for node in program.placeholders():
@@ -101,7 +109,7 @@ def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -
 
 
 def _across(op: Op, program: Program, calls: Sequence[tuple[Any, Any]]) -> list[Any]:
-    """Return the results of a collective for every rank, from the arguments of all ranks."""
+    """Return the results of a collective for every rank. `calls` has the (args, kwargs) of every rank."""
     assert op.across is not None
     results: list[Any] = [None] * len(calls)
     for group in groups(program.mesh, calls[0][1]["axis"]):

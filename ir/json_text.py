@@ -9,7 +9,7 @@ MAX_DEPTH = 64
 
 
 def dump_json(value: object) -> str:
-    """Return the canonical text: sorted keys, indent 1, ASCII, a newline at the end.
+    """Return `value` as JSON in canonical form: sorted keys, indent 1, ASCII, a newline at the end.
 
     Equal values give equal bytes on every machine. Raises ValueError for NaN and infinities, TypeError for values that
     JSON cannot hold.
@@ -18,12 +18,12 @@ def dump_json(value: object) -> str:
 
 
 def parse_json(data: bytes, *, strict: bool = True) -> object:
-    """Return the value of one UTF-8 JSON text.
+    """Parse a JSON text in UTF-8, which may come from an untrusted file, and return its value.
 
     `strict` rejects duplicate keys and the words NaN and Infinity. Files written by Python's `json` need
     `strict=False`: real model configurations contain `Infinity` (Mamba 2's `time_step_limit`).
 
-    Raises only ValueError. Its message continues the text "is not JSON: ".
+    Raises only ValueError. Its message is for callers to put after "FILE is not JSON: ".
     """
     try:
         text = data.decode("utf-8")

@@ -12,7 +12,7 @@ from ingot.ir.program import is_call, named_arguments
 
 
 class Layout(enum.Enum):
-    """The order of a matrix [N, K] in memory: row-major, as ops take it, or column-major ([K, N] by rows)."""
+    """The order of a weight matrix [N, K] in memory: row-major, as ops take it, or column-major ([K, N] by rows)."""
 
     ROW_MAJOR = "row-major"
     COLUMN_MAJOR = "column-major"
@@ -23,7 +23,7 @@ TRANSPOSED = (1, 0)
 
 
 def layouts_of(node: fx.Node) -> Mapping[str, Layout]:
-    """Return the layout of each weight that a call reads, by the op's parameter."""
+    """Return the memory layout of each weight that a call reads, by the name of the op's parameter."""
     op = op_of(node.target)
     if op is None:
         return {}
@@ -32,7 +32,10 @@ def layouts_of(node: fx.Node) -> Mapping[str, Layout]:
 
 
 def layout_of(value: Any) -> Layout | None:
-    """Return the layout of a weight; None if the value is not a weight."""
+    """Return the memory layout of an argument that is a weight: column-major if it is read through a transpose.
+
+    None if `value` is no weight.
+    """
     if not isinstance(value, fx.Node):
         return None
     if value.op == "placeholder":

@@ -1,4 +1,4 @@
-"""Limits on the log-probabilities of a request and of a step. Apart, so that requests are checked without torch."""
+"""Limits on the log-probabilities of a request and of a step, in a module that does not import torch."""
 
 # Rows of logits per step that score prompt tokens, in addition to one row per sequence. Our choice: with a vocabulary
 # of 150,000 they take 150 MB in float32.

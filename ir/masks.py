@@ -1,4 +1,4 @@
-"""Masks of attention: the positions of its sequence that a query sees.
+"""Attention masks: each defines the positions of a sequence that a query token sees.
 
 A mask has a kind and, except for `causal`, `bidirectional` and `tree`, a size; its name holds both. A query sees one
 range of positions, from `first` (inclusive) to `end` (exclusive), clipped to the sequence:
@@ -36,7 +36,10 @@ Positions = TypeVar("Positions", int, "torch.Tensor")
 
 @dataclass(frozen=True)
 class Mask:
-    """A mask. `size` is that of the window, chunk or block in positions; 0 for a kind without one."""
+    """An attention mask: which positions of its sequence a query sees.
+
+    `kind` is one of `KINDS`. `size` is the size of the window, chunk or block in positions; 0 for a kind without one.
+    """
 
     kind: str = "causal"
     size: int = 0
@@ -44,7 +47,7 @@ class Mask:
     @staticmethod
     @cache
     def named(name: str) -> "Mask":
-        """Return the mask of this name. Raises VerifyError if there is none."""
+        """Parse a mask's name, such as "causal" or "window_1024". Raises VerifyError if there is no such mask."""
         found = _NAME.fullmatch(name)
         kind, size = (found[1], found[2]) if found else (name, None)
         if kind not in KINDS or (size is None) == (kind in _SIZED):
@@ -58,7 +61,7 @@ class Mask:
 
     @property
     def forgets(self) -> bool:
-        """Return whether a position that one query no longer sees is unseen by all later queries."""
+        """Return whether later queries stop seeing early positions (windows and chunks), so that pages can be freed."""
         return self.kind in ("window", "chunked")
 
     @property
@@ -68,8 +71,10 @@ class Mask:
 
     @property
     def granule(self) -> int:
-        """Return the size of the position groups that a query sees whole or not at all. A step's tokens of a sequence
-        must end at a multiple of it, or at the sequence's end."""
+        """Return how many positions see each other, so that a query sees all of them or none; 1 for a causal mask.
+
+        A step's tokens of a sequence must end at a multiple of it, or at the sequence's end.
+        """
         if self.kind == "bidirectional":
             return _FAR
         return self.size if self.kind == "block_causal" else 1
@@ -83,7 +88,7 @@ class Mask:
         return position * 0
 
     def end(self, position: Positions) -> Positions:
-        """Return the position after the last one that the query sees, before clipping to the sequence."""
+        """Return the position after the last one that a query at `position` sees, before clipping to the sequence."""
         if self.kind == "bidirectional":
             return position * 0 + _FAR
         if self.kind == "block_causal":
@@ -91,10 +96,12 @@ class Mask:
         return position + 1
 
     def seen(self, queries: "torch.Tensor", keys: "torch.Tensor") -> "torch.Tensor":
-        """Return bool[n, m]: whether the queries at positions [n] see the keys at positions [m] of the same
-        sequence."""
-        places = keys[None, :]
-        return (places >= self.first(queries)[:, None]) & (places < self.end(queries)[:, None])
+        """Return bool[n, m]: whether each query sees each key of the same sequence.
+
+        `queries` [n] and `keys` [m] hold positions in the sequence.
+        """
+        positions = keys[None, :]
+        return (positions >= self.first(queries)[:, None]) & (positions < self.end(queries)[:, None])
 
 
 CAUSAL = Mask()

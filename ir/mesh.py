@@ -22,13 +22,16 @@ _MAX_RANKS = 1024
 
 @dataclass(frozen=True)
 class Rank:
-    """One device of a mesh. `index` counts with the last axis fastest; `axes` holds (name, place on the axis, size)."""
+    """One device of a mesh. `index` numbers the ranks, with the last axis fastest.
+
+    `axes` holds (name of the axis, this rank's index on it, size of the axis) for each axis of the mesh.
+    """
 
     index: int
     axes: tuple[tuple[str, int, int], ...]
 
     def on(self, axis: str) -> tuple[int, int] | None:
-        """Return (place, size) on an axis; None if the mesh lacks it."""
+        """Return this rank's index on a mesh axis and the size of the axis; None if the mesh lacks the axis."""
         return next(((place, size) for name, place, size in self.axes if name == axis), None)
 
 
@@ -37,7 +40,7 @@ def world_size(mesh: Mesh) -> int:
 
 
 def ranks(mesh: Mesh) -> tuple[Rank, ...]:
-    """Return all ranks in order."""
+    """Return all ranks of a mesh, ordered by their index."""
     places = itertools.product(*(range(size) for size in mesh.values()))
     return tuple(Rank(index, tuple(zip(mesh, place, mesh.values(), strict=True))) for index, place in enumerate(places))
 
@@ -55,7 +58,10 @@ def mesh_text(mesh: Mesh) -> str:
 
 
 def check_mesh(mesh: Mesh) -> dict[str, int]:
-    """Return the mesh without axes of size one. Raises OptionError for an unknown axis or a bad size."""
+    """Check a mesh that a user named, and return it without axes of size 1.
+
+    Raises OptionError for an unknown axis or a bad size.
+    """
     for axis, size in mesh.items():
         if axis not in AXIS_MEANINGS:
             raise OptionError(f"unknown mesh axis '{axis}'", expected=", ".join(AXIS_MEANINGS))
@@ -67,8 +73,10 @@ def check_mesh(mesh: Mesh) -> dict[str, int]:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parse a mesh from `AXIS=SIZE` items, separated by spaces or commas. The empty text is one device. Raises
-    OptionError."""
+    """Parse a mesh from `AXIS=SIZE` items, separated by spaces or commas. The empty text is one device.
+
+    Return the sizes by axis. Raises OptionError for bad text, an unknown axis or a bad size.
+    """
     mesh: dict[str, int] = {}
     for part in text.replace(",", " ").split():
         match = re.fullmatch(r"([a-z]+)=(\d{1,9})", part, re.ASCII)

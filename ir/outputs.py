@@ -1,4 +1,4 @@
-"""The output types that are accepted in place of the declared ones."""
+"""The types that an output of a program may have in place of its declared type."""
 
 from ingot.ir.types import TensorType, ValueType
 
@@ -7,8 +7,10 @@ _NARROWED = frozenset({"logits"})
 
 
 def may_stand_for(given: ValueType, declared: ValueType, output: str) -> bool:
-    """Return whether an output may have the type `given`: the declared one, or for logits a narrower dtype that the
-    declared one represents exactly."""
+    """Return whether the output named `output`, declared with the type `declared`, may have the type `given`.
+
+    It may if they are equal. Logits may also have a narrower dtype that the declared one represents exactly.
+    """
     if output in _NARROWED and isinstance(given, TensorType) and isinstance(declared, TensorType):
         return declared.holds(given)
     return given == declared

@@ -25,7 +25,7 @@ def _only_line(text: str) -> Line:
 
 @lru_cache(maxsize=4096)  # the layers of a plan repeat a few types
 def parse_type(text: str) -> TensorType:
-    """Parse a tensor type."""
+    """Parse a tensor type from its text form, such as "f32[T, 64]". Raises ParseError."""
     line = _only_line(text)
     result = read_tensor(line)
     line.end()
@@ -33,7 +33,7 @@ def parse_type(text: str) -> TensorType:
 
 
 def parse_ending(text: str) -> EndingUse:
-    """Parse the ending of an entry."""
+    """Parse the ending of an entry from its text form, such as "sample" or "verify(drafted=3)". Raises ParseError."""
     line = _only_line(text)
     result = read_ending(line)
     line.end()
@@ -41,7 +41,7 @@ def parse_ending(text: str) -> EndingUse:
 
 
 def parse_recipe(text: str) -> Recipe:
-    """Parse a recipe."""
+    """Parse a weight recipe from its text form, such as `cast(source(name="w"), dtype="f32")`. Raises ParseError."""
     line = _only_line(text)
     result = read_recipe(line)
     line.end()
@@ -118,7 +118,7 @@ def _call(line: Line, program: Program, values: dict[str, fx.Node]) -> None:
 
 
 class _Lines:
-    """The non-empty lines of a text, in order."""
+    """A cursor over the lines of a program's text, without empty lines and comments."""
 
     def __init__(self, text: str) -> None:
         numbered = [(number, tokens) for number, tokens in enumerate(scan(text), 1) if tokens]
@@ -134,7 +134,10 @@ class _Lines:
 
 
 def _declare(line: Line, program: Program, values: dict[str, fx.Node], keyword: str) -> None:
-    """Parse an input, param or state line after its keyword."""
+    """Parse the rest of a line that begins with `keyword` ("input", "param" or "state"), and declare it in `program`.
+
+    The new placeholder is added to `values`, by its name.
+    """
     name = line.name()
     if name in values:
         line.place -= 1
@@ -283,7 +286,10 @@ def _program(lines: _Lines) -> Program:
 
 
 def _dims(lines: _Lines, within: Mapping[str, Dim] | None = None) -> dict[str, Dim]:
-    """Parse the dim lines here. A region may only declare dims of its program, `within` their bounds."""
+    """Parse the `dim` lines at the cursor, which bound the sizes of symbols, and return the dims by name.
+
+    `within` holds the dims of the program around a region: a region may declare only these, within their bounds.
+    """
     dims: dict[str, Dim] = {}
     while lines.place < len(lines.lines) and lines.lines[lines.place].peek() == "dim":
         line = lines.next("a dim")
@@ -303,7 +309,7 @@ def _dims(lines: _Lines, within: Mapping[str, Dim] | None = None) -> dict[str, D
 
 
 def parse_program(text: str) -> Program:
-    """Parse one program. Types are taken as written: call `verify` before use."""
+    """Parse the text of one program. Raises ParseError. Types are taken as written: call `verify` before use."""
     lines = _Lines(text)
     program = _program(lines)
     if lines.place < len(lines.lines):
@@ -313,7 +319,7 @@ def parse_program(text: str) -> Program:
 
 
 def parse_programs(text: str) -> list[Program]:
-    """Parse all programs of a text, in order."""
+    """Parse a text that holds several programs, one after the other. Raises ParseError."""
     lines = _Lines(text)
     programs = [_program(lines)]
     while lines.place < len(lines.lines):

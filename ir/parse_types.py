@@ -1,4 +1,7 @@
-"""Parse the parts of a statement: types, splits, placements, recipes and endings."""
+"""Parse the parts of a line of a program's text: types, splits, placements, recipes and endings.
+
+Each function reads at the cursor `line`, moves it past what it read, and raises ParseError.
+"""
 
 from functools import partial
 from typing import Any
@@ -10,7 +13,7 @@ from ingot.ir.types import DIM_MEANINGS, DTYPES, Placement, Size, Split, StateTy
 
 
 def read_type(line: Line) -> ValueType:
-    """Parse the type of a tensor, a state, or a tuple of these."""
+    """Parse a type at the cursor `line`: of a tensor, a state, or a tuple of these. Raises ParseError."""
     if line.skip("("):
         return TupleType(tuple(line.listed(lambda: read_type(line), ")")))
     name = line.name("a type")
@@ -49,12 +52,12 @@ def _tensor_rest(line: Line, dtype: str) -> TensorType:
 
 
 def read_tensor(line: Line) -> TensorType:
-    """Parse a tensor type: dtype, sizes, and strides unless they are row-major."""
+    """Parse a tensor type at the cursor `line`: dtype, sizes, and strides unless row-major. Raises ParseError."""
     return _tensor_rest(line, line.name("a tensor type"))
 
 
 def read_split(line: Line) -> Split | None:
-    """Parse the split after a param's type; return None if there is none."""
+    """Parse the split of a param at the cursor `line`, such as `tp=split(0, unit=64)`; None if there is none."""
     ahead = [token.text for token in line.tokens[line.place + 1 : line.place + 3]]
     if line.kind() != "name" or ahead != ["=", "split"]:
         return None
@@ -82,7 +85,7 @@ def read_split(line: Line) -> Split | None:
 
 
 def read_placements(line: Line) -> tuple[Placement, ...]:
-    """Parse the placements after a type, one per named axis, if any."""
+    """Parse the placements at the cursor `line`, such as `tp=shard(0)`, one per mesh axis; empty if there are none."""
     placements = []
     while line.kind() == "name":
         axis = line.name("a mesh axis")
@@ -121,7 +124,7 @@ def _attr(line: Line) -> Attr:
 
 
 def read_recipe(line: Line) -> Recipe:
-    """Parse a recipe with its inputs."""
+    """Parse a weight recipe at the cursor `line`, with the recipes that are its inputs. Raises ParseError."""
     start = line.place
     step, output = line.name("a recipe step"), ""
     if step not in STEPS:
@@ -150,7 +153,10 @@ def read_recipe(line: Line) -> Recipe:
 
 
 def read_ending(line: Line) -> EndingUse:
-    """Parse NAME(ATTRIBUTE=NUMBER, ATTRIBUTE=NAME, FEATURE). Order is free; the brackets may be empty or absent."""
+    """Parse an ending at the cursor `line`: NAME(ATTRIBUTE=NUMBER, ATTRIBUTE=NAME, FEATURE), in any order.
+
+    The brackets may be empty or absent. Raises ParseError.
+    """
     name = line.name("an ending's name")
     attributes: list[tuple[str, Attribute]] = []
     features: list[str] = []

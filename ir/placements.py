@@ -1,8 +1,7 @@
-"""Placement rules: the placements that an op needs for its arguments on a mesh axis, and those of its results.
+"""Placement rules: how an op's arguments must be placed on a mesh axis, and how its results are placed then.
 
 Each op is defined with its rule; this module holds the rules that several ops share. A rule handles one axis. On an
-axis a value is split (a `Placement` of kind shard), a pending sum (partial), or the same on every rank, which the
-rules write as None.
+axis a value is split (a `Placement` of kind shard), a pending sum (partial), or the same on every rank (None).
 """
 
 from collections.abc import Callable, Mapping
@@ -16,9 +15,14 @@ Spot = Placement | None
 
 @dataclass(frozen=True)
 class Call:
-    """A call as seen on one axis: arguments by parameter name, with spots and types for those that are values.
+    """A call of an op, as a placement rule sees it on one mesh axis.
 
-    Types are those of one rank; for a state, the type in its spec.
+    values  the arguments by parameter name: nodes and constants
+    at      the placements on this axis of the arguments that are nodes; None: replicated
+    types   the types of these arguments on one rank; for a state, the type of its tensor
+    result  the type of the call's result
+    axis    the name of the mesh axis
+    parts   the number of ranks on the axis
     """
 
     values: Mapping[str, Any]
@@ -48,7 +52,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Fit:
-    """The result of a rule: the spot that each argument needs (replicated if not named), and those of the results."""
+    """The result of a placement rule on one mesh axis.
+
+    `needs` maps parameters to the placements that the op needs for them; one that is not named must be replicated.
+    `result` is the placement of the result, or a tuple with one for each result. None means replicated.
+    """
 
     needs: Mapping[str, Spot] = field(default_factory=dict)
     result: Spot | tuple[Spot, ...] = None
@@ -58,12 +66,15 @@ Rule = Callable[[Call], Fit]
 
 
 def whole(call: Call) -> Fit:
-    """Replicate all arguments and results."""
+    """A placement rule: all arguments and results of the call are replicated on the axis."""
     return Fit()
 
 
 def elementwise(call: Call) -> Fit:
-    """Split all arguments along the same axis, counted from the last as in broadcasting; else replicate all."""
+    """A placement rule for elementwise ops: split all arguments along the same dim, or replicate all.
+
+    Dims are counted from the last, as in broadcasting.
+    """
     ranks = {name: len(value_type.shape) for name, value_type in call.types.items()}
     split = {name: spot for name, spot in call.at.items() if spot is not None and spot.kind == "shard"}
     places = {(spot.dim - ranks[name], spot.segments) for name, spot in split.items()}
@@ -77,7 +88,10 @@ def elementwise(call: Call) -> Fit:
 
 
 def by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ...]) -> Fit:
-    """Split all arguments in `dims` by heads, or none (attention and the ops before it)."""
+    """Split the arguments of an attention op by heads if one of them already is; else replicate all.
+
+    `dims` maps parameters to their axis of heads. `result` is the placement of the results if split.
+    """
     given = {name: dim for name, dim in dims.items() if name in call.types}
     if not any(call.is_shard(name, dim) for name, dim in given.items()):
         return whole(call)
@@ -85,10 +99,11 @@ def by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ...
 
 
 def viewed_dim(shape: tuple[Size, ...], viewed: tuple[Size, ...], dim: int) -> int | None:
-    """Return the axis of the view that holds a shard along `dim` of `shape`; None if the view breaks the shard up.
+    """Return the axis along which a view of a tensor is sharded, if the tensor is sharded along `dim`.
 
-    Axes that a view splits or joins form a group of equal size on both sides. A shard stays in one piece if its axis is
-    the outermost of its group.
+    The tensor has `shape`, the view has the shape `viewed`. None if no single axis of the view holds the shard. Axes
+    that a view splits or joins form a group of equal size in both shapes. A shard stays in one piece if its axis is the
+    outermost of its group.
     """
     i = j = 0
     while i < len(shape) and j < len(viewed):

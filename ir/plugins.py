@@ -31,7 +31,10 @@ def _load(entry: EntryPoint) -> object:
 
 @lru_cache(maxsize=1)
 def load_user_ops() -> tuple[str, ...]:
-    """Import every module under `ingot.ops`, once. Return the names of the entry points."""
+    """Import the ops and formats of other packages: each module with an entry point in the group `ingot.ops`, once.
+
+    Return the names of the entry points. Raises OptionError if a module does not load.
+    """
     found = sorted(entry_points(group=OPS_GROUP), key=lambda entry: entry.name)
     for entry in found:
         _load(entry)
@@ -39,13 +42,16 @@ def load_user_ops() -> tuple[str, ...]:
 
 
 def user_pass_names() -> tuple[str, ...]:
-    """Return the names under `ingot.passes`. Imports nothing."""
+    """Return the names of the passes of other packages: the entry points in the group `ingot.passes`, not imported."""
     return tuple(sorted({entry.name for entry in entry_points(group=PASSES_GROUP)}))
 
 
 def load_user_pass(name: str) -> object | None:
-    """Return the object of the entry point `name` of `ingot.passes`; None if no package has it. Imports only that entry
-    point. Raises OptionError if it does not load, or if two packages define the name."""
+    """Return the pass `name` of another package, by its entry point in the group `ingot.passes`.
+
+    None if no package has it. Imports only that entry point. Raises OptionError if it does not load, or if two packages
+    define the name.
+    """
     found = {entry.value: entry for entry in entry_points(group=PASSES_GROUP, name=name)}
     if len(found) > 1:
         raise OptionError(

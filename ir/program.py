@@ -26,7 +26,7 @@ VIEWS = frozenset({operator.getitem, *(op.overload for op in ATEN.values() if op
 
 
 class Stage(enum.IntEnum):
-    """The stage of a program in the pipeline. `ingot.ir.verify` holds the rules of each stage."""
+    """The stages that a program passes through from tracing to its plan. `ingot.ir.verify` checks their rules."""
 
     TRACED = 0
     NORMAL = 1
@@ -40,9 +40,10 @@ class Stage(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """A weight: its type, and the recipe that makes it from the checkpoint.
+    """A weight of a program: its type, and the recipe that makes it from the checkpoint.
 
-    `split` says how a mesh would split it; None: every rank holds all of it. On a mesh, `placement` replaces `split`.
+    `split` says how a mesh of devices would divide it; None: every rank holds all of it. Once the program is on a mesh,
+    `placement` says how it is divided, and `split` is None.
     """
 
     type: TensorType
@@ -53,10 +54,10 @@ class ParamSpec:
 
 @dataclass(frozen=True)
 class StateSpec:
-    """A state: tensors that stay on the device from step to step.
+    """A state of a program: a tensor that stays on the device from step to step, such as a KV cache.
 
-    `kind` names the contents (paged_kv, row). States of one `group` share one page table or row numbering. `unit` is
-    "token" for a state that grows per token, "sequence" for one slot per sequence.
+    `kind` names the contents ("paged_kv", "row"). States of one `group` use the same page numbers or row numbers.
+    `unit` is "token" for a state that grows with each token, "sequence" for one entry per sequence.
     """
 
     kind: str
@@ -72,7 +73,7 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class RegionCall:
-    """The target of a node that calls a region of the program."""
+    """The call target of an fx node that calls the region `name` of its program."""
 
     name: str
 
@@ -86,7 +87,11 @@ class RegionCall:
 
 @dataclass
 class Region:
-    """A subgraph that a backend compiles as one. `body` is the program that the node replaces."""
+    """Several calls that a backend compiles to one executable.
+
+    `body` is a program of these calls; in the main program a single node with the target `RegionCall` replaces them.
+    `executable` is None until it is compiled.
+    """
 
     name: str
     body: "Program"
@@ -96,14 +101,16 @@ class Region:
 
 @dataclass
 class Program:
-    """A typed graph. `params`, `states` and inputs are placeholders, named by their keys. `outputs` names the results.
+    """An fx graph of op calls with typed values, at one stage of the pipeline.
 
-    `ending` says how the runtime uses the outputs. `mesh` maps its axes to their sizes; it is empty for one device. On
-    a mesh, types are those of one rank, and every tensor has a placement (`ingot.ir.infer_placement`).
+    Inputs, `params` and `states` are placeholders, named by their keys. `outputs` names the results. `dims` bounds the
+    symbols in shapes. `ending` says how the runtime uses the outputs, for example that it samples tokens. `mesh` maps
+    axes of devices to their sizes; empty for one device. On a mesh, types are those of one rank, and every tensor has a
+    placement. `bucket` is the class of step sizes that the program serves, and `plan` its instructions, once made.
 
-    `libraries` maps an op backend to its built kernels. `compiled` holds single calls that a backend compiles for their
-    types, keyed by the call's meta "compiled"; calls that differ only in values share one. `history` holds one record
-    per pass that made the program, in order.
+    `libraries` maps a backend's name to its kernel library. `compiled` holds single calls that a backend compiles for
+    their types, keyed by the node's meta "compiled"; calls of equal types share one. `history` holds one record per
+    pass that ran on the program, in order.
     """
 
     name: str
@@ -156,7 +163,7 @@ class Program:
         return node
 
     def set_outputs(self, values: Mapping[str, fx.Node]) -> None:
-        """Set the results by name. Replaces earlier ones."""
+        """Make the program return these nodes under these names, in place of its outputs so far."""
         for node in list(self.graph.nodes):
             if node.op == "output":
                 self.graph.erase_node(node)
@@ -171,13 +178,13 @@ class Program:
                 yield node
 
     def calls(self, target: Any = None) -> Iterator[fx.Node]:
-        """Yield the call nodes in order, only those of `target` if it is given."""
+        """Yield the nodes that are calls, in order; with `target`, only the calls of this op or region."""
         for node in self.graph.nodes:
             if node.op == "call_function" and target in (None, node.target):
                 yield node
 
     def find(self, name: str) -> fx.Node:
-        """Return the placeholder `name`. Raises VerifyError if there is none."""
+        """Return the placeholder node of the input, param or state `name`. Raises VerifyError if there is none."""
         for node in self.placeholders():
             if node.target == name:
                 return node
@@ -192,21 +199,26 @@ class Program:
         return dict(zip(self.outputs, result, strict=True))
 
     def symbols(self) -> frozenset[str]:
-        """Return the dims that the types of values and states name."""
+        """Return the symbols, such as "T", that occur in the shapes of values and states."""
         types = [node.meta["type"] for node in self.graph.nodes if node.op != "output"]
         types += [spec.type for spec in self.states.values()]
         tensors = [item for value_type in types for item in getattr(value_type, "items", (value_type,))]
         return frozenset(size for item in tensors for size in getattr(item, "shape", ()) if isinstance(size, str))
 
     def diff(self, other: "Program") -> "ProgramDiff":
-        """Return what changes in meaning from this program to `other`; falsy if nothing does (`ingot.ir.diff`)."""
+        """Compare the values that this program and `other` compute, whatever their names and order.
+
+        The result lists the differences and is falsy if there are none.
+        """
         from ingot.ir.diff import diff_programs  # here, because that module imports this one
 
         return diff_programs(self, other)
 
     def copy(self) -> "Program":
-        """Return an independent copy with the same node names. Shares specs and region bodies, which are never
-        edited."""
+        """Return a copy of the program with a graph of its own and the same node names.
+
+        Shares specs and region bodies with it, which are never edited.
+        """
         graph = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
         for node in self.graph.nodes:
@@ -235,7 +247,7 @@ class Program:
 
 
 def target_name(target: Any) -> str:
-    """Return the name that the text form prints for a call target."""
+    """Return the name of a call target in a program's text, such as "ingot.linear" or "region.r3"."""
     if target is operator.getitem:
         return "getitem"
     if isinstance(target, RegionCall):
@@ -248,7 +260,7 @@ def target_name(target: Any) -> str:
 
 
 def target_of(name: str) -> Any:
-    """Return the call target of a printed name (inverse of `target_name`); None if it is unknown."""
+    """Return the call target for a name in a program's text, such as "ingot.linear"; None if no op has it."""
     if name == "getitem":
         return operator.getitem
     if name.startswith("region."):
@@ -259,7 +271,7 @@ def target_of(name: str) -> Any:
 
 
 def op_counts(program: Program) -> dict[str, int]:
-    """Return the number of calls per target, most frequent first."""
+    """Return the number of calls of each op, by printed name, most frequent first. "region" counts all region calls."""
     counts: dict[str, int] = {}
     for node in program.calls():
         name = "region" if isinstance(node.target, RegionCall) else target_name(node.target)
@@ -269,10 +281,11 @@ def op_counts(program: Program) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The facts of a config.json, in one vocabulary for all architectures; no weights.
+    """A model as its config.json describes it, in one vocabulary for all architectures; no weights.
 
-    `dims` is the definition's own frozen description (`ingot.models.blocks.decoder.DecoderSpec` for a decoder).
-    `config` holds the config.json fields that the definition read, unchanged.
+    `dims` describes the layers, in a frozen class of the architecture's definition
+    (`ingot.models.blocks.decoder.DecoderSpec` for a decoder). `config` holds the config.json fields that were read,
+    unchanged.
     """
 
     architecture: str
@@ -289,12 +302,12 @@ class ModelSpec:
 
 @dataclass
 class Model:
-    """A traced model: programs by entry name (`main`; also verify, draft, encode) over shared params and states.
+    """A traced model: one program per entry (`main`; also verify, draft, encode) over shared params and states.
 
-    Params and states of the same name in two entries are the same tensor. `expected` holds, by entry and pass, the
-    number of matches that the pass must find, computed from the model's layers and flags. `round` lists the entries
-    that run in each step, in order. `respelled` maps the definition's tensor names to the checkpoint's, where they
-    differ.
+    Params and states of the same name in two entries are the same tensor. `expected` maps an entry and then a pass to
+    the number of matches that the pass must find, computed from the model's layers and flags. `round` lists the entries
+    that run in each step, in order. `respelled` maps tensor names of the definition to those of the checkpoint, where
+    they differ.
     """
 
     spec: ModelSpec
@@ -305,12 +318,12 @@ class Model:
 
     @property
     def params(self) -> dict[str, ParamSpec]:
-        """Return the params of all entries. Raises VerifyError if one name has two specs."""
+        """Return the params of all entries by name. Raises VerifyError if two entries define one name differently."""
         return merged_params(self.entries.values())
 
 
 def merged_params(programs: Iterable[Program]) -> dict[str, ParamSpec]:
-    """Return the params of several programs by name. Raises VerifyError if one name has two specs."""
+    """Return the params of several programs by name. Raises VerifyError if two programs define one name differently."""
     merged: dict[str, ParamSpec] = {}
     for program in programs:
         for name, spec in program.params.items():
@@ -324,7 +337,7 @@ def merged_params(programs: Iterable[Program]) -> dict[str, ParamSpec]:
 
 
 def tensor_type(node: fx.Node) -> TensorType:
-    """Return the type of a tensor node. Raises VerifyError for any other value."""
+    """Return the type of a node's value. Raises VerifyError if it is a state or a tuple and not a tensor."""
     value_type = node.meta["type"]
     if not isinstance(value_type, TensorType):
         raise VerifyError(f"%{node.name} is not a tensor but {value_type}")
@@ -332,7 +345,10 @@ def tensor_type(node: fx.Node) -> TensorType:
 
 
 def held_type(node: fx.Node) -> TensorType:
-    """Return the type of a tensor node; for a version of a state, the type of the state's tensor."""
+    """Return the type of a node's tensor. For a state, that is the type of the tensor that the state holds.
+
+    Raises VerifyError for a tuple.
+    """
     value_type = node.meta["type"]
     if not isinstance(value_type, StateType):
         return tensor_type(node)
@@ -343,10 +359,10 @@ def held_type(node: fx.Node) -> TensorType:
 
 
 def named_arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of a call by parameter name, in the op's order, defaults filled in.
+    """Return the arguments of a call by parameter name, in the op's order, with defaults filled in.
 
-    A region and `getitem` have no parameters: the keys are positions, "0", "1". Raises VerifyError if the call does not
-    fit its op.
+    Regions and `getitem` have no named parameters: the keys are then "0", "1", and so on. Raises VerifyError if the
+    arguments do not fit the op's signature.
     """
     op = definition_of(node.target)
     if op is None:
@@ -358,12 +374,18 @@ def named_arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def named_values(node: fx.Node) -> dict[str, fx.Node]:
-    """Return the entries of `named_arguments` that are nodes."""
+    """Return the arguments of a call that are nodes and not constants, by parameter name.
+
+    Raises VerifyError if the arguments do not fit the op's signature.
+    """
     return {name: value for name, value in named_arguments(node).items() if isinstance(value, fx.Node)}
 
 
 def states_written(node: fx.Node) -> tuple[fx.Node, ...]:
-    """Return the state versions that a call overwrites, in the order in which it returns the next ones."""
+    """Return the arguments of a call that are states it overwrites; empty if it writes none.
+
+    Their order is that in which the call returns the new versions.
+    """
     op = op_of(node.target)
     if op is None or not op.states:
         return ()

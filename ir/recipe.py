@@ -1,4 +1,4 @@
-"""Weight recipes: how a parameter is made from the tensors of a checkpoint, as data.
+"""Weight recipes: data that describe how to make a parameter from the tensors of a checkpoint.
 
 A recipe is an immutable DAG of steps. It can be printed, hashed, compared and executed anywhere. Equal recipes make the
 same tensor. Sharding or quantizing a weight adds a step, never a closure or a load hook.
@@ -27,7 +27,10 @@ Results = torch.Tensor | dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Recipe:
-    """One step applied to other recipes. `output` selects one result of a step with several."""
+    """How to make a tensor: the step `step` with attributes `attrs`, applied to the tensors of the recipes `inputs`.
+
+    `output` selects one result, by name, of a step with several; "" for a step with one.
+    """
 
     step: str
     inputs: tuple["Recipe", ...] = ()
@@ -54,10 +57,10 @@ class Recipe:
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def source_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Return the shapes that the checkpoint tensors need for the recipe to make `shape`; empty if a step hides
-        them.
+        """Return by name the shapes that the checkpoint tensors must have for the recipe to make a tensor of `shape`.
 
-        A slice implies the least size of its source; a slice of each run (`every`) implies the exact size.
+        Empty if the shapes do not follow from `shape`, as with a reshape. For a slice, the size along its axis is the
+        least possible; for a slice of each run of `every` elements it is exact.
         """
         if self.step == "source":
             return {str(self.attr("name")): shape}
@@ -92,12 +95,18 @@ class Recipe:
         return replace(self, inputs=tuple(recipe.renamed(rename) for recipe in self.inputs))
 
     def shared_steps(self) -> frozenset["Recipe"]:
-        """Return the multi-result steps that the recipe reads one result of; other recipes may read another result."""
+        """Return the steps with several results, such as quantize, that the recipe uses one result of.
+
+        Recipes that use another result of an equal step can share its computation.
+        """
         own = frozenset((replace(self, output=""),)) if self.output else frozenset()
         return own.union(*(recipe.shared_steps() for recipe in self.inputs))
 
     def for_rank(self, rank: Rank) -> "Recipe":
-        """Return the recipe of this rank's tensor: each shard step gets the rank's index and the size of its axis."""
+        """Return the recipe that makes the part of the tensor that `rank` holds.
+
+        Each shard step gets the rank's index on its mesh axis and the size of the axis.
+        """
         inputs = tuple(recipe.for_rank(rank) for recipe in self.inputs)
         if self.step != "shard":
             return self if inputs == self.inputs else replace(self, inputs=inputs)
@@ -108,9 +117,10 @@ class Recipe:
         return replace(self, inputs=inputs, attrs=tuple(sorted(attrs.items())))
 
     def execute(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None = None) -> torch.Tensor:
-        """Make the tensor. `read` returns a checkpoint tensor by name; `memo` shares step results between recipes.
+        """Make the tensor. `read` returns a checkpoint tensor by name.
 
-        Call `for_rank` first if the recipe has shard steps.
+        Recipes that are executed with the same `memo` compute equal steps once. Call `for_rank` first if the recipe has
+        shard steps. Raises CheckpointError if a step does not fit the tensors.
         """
         step = replace(self, output="")
         result = memo.get(step) if memo is not None else None
@@ -159,7 +169,10 @@ def _slice(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 
 def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
-    """Return part `rank` of `world` along `dim`; each segment of a merged tensor is split by itself."""
+    """Return the part of a tensor that one rank holds: part `rank` of `world` parts along the axis `dim`.
+
+    These are keys of `attrs`. `segments` are the sizes of the parts of a merged tensor; each is split by itself.
+    """
     if "rank" not in attrs:
         raise ValueError("a shard step needs a rank: call for_rank before execute")
     dim, rank, world = _int(attrs["dim"]), _int(attrs["rank"]), _int(attrs["world"])
@@ -173,7 +186,10 @@ def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 
 def _check_shard_of_quantized(recipe: Recipe, part: torch.Tensor) -> None:
-    """Raise ValueError unless each shard of a quantized matrix holds whole tiles and groups, and so all its scales."""
+    """Raise ValueError if the shard step `recipe` would cut a tile or a group of scales of a quantized matrix.
+
+    `part` is the tensor to be sharded: the packed elements, scales or zeros of the matrix.
+    """
     quantizing, dim = recipe.inputs[0], _int(recipe.attr("dim"))
     if quantizing.step != "quantize":
         return
@@ -244,7 +260,10 @@ STEPS: dict[str, Step] = {
 
 
 def register_step(name: str, step: Step) -> None:
-    """Register a recipe step. Raises InternalError if the name is taken."""
+    """Register a recipe step: `step` takes the input tensors and the attributes, and returns the result or results.
+
+    Raises InternalError if the name is taken.
+    """
     if name in STEPS:
         raise InternalError(f"the recipe step '{name}' is defined twice")
     STEPS[name] = step
@@ -255,7 +274,7 @@ def _recipe(step: str, *inputs: Recipe, **attrs: Attr) -> Recipe:
 
 
 def source(name: str) -> Recipe:
-    """Read the checkpoint tensor `name`, as stored."""
+    """Return a recipe that reads the checkpoint tensor `name`, as stored."""
     return _recipe("source", name=name)
 
 
@@ -264,7 +283,10 @@ def concat(recipes: list[Recipe], dim: int = 0) -> Recipe:
 
 
 def take_slice(recipe: Recipe, dim: int, begin: int, end: int, every: int | None = None) -> Recipe:
-    """Take elements `begin` to `end` along `dim`. With `every`, take them from each run of `every` elements."""
+    """Return a recipe that takes the elements from `begin` to before `end` along the axis `dim`.
+
+    With `every`, it takes them from each run of `every` elements.
+    """
     runs: dict[str, Attr] = {} if every is None else {"every": every}
     return _recipe("slice", recipe, dim=dim, begin=begin, end=end, **runs)
 
@@ -282,22 +304,25 @@ def permute(recipe: Recipe, dims: tuple[int, ...]) -> Recipe:
 
 
 def pad(recipe: Recipe, dim: int, size: int) -> Recipe:
-    """Append zeros along `dim` up to `size`."""
+    """Return a recipe that appends zeros along the axis `dim`, up to `size` elements."""
     return _recipe("pad", recipe, dim=dim, size=size)
 
 
 def repeat(recipe: Recipe, dim: int, times: int) -> Recipe:
-    """Repeat each slice along `dim` `times` times in place (for more ranks than KV heads)."""
+    """Return a recipe that repeats each element along the axis `dim`: a, a, b, b for 2 times.
+
+    Used for KV heads if there are more ranks than heads.
+    """
     return _recipe("repeat", recipe, dim=dim, times=times)
 
 
 def affine(recipe: Recipe, scale: float, offset: float) -> Recipe:
-    """Return `x * scale + offset`, computed in at least float32 (for example, norm gains stored minus one)."""
+    """Return a recipe of `x * scale + offset`, computed in at least float32 (for norm gains stored minus one)."""
     return _recipe("affine", recipe, scale=float(scale), offset=float(offset))
 
 
 def normalize(recipe: Recipe) -> Recipe:
-    """Divide rows by their Euclidean lengths, in float64."""
+    """Return a recipe that divides each row by its Euclidean length, in float64."""
     return _recipe("normalize", recipe)
 
 
@@ -306,13 +331,18 @@ def matmul(left: Recipe, right: Recipe) -> Recipe:
 
 
 def table(**attrs: Attr) -> Recipe:
-    """Compute a table from constants alone; `kind` selects the function in `ingot.ir.tables`."""
+    """Return a recipe that computes a table, such as that of rotary embeddings, from the constants `attrs` alone.
+
+    The attribute `kind` selects the function (`ingot.ir.tables`).
+    """
     return _recipe("table", **attrs)
 
 
 def shard(recipe: Recipe, axis: str, dim: int, segments: tuple[int, ...] = ()) -> Recipe:
-    """Take a rank's part along `dim` on `axis` of the mesh. `Recipe.for_rank` sets the rank. `segments` are as in
-    `Placement`."""
+    """Return a recipe that takes one rank's part of a tensor, split along `dim` over the mesh axis `axis`.
+
+    `Recipe.for_rank` sets the rank. `segments` are the sizes of the parts of a merged tensor; each is split by itself.
+    """
     return _recipe("shard", recipe, axis=axis, dim=dim, segments=segments)
 
 
@@ -321,17 +351,23 @@ def cast(recipe: Recipe, dtype: torch.dtype) -> Recipe:
 
 
 def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
-    """Split into consecutive parts along `dim`, all results of one step."""
+    """Return one recipe for each of the consecutive parts of a tensor, with `sizes` along the axis `dim`."""
     step = _recipe("split", recipe, dim=dim, sizes=sizes)
     return [replace(step, output=f"part{index}") for index in range(len(sizes))]
 
 
 def quantize(recipe: Recipe, format: str) -> dict[str, Recipe]:
-    """Quantize a matrix: return its stored parts by name (`Format.parts`), all results of one step."""
+    """Return the recipes of a quantized matrix: "weight" and, if the format has them, "scales" and "zeros".
+
+    `format` is the name of a weight format. One quantize step makes all of them.
+    """
     step = _recipe("quantize", recipe, format=format)
     return {part: replace(step, output=part) for part in find_format(format).parts}
 
 
 def dequantize(parts: Mapping[str, Recipe], format: str) -> Recipe:
-    """Dequantize the stored parts of a matrix: to float32, or to its own dtype if the format is lossless."""
+    """Return a recipe that dequantizes a matrix to float32, or to its own dtype if the format is lossless.
+
+    `parts` are the recipes of "weight" and, if the format named `format` has them, "scales" and "zeros".
+    """
     return _recipe("dequantize", *(parts[name] for name in find_format(format).parts), format=format)

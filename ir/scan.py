@@ -1,4 +1,4 @@
-"""Scan a program's text into tokens. `Line` is a cursor over one line, which adds the position to every error."""
+"""Scan a program's text into tokens. `Line` is a cursor over one line; its errors name line and column."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _TOKEN = re.compile(
     re.VERBOSE | re.ASCII,
 )
 
-MAX_DEPTH = 64  # of nested lists and recipes: real ones stay below ten, and Python's stack allows more
+MAX_DEPTH = 64  # nested lists and recipes: real ones stay below ten, and Python's stack allows more
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,10 @@ class Token:
 
 
 def scan(text: str) -> list[list[Token]]:
-    """Return the tokens of each line, with comments, which hold origins."""
+    """Return the tokens of each line of a program's text. Comments are tokens too, because they hold calls' origins.
+
+    Raises ParseError for an unexpected character.
+    """
     lines = []
     for number, line in enumerate(text.split("\n"), 1):
         tokens, place = [], 0
@@ -48,14 +51,14 @@ def scan(text: str) -> list[list[Token]]:
 
 
 class Line:
-    """A cursor over the tokens of one line."""
+    """A cursor over the tokens of one line of a program's text. `place` is the index of the next token."""
 
     def __init__(self, tokens: list[Token], number: int) -> None:
         self.comment = tokens.pop().text[1:].strip() if tokens and tokens[-1].kind == "comment" else ""
         self.tokens, self.number, self.place, self.depth = tokens, number, 0, 0
 
     def where(self, at: int | None = None) -> str:
-        """Return line and column of the token `at`, by default the next one."""
+        """Return "line N, column M" of the token with index `at`, by default the next one."""
         place = self.place if at is None else at
         if place < len(self.tokens):
             column = self.tokens[place].column
@@ -64,7 +67,7 @@ class Line:
         return f"line {self.number}, column {column}"
 
     def error(self, what: str, expected: str = "", *, at: int | None = None) -> ParseError:
-        """Return an error at the token `at`, by default the next one."""
+        """Return, not raise, a ParseError at the token with index `at`, by default the next one."""
         return ParseError(what, where=self.where(at), expected=expected)
 
     def peek(self) -> str:
@@ -80,7 +83,7 @@ class Line:
         return self.tokens[self.place - 1].text
 
     def skip(self, text: str) -> bool:
-        """Take the token if it is `text`."""
+        """Move past the next token if it is `text`, and return whether it was."""
         if self.peek() == text and self.kind() != "string":
             self.place += 1
             return True
@@ -118,7 +121,7 @@ class Line:
             raise self.error(f"bad string {text}", "a JSON string") from None
 
     def listed(self, item: Callable[[], Any], close: str) -> list[Any]:
-        """Parse items separated by commas up to and including `close`."""
+        """Parse items separated by commas, up to and including the token `close`; `item` parses one of them."""
         items: list[Any] = []
         if self.skip(close):
             return items
@@ -137,7 +140,7 @@ class Line:
             raise self.error(f"unexpected {self.peek()!r}", "the end of the line")
 
     def guarded(self, make: Callable[[], Any], *, at: int | None = None) -> Any:
-        """Return `make()`; turn its IngotError into a ParseError at this line."""
+        """Return `make()`. If it raises an IngotError, raise a ParseError at the token with index `at` instead."""
         try:
             return make()
         except ParseError:

@@ -16,7 +16,7 @@ Attrs = Mapping[str, Any]
 
 
 def _base_frequencies(attrs: Attrs) -> torch.Tensor:
-    """Return theta^(-2i/d) for i < d/2 (RoFormer, arXiv 2104.09864, section 3.2.2).
+    """Return the rotary frequencies f32[d/2], theta^(-2i/d) for i < d/2 (arXiv 2104.09864, section 3.2.2).
 
     Uses float32 and the formula that models are trained with (transformers, modeling_rope_utils.py). Float64 rounds a
     quarter of the frequencies differently, which is 4e-3 radians at position 100,000.
@@ -30,13 +30,15 @@ def _default(attrs: Attrs) -> torch.Tensor:
 
 
 def _linear(attrs: Attrs) -> torch.Tensor:
-    """Position interpolation: divide every frequency by `factor` (arXiv 2306.15595)."""
+    """Return rotary frequencies for position interpolation: each divided by `factor` (arXiv 2306.15595)."""
     return _base_frequencies(attrs) / float(attrs["factor"])
 
 
 def _llama3(attrs: Attrs) -> torch.Tensor:
-    """Llama 3.1's scaling: divide long wavelengths' frequencies by `factor`, keep short ones, blend linearly
-    between."""
+    """Return rotary frequencies scaled as in Llama 3.1.
+
+    Those of long wavelengths are divided by `factor`, those of short ones kept, and those between blended linearly.
+    """
     frequencies = _base_frequencies(attrs)
     factor, original = float(attrs["factor"]), float(attrs["original_max_position"])
     low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
@@ -46,7 +48,10 @@ def _llama3(attrs: Attrs) -> torch.Tensor:
 
 
 def _dynamic(attrs: Attrs) -> torch.Tensor:
-    """Dynamic NTK for a context of `positions`: the base grows as the context exceeds the original one."""
+    """Return rotary frequencies by dynamic NTK scaling.
+
+    The base theta grows with the factor by which `positions` exceeds the original context length.
+    """
     dim, positions = int(attrs["rotary_dim"]), int(attrs["positions"])
     factor, original = float(attrs["factor"]), float(attrs["original_max_position"])
     stretch = factor * max(positions, original) / original - (factor - 1)
@@ -54,7 +59,10 @@ def _dynamic(attrs: Attrs) -> torch.Tensor:
 
 
 def _yarn(attrs: Attrs) -> torch.Tensor:
-    """YaRN: keep frequencies that rotate often within the original context, divide the others (arXiv 2309.00071)."""
+    """Return rotary frequencies by YaRN (arXiv 2309.00071).
+
+    Frequencies that rotate often within the original context are kept, the others divided by `factor`.
+    """
     dim, theta, factor = int(attrs["rotary_dim"]), float(attrs["theta"]), float(attrs["factor"])
     original = float(attrs["original_max_position"])
 
@@ -74,8 +82,10 @@ def _yarn(attrs: Attrs) -> torch.Tensor:
 
 
 def _longrope(attrs: Attrs) -> torch.Tensor:
-    """LongRoPE: a factor per frequency, one set up to the original context and one beyond it (arXiv 2402.13753). The
-    context length at compile time selects the set."""
+    """Return rotary frequencies by LongRoPE, each divided by its own factor (arXiv 2402.13753).
+
+    The context length at compile time selects `short_factor`, up to the original context length, or `long_factor`.
+    """
     long = int(attrs["positions"]) > float(attrs["original_max_position"])
     factors = torch.tensor(attrs["long_factor" if long else "short_factor"], dtype=torch.float32)
     return _base_frequencies(attrs) / factors
@@ -94,7 +104,8 @@ ROPE_TYPES: Mapping[str, Callable[[Attrs], torch.Tensor]] = {
 def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
     """Return f32[heads], ALiBi slopes: 2 ** (-flattest * i / P) for i = 1 to P, times `factor`.
 
-    P is the least power of two >= heads. If P > heads, the slopes of even i come first, then those of odd i, cut to
+    `heads`, `flattest` (the exponent of the flattest slope, 8 in the paper) and `factor` are keys of `attrs`. P is the
+    least power of two >= heads. If P > heads, the slopes of even i come first, then those of odd i, cut to
     `heads`. The slopes of even i are those of P / 2 heads, so this is the paper's rule for other head counts (arXiv
     2108.12409, code of its authors; transformers, modeling_bloom.py and modeling_mpt.py).
     """
@@ -108,7 +119,7 @@ def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
 
 
 def make_table(attrs: Attrs) -> torch.Tensor:
-    """Compute the table that `attrs` describe. Raises ConfigError for an unknown kind.
+    """Return the table of constants that `attrs` describe. Raises ConfigError for an unknown kind.
 
     `kind` is "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …; "alibi" with `heads`, `flattest` and
     `factor`; or "ones" with `size`, the gains f32[size] of a norm without weights. `attention_factor` scales cosines

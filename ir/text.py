@@ -1,4 +1,4 @@
-"""Print the text form of a program. `ingot.ir.parse` reads it back; only the pass records are lost."""
+"""Print a program as text. `ingot.ir.parse` reads it back; only the records of passes are lost."""
 
 import json
 from typing import Any
@@ -15,12 +15,12 @@ from ingot.ir.types import DTYPE_NAMES, Placement
 
 
 def value_name(node: fx.Node) -> str:
-    """Return the printed name of a node: the target of a placeholder, the node name of a call."""
+    """Return the name of a node in a program's text, such as "%linear_3" or "%layers.0.norm"."""
     return f"%{node.target}" if node.op == "placeholder" else f"%{node.name}"
 
 
 def print_argument(value: Any) -> str:
-    """Print an argument of a call: a value's name or a constant. Different constants have different texts."""
+    """Return an argument of a call as text: the name of a node or a constant. Different constants differ in text."""
     if isinstance(value, fx.Node):
         return value_name(value)
     if isinstance(value, torch.dtype):
@@ -39,7 +39,7 @@ def _placements(placement: tuple[Placement, ...]) -> str:
 
 
 def print_call(node: fx.Node) -> str:
-    """Print one call as a line."""
+    """Return the line of a call in a program's text: `%name = op(arguments) : type`, backend and origin."""
     arguments = [print_argument(value) for value in node.args]
     arguments += [f"{name}={print_argument(value)}" for name, value in node.kwargs.items()]
     line = f"{value_name(node)} = {target_name(node.target)}({', '.join(arguments)}) : {node.meta['type']}"
@@ -52,7 +52,7 @@ def print_call(node: fx.Node) -> str:
 
 
 def print_placeholder(node: fx.Node, program: Program) -> str:
-    """Print the line that declares an input, a param or a state."""
+    """Return the line of a program's text that declares an input, a param or a state."""
     name = str(node.target)
     match node.meta["kind"]:
         case "param":
@@ -81,14 +81,14 @@ def _body(program: Program, indent: str) -> list[str]:
 
 
 def bucket_text(bucket: BucketClass) -> str:
-    """Print a bucket class as in a program's first line."""
+    """Return a bucket class (a range of step sizes) as text: `decode tokens=[1, 16] q_max=1`."""
     q_max = "any" if bucket.q_max is None else str(bucket.q_max)
     features = "".join(f" +{feature}" for feature in bucket.features)
     return f"{bucket.name} tokens=[{bucket.tokens[0]}, {bucket.tokens[1]}] q_max={q_max}{features}"
 
 
 def print_program(program: Program) -> str:
-    """Print the program as text that ends in a newline."""
+    """Return the program as text, which ends in a newline and can be parsed."""
     header = f"program {program.name} stage={program.stage.name}"
     if program.bucket is not None:
         header += f" bucket={bucket_text(program.bucket)}"
@@ -99,9 +99,9 @@ def print_program(program: Program) -> str:
 
 
 def print_region_body(body: Program) -> str:
-    """Print a region's body with names replaced by indices, so that equal text means equal code.
+    """Return the calls of a region as text with names replaced by indices, so that equal text means equal code.
 
-    Two layers of a model print the same, because they differ in names and origins only.
+    The regions of two layers have the same text, because they differ in names and origins only.
     """
     names: dict[fx.Node, str] = {}
     lines = [f"dim {dim}" for dim in body.dims.values()]

@@ -45,7 +45,7 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.
 
 @dataclass(frozen=True)
 class Dim:
-    """A bounded symbol: `lo <= size <= hi`, both inclusive."""
+    """The bounds of a symbol in shapes, such as "T" for the tokens of a step: `lo <= size <= hi`."""
 
     name: str
     lo: int
@@ -78,7 +78,10 @@ def contiguous_strides(shape: tuple[Size, ...]) -> tuple[int, ...] | None:
 
 @dataclass(frozen=True)
 class TensorType:
-    """The type of a tensor. `strides` (in elements) is None for row-major. No stride depends on a symbol."""
+    """The type of a tensor. A size in `shape` is a number or a symbol such as "T".
+
+    `strides` are in elements; None for row-major. No stride depends on a symbol.
+    """
 
     dtype: torch.dtype
     shape: tuple[Size, ...]
@@ -97,7 +100,7 @@ class TensorType:
         return f"{DTYPE_NAMES[self.dtype]}[{body}]"
 
     def bind(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the shape with each symbol replaced by its size."""
+        """Return the shape with each symbol, such as "T", replaced by its size in `sizes`."""
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
 
     def holds(self, other: "TensorType") -> bool:
@@ -109,9 +112,10 @@ class TensorType:
         return self.dtype == other.dtype or (both_float and torch.promote_types(self.dtype, other.dtype) == self.dtype)
 
     def mismatch(self, tensor: torch.Tensor, sizes: Mapping[str, int] | None = None) -> str | None:
-        """Describe the difference between `tensor` and this type; return None if it fits.
+        """Return how `tensor` differs from this type, as text; None if it fits.
 
-        A symbol that `sizes` lacks fits any size. Strides of axes of size 0 or 1 are ignored.
+        `sizes` maps symbols such as "T" to sizes; a symbol that it lacks fits any size. Strides of axes of size 0 or 1
+        are ignored.
         """
         if tensor.dtype != self.dtype:
             return f"dtype {DTYPE_NAMES.get(tensor.dtype, tensor.dtype)}, expected {DTYPE_NAMES[self.dtype]}"
@@ -131,7 +135,10 @@ class TensorType:
 
 @dataclass(frozen=True)
 class StateType:
-    """The type of a state's value: one version of the tensors that stay on the device from step to step."""
+    """The type of a value that is a state: a tensor, such as a KV cache, that stays on the device between steps.
+
+    `name` is the state's name. A write returns a new version of the state, which has the same type.
+    """
 
     name: str
 
@@ -141,7 +148,7 @@ class StateType:
 
 @dataclass(frozen=True)
 class TupleType:
-    """The type of a call with several results."""
+    """The type of a call that returns several results: one type for each."""
 
     items: tuple["ValueType", ...]
 
@@ -154,7 +161,7 @@ ValueType = TensorType | StateType | TupleType
 
 @dataclass(frozen=True)
 class Placement:
-    """The placement of a value on one axis of the mesh.
+    """How a value is distributed over the ranks of one axis of the mesh.
 
     `kind` is "replicated", "shard" (split along `dim`) or "partial" (each rank holds one summand of the value).
     `segments` are the sizes, over all ranks, of the parts of a merged tensor; each part is split by itself. Only a
@@ -179,11 +186,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Split:
-    """How a mesh splits a param along `dim` on `axis`. Runs of `unit` elements, such as a head, stay on one rank.
+    """How a param would be split along `dim` over the ranks of the mesh axis `axis`.
 
-    `segments` are the sizes of the parts of a merged tensor; each part is split by itself. If the ranks do not divide
-    the number of units, the shard pass looks at two flags. If not `needed`, every rank keeps the whole param. Else, if
-    `repeat`, it repeats units (copies do not change the result). Else it refuses the mesh.
+    Runs of `unit` elements, such as a head, stay on one rank. `segments` are the sizes of the parts of a merged tensor;
+    each part is split by itself. If the ranks do not divide the number of units, the shard pass looks at two flags. If
+    not `needed`, every rank keeps the whole param. Else, if `repeat`, it repeats units (copies do not change the
+    result). Else it refuses the mesh.
     """
 
     axis: str
@@ -207,12 +215,14 @@ class Split:
 
     @property
     def turned(self) -> "Split":
-        """Return the split of the transposed matrix."""
+        """Return the same split for the transposed matrix: along the other axis."""
         return replace(self, dim=1 - self.dim)
 
 
 def concatenated(splits: Sequence[Split | None], sizes: Sequence[int]) -> Split | None:
-    """Return the split of tensors of `sizes` concatenated along axis 0; None if none of them is split.
+    """Return how a mesh splits the concatenation of tensors along axis 0; None if none of them is split.
+
+    `splits` are those of the tensors, None for a whole one. `sizes` are their sizes along axis 0.
 
     The result is as strict as every part. Its unit is the least common multiple of their units. It repeats units only
     if every part may, with the same unit. Raises VerifyError unless all parts are split along axis 0 of one mesh axis,

@@ -19,12 +19,16 @@ from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 @dataclass(frozen=True)
 class StageRules:
-    """The calls and properties that a stage allows.
+    """The calls and properties that a stage of the pipeline allows in a program.
 
-    `cached`: ops over states are legal, pure ones are not. `fused`: ops that decompose into others are legal. `pruned`:
-    every call must have a use. `mesh`: the program may be on a mesh, with a placement for every value. `open`: ops that
-    await insert-collectives are legal. `regions`: region calls are legal. `backends`: every call names its backend.
-    `planned`: the program has a plan.
+    mesh      the program may be on a mesh, with a placement for every value
+    open      ops that the pass insert-collectives will replace are legal
+    cached    ops that read and write states are legal, and the ops that they replaced are not
+    fused     ops that can be decomposed into simpler ones are legal
+    pruned    every call must have a use
+    regions   calls of regions are legal
+    backends  every call names its backend
+    planned   the program has a plan
     """
 
     mesh: bool = False
@@ -37,7 +41,7 @@ class StageRules:
     planned: bool = False
 
     def ops(self) -> frozenset[str]:
-        """Return the printed names of the legal calls, including ops of other packages."""
+        """Return the printed names of the ops that the stage allows, including ops of other packages."""
         barred = {"pure" if self.cached else "cached"} | (set() if self.open else {"open"})
         ops = (op for op in OPS.values() if op.legal not in barred)
         legal = {f"ingot.{op.name}" for op in ops if self.fused or not op.decompose}
@@ -57,11 +61,10 @@ RULES: Mapping[Stage, StageRules] = {
 
 
 def verify(program: Program, *, under: Stage | None = None, after: str = "") -> None:
-    """Raise VerifyError unless the program keeps every rule of its stage.
+    """Raise VerifyError unless the program keeps every rule of its pipeline stage.
 
-    `under` checks against the rules of a later stage, whose ops a pass on the way may already use. Ops that are legal
-    in the program's own stage stay legal until it reaches that stage. `after` names the pass that ran last, for the
-    message.
+    `under` names a later stage to check against: a pass on the way there may already use its ops. The ops that are
+    legal in the program's own stage then stay legal. `after` names the pass that ran last, for the message.
     """
     rules = RULES[program.stage if under is None else under]
     legal = rules.ops() | (RULES[program.stage].ops() if under is not None and program.stage < under else frozenset())
@@ -99,12 +102,12 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
 
 
 def _at(node: fx.Node, where: str) -> str:
-    """Return `where`, plus the node's line and column if the program was parsed from text."""
+    """Return the location `where` for an error, plus the node's line and column if the program was parsed from text."""
     return f"{where}, {node.meta['place']}" if "place" in node.meta else where
 
 
 def _check_names(program: Program, where: str) -> None:
-    """Check that each printed name means one value, and that each param and state has a placeholder."""
+    """Check that no two values print the same name, and that each param and state has a placeholder."""
     names: set[str] = set()
     for node in program.graph.nodes:
         if node.op != "output" and value_name(node) in names:
@@ -183,7 +186,10 @@ def _check_outputs(program: Program, where: str) -> None:
 
 
 def _check_effect(node: fx.Node) -> None:
-    """Check that an op that reads a state declares it: cse and dce decide by the declared effect alone."""
+    """Check that an op that takes a state is declared to read or write state.
+
+    The passes cse and dce rely on the declared effect alone.
+    """
     op = op_of(node.target)
     if op is None or op.effect in (Effect.READS_STATE, Effect.WRITES_STATE):
         return
@@ -227,8 +233,10 @@ def _check_placeholder(node: fx.Node, program: Program) -> None:
 
 
 def _check_states(program: Program, where: str) -> None:
-    """Check that each state has one chain of versions: written in order, not read once overwritten, the last
-    returned."""
+    """Check the versions of each state: each is overwritten at most once and not read afterwards.
+
+    The program must return the last version.
+    """
     order = {node: index for index, node in enumerate(program.graph.nodes)}
     outputs = program.output_nodes()
     returned = _at(program.graph.output_node(), where)
@@ -256,7 +264,7 @@ def _check_states(program: Program, where: str) -> None:
 
 
 def _writer(version: fx.Node, where: str) -> fx.Node | None:
-    """Return the call that writes the next version of a state, or None. Raises VerifyError for two."""
+    """Return the call that overwrites a version of a state; None if no call does. Raises VerifyError if two do."""
     found = [user for user in version.users if version in states_written(user)]
     if len(found) > 1:
         writers = " and ".join(f"%{node.name}" for node in found)
@@ -265,7 +273,10 @@ def _writer(version: fx.Node, where: str) -> fx.Node | None:
 
 
 def _next_version(writer: fx.Node, name: str, where: str) -> fx.Node:
-    """Return the result of `writer` that is the new version of state `name`."""
+    """Return the node that is the new version of the state `name`: the call `writer` itself, or an item of its tuple.
+
+    Raises VerifyError if not exactly one node takes it.
+    """
     if isinstance(writer.meta["type"], StateType):
         return writer
     found = [node for node in writer.users if node.target is operator.getitem and node.meta["type"] == StateType(name)]

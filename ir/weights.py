@@ -1,4 +1,4 @@
-"""The weight of a matmul as one object: its format and its stored tensors."""
+"""The weight of a matmul as one object, whether it is stored as one tensor or as elements, scales and zeros."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ingot.ir.program import named_arguments
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A weight as a matmul reads it. `parts` holds its stored tensors by name, in the format's order."""
+    """The weight that a matmul reads. `parts` maps "weight", and "scales" and "zeros" if any, to the nodes."""
 
     format: Format
     parts: Mapping[str, fx.Node]
@@ -22,15 +22,17 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class Product:
-    """A matmul with a weight, `x @ weight.T + bias`, for any storage format."""
+    """The operands of a matmul with a weight in any storage format: `x @ weight.T + bias`; `bias` None adds none."""
 
     x: fx.Node
     weight: StoredWeight
     bias: fx.Node | None
 
     def call(self) -> tuple[Op, list[Any], dict[str, Any]]:
-        """Return the op that computes it with its arguments and attributes: `linear` for a plain weight, else
-        `quant_linear`."""
+        """Return the op that computes this matmul, its positional arguments and its attributes.
+
+        The op is `linear` for a plain weight, else `quant_linear`.
+        """
         if self.weight.format.name == "plain":
             return ops.linear, _trimmed([self.x, self.weight.parts["weight"], self.bias]), {}
         parts = [self.weight.parts.get(part) for part in ("weight", "scales", "zeros")]
@@ -38,7 +40,7 @@ class Product:
 
 
 def product_of(node: fx.Node) -> Product | None:
-    """Return the matmul that a node calls; None for another node."""
+    """Return the matmul that a call of `linear` or `quant_linear` computes; None for any other node."""
     op = op_of(node.target)
     if op not in (ops.linear, ops.quant_linear) or op is None:
         return None

@@ -1,4 +1,4 @@
-"""The measured times of a call's backends, and the backend chosen by them."""
+"""The measured times of the backends that can compute a call, and the choice among these backends."""
 
 from typing import Annotated, Literal
 
@@ -13,8 +13,11 @@ _ALIKE = 0.02
 
 
 class Candidate(BaseModel):
-    """A backend of a call, with the executable that it built and its folder; None for a backend of existing
-    functions."""
+    """A backend that can compute a call, to be timed against others.
+
+    `executable` is the code that it compiled for the call, stored in `folder`; both are None for a backend that calls
+    existing functions.
+    """
 
     model_config = _FROZEN
     backend: str
@@ -23,7 +26,7 @@ class Candidate(BaseModel):
 
 
 class BackendTime(BaseModel):
-    """The time of one call in a step with `tokens` tokens of `sequences` sequences."""
+    """The measured time of one call of an op, in a step with `tokens` tokens of `sequences` sequences."""
 
     model_config = _FROZEN
     tokens: Annotated[int, Field(gt=0)]
@@ -32,10 +35,12 @@ class BackendTime(BaseModel):
 
 
 class BackendTimes(BaseModel):
-    """The backend of the calls with the text `call`, in the steps of the bucket class with the text `bucket`.
+    """The backend that was chosen for a call by timing, with the measured times.
 
-    `times` holds the times of all timed backends, the cheapest claim first, each in the same steps. `source` is
-    "measured" if times decided, in this compile or in the one that filled the cache, and "given" if a log did.
+    `call` is the call's text by lines and `bucket` the text of the bucket class (range of step sizes) that it was timed
+    for; together they identify equal calls. `times` maps each timed backend to its times, the one with the lowest
+    claimed cost first. All were timed in the same steps. `source` is "measured" if this compile, or the one that filled
+    the cache, timed them, and "given" if a tuning log did.
     """
 
     model_config = _FROZEN
@@ -47,7 +52,7 @@ class BackendTimes(BaseModel):
 
     @property
     def key(self) -> str:
-        """Return a key that is equal for times of the same call."""
+        """Return a key that identifies the call and its bucket class."""
         return call_key(self.call, self.bucket)
 
     @model_validator(mode="after")
@@ -61,8 +66,12 @@ class BackendTimes(BaseModel):
 
 
 class Decision(BaseModel):
-    """The way in which a call's backend was chosen among several: by times ("timed" in this compile or the one that
-    filled the cache, "given" by a log), or by the costs of their claims ("ranked") for `reason`."""
+    """How a call's backend was chosen among several.
+
+    `decided` is "timed" if measured times decided, from this compile or the one that filled the cache; "given" if the
+    times of a tuning log did; "ranked" if the costs that backends claim did, and `reason` says why. `times` maps each
+    timed backend to its times.
+    """
 
     model_config = _FROZEN
     decided: Literal["timed", "given", "ranked"]
@@ -71,13 +80,13 @@ class Decision(BaseModel):
 
     @staticmethod
     def of(found: "BackendTimes | str") -> "Decision":
-        """Return the decision from the times, or from the reason why there are none."""
+        """Return how a backend was chosen, from the times of the backends, or from the reason why there are none."""
         if isinstance(found, str):
             return Decision(decided="ranked", reason=found)
         return Decision(decided="timed" if found.source == "measured" else "given", times=found.times)
 
     def of_backend(self, backend: str) -> str:
-        """Return the times of a backend as text; "" if it was not timed."""
+        """Return the measured times of one backend as text, for display; "" if it was not timed."""
         return ", ".join(f"{one.microseconds:.1f} µs of {one.tokens} tokens" for one in self.times.get(backend, ()))
 
     def __str__(self) -> str:
@@ -89,8 +98,10 @@ def call_key(call: tuple[str, ...], bucket: str) -> str:
 
 
 def fastest(times: dict[str, tuple[BackendTime, ...]]) -> str:
-    """Return the backend with the least total time over all steps, so that long steps count most. Among equals, the
-    first."""
+    """Return the backend with the least total time over all timed steps.
+
+    `times` maps each backend to its times. The first one within 2 % of the least is returned.
+    """
     total = {backend: sum(one.microseconds for one in some) for backend, some in times.items()}
     bound = min(total.values()) * (1 + _ALIKE)
     return next(backend for backend in times if total[backend] <= bound)

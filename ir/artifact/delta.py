@@ -1,4 +1,4 @@
-"""Deltas: a text as its difference from a base text, with line ranges of the base and lines of its own.
+"""Deltas: a text stored as its difference from a base text, by ranges of the base's lines and by new lines.
 
 A delta is text too, and exact:
 
@@ -6,7 +6,7 @@ A delta is text too, and exact:
     base trace/04-insert-ending.delta
     sha256 5c1d…                            of the resulting text, in UTF-8
     =1-40                                   lines 1 to 40 of the base
-    +%linear = ingot.linear(…               a line of its own
+    +%linear = ingot.linear(…               a new line
 """
 
 import hashlib
@@ -18,8 +18,10 @@ _DELTA = "delta 1"  # the first line, with the version of the format
 
 
 def encode_delta(text: str, base: str, base_file: str) -> str:
-    """Return the delta of `text` from `base`, the text of `base_file`. Its time is proportional to both sizes: lines of
-    the base may be taken in any order, so no alignment is needed."""
+    """Return `text` as a delta: ranges of lines of `base`, the text of `base_file`, and new lines.
+
+    Takes time proportional to both sizes: lines of the base may be taken in any order, so no alignment is needed.
+    """
     lines, old = text.split("\n"), base.split("\n")
     first: dict[str, int] = {}
     for index, line in enumerate(old):
@@ -42,7 +44,10 @@ def encode_delta(text: str, base: str, base_file: str) -> str:
 
 
 def decode_delta(delta: str, read: Callable[[str], str], file: str) -> str:
-    """Return the text of a delta; `read` returns the text of its base. Raises ArtifactError if the delta is damaged."""
+    """Return the text that a delta encodes. `read` returns the text of a file, here of the delta's base.
+
+    `file` is the delta's own file, for messages. Raises ArtifactError if the delta is damaged.
+    """
     lines = delta.split("\n")
     if lines[0] != _DELTA or len(lines) < 4 or lines[-1] != "":
         raise _damaged(file, f"begins with {lines[0][:80]!r}" if lines[0] != _DELTA else "is cut short")

@@ -1,4 +1,4 @@
-"""SHA-256 of JSON values, and of files in chunks, so that threads share a large file and damage can be located."""
+"""SHA-256 of JSON values, and of files in chunks, so that threads can share a large file and damage be located."""
 
 import hashlib
 import os
@@ -13,12 +13,12 @@ _BLOCK_BYTES = 1 << 20  # the memory of one thread; hashlib releases the GIL for
 
 
 def chunk_count(size: int) -> int:
-    """Return the number of chunks of a file of `size` bytes; 0 for an empty file."""
+    """Return how many chunks of 64 MiB, hashed one by one, a file of `size` bytes has; 0 for an empty file."""
     return -(-size // CHUNK_BYTES)
 
 
 def digest_chunk(path: Path, index: int) -> str:
-    """Return the SHA-256, in hex, of bytes [index, index + 1) × CHUNK_BYTES of a file. Raises OSError."""
+    """Return the SHA-256, in hex, of one chunk of a file: the 64 MiB from byte `index` × 64 MiB on. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         file.seek(index * CHUNK_BYTES)
@@ -30,15 +30,18 @@ def digest_chunk(path: Path, index: int) -> str:
 
 
 def digest_chunks(path: Path, threads: int | None = None) -> tuple[str, ...]:
-    """Return the SHA-256, in hex, of each chunk of a file. Raises OSError."""
+    """Return the SHA-256, in hex, of each chunk of 64 MiB of a file, computed by `threads` threads.
+
+    By default as many threads as cores, at most eight. Raises OSError.
+    """
     return digest_files([path], threads)[0]
 
 
 def digest_files(paths: Sequence[Path], threads: int | None = None) -> list[tuple[str, ...]]:
-    """Return `digest_chunks` of each file, in the order of `paths`. Hashes the chunks of all files in parallel.
+    """Return, for each file of `paths`, the SHA-256 in hex of each of its chunks of 64 MiB.
 
-    `threads` defaults to the number of cores of this process, at most eight (more are faster than the disk). Raises
-    OSError.
+    Hashes the chunks of all files in parallel. `threads` defaults to the number of cores of this process, at most eight
+    (more are faster than the disk). Raises OSError.
     """
     counts = [chunk_count(path.stat().st_size) for path in paths]
     chunks = [(path, index) for path, count in zip(paths, counts, strict=True) for index in range(count)]
@@ -52,7 +55,10 @@ def digest_json(value: object) -> str:
 
 
 def digest_many(chunks: Sequence[tuple[Path, int]], threads: int | None = None) -> list[str]:
-    """Return `digest_chunk` of each (file, chunk index), in the order given. Raises OSError."""
+    """Return the SHA-256, in hex, of each chunk (file, index of a 64 MiB chunk), in order, by several threads.
+
+    By default as many threads as cores, at most eight. Raises OSError.
+    """
     workers = min(threads or min(len(os.sched_getaffinity(0)), 8), max(len(chunks), 1))
     if workers == 1:
         return [digest_chunk(path, index) for path, index in chunks]

@@ -1,7 +1,7 @@
-"""The golden run: results of an artifact on the compiling machine, to be repeated where it is served.
+"""The golden run: a short run of an artifact on the compiling machine, which `ingot verify` repeats and compares.
 
-This is the schema of golden/run.json. Its bits depend on one machine's arithmetic, so no identity includes the file.
-`files` ties it to the files that ran.
+This is the schema of golden/run.json. Its bits depend on one machine's arithmetic, so no identity of the artifact
+includes the file.
 """
 
 from typing import Annotated, Literal, Self
@@ -21,14 +21,21 @@ class _Record(BaseModel):
 
 
 class Machine(_Record):
-    """The facts that affect bits besides the artifact and its target: the processor, and the threads of torch's ops."""
+    """The facts of a machine that affect a run's bits, in addition to the artifact and its target.
+
+    `processor` is the processor's name, `threads` the number of threads of torch's ops.
+    """
 
     processor: str
     threads: Annotated[int, Field(ge=1, le=4096)]
 
 
 class Row(_Record):
-    """One row of logits: the SHA-256 of its bytes, the largest logits with their token ids, and the sampled token."""
+    """One row of logits in a golden run.
+
+    `digest` is the SHA-256 of its bytes. `top` holds (token id, logit) of the largest logits. `token` is the sampled
+    token; -1 if none could be sampled.
+    """
 
     digest: Digest
     top: Annotated[tuple[tuple[Index, Logit], ...], Field(min_length=1)]
@@ -36,25 +43,32 @@ class Row(_Record):
 
 
 class StepResult(_Record):
-    """The results of a step: the bucket class that ran it, and a row for each of its tokens, in order."""
+    """The results of one step of a golden run: a row of logits for each of its tokens, in order.
+
+    `bucket` is the name of the bucket class (range of step sizes) that ran the step.
+    """
 
     bucket: str
     rows: tuple[Row, ...]
 
 
 class EntryRun(_Record):
-    """The run of one entry: the backend of each instruction by bucket class, and the results of each step."""
+    """The golden run of one entry (program of the model).
+
+    `backends` maps a bucket class to the backend of each of its instructions. `steps` are the results of each step.
+    """
 
     backends: dict[str, tuple[str, ...]]
     steps: tuple[StepResult, ...]
 
 
 class GoldenRun(_Record):
-    """Requests, their schedule, and the results.
+    """The contents of golden/run.json: requests, their schedule, and the results on one machine.
 
-    `files` holds the files that a run reads (the plan, weights, executables), as they were. `requests` are token ids.
-    For each pair in `schedule[i]`, step i runs that many more tokens of the request with that index. Requests are
-    teacher-forced: sampled tokens are recorded but not used. Pages come from a pool permuted by `seed`.
+    `files` lists the files that the run read (the plan, weights, executables), with digests. `requests` are token ids.
+    `schedule[i]` holds pairs (index of a request, count): step i runs the next `count` tokens of that request. Requests
+    are teacher-forced: sampled tokens are recorded but not used. Pages come from a pool in an order permuted by `seed`.
+    `entries` holds the results by entry of the model.
     """
 
     machine: Machine
@@ -82,7 +96,7 @@ class GoldenRun(_Record):
         return self
 
     def places(self, step: int) -> list[tuple[int, int]]:
-        """Return the request and position of each row of a step."""
+        """Return (index of the request, position in it) of each row of logits of the step with this index."""
         done = [0] * len(self.requests)
         for fed in self.schedule[:step]:
             for index, count in fed:

@@ -48,7 +48,7 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]  # a list is accepted as
 
 
 def path_problem(path: str) -> str:
-    """Return why `path` is not a valid file name inside an artifact, or "" if it is one.
+    """Return why `path` may not name a file of an artifact; "" if it may.
 
     A name is relative, with forward slashes, in printable ASCII, and cannot leave the folder.
     """
@@ -66,7 +66,10 @@ class _Record(BaseModel):
 
 
 class FileEntry(_Record):
-    """One file: `path` relative to the artifact, `size` in bytes, SHA-256 in hex of each chunk of CHUNK_BYTES."""
+    """A file of an artifact as the manifest lists it.
+
+    `path` is relative to the artifact, `size` in bytes. `chunks` holds the SHA-256, in hex, of each chunk of 64 MiB.
+    """
 
     path: str
     size: Size
@@ -87,11 +90,11 @@ class FileEntry(_Record):
 
 
 class Manifest(_Record):
-    """The contents of manifest.json.
+    """The contents of an artifact's manifest.json.
 
-    `exe_keys` and `request_key` identify its executables and the request that it answers. `target` and `versions` are
-    what a machine needs to load it. `model` holds the few numbers that users need (architecture, dtype, vocab_size,
-    max_seq_len, max_batch, max_tokens). `files` is sorted by path.
+    `request_key` identifies the compile request that the artifact answers, `exe_keys` its executables. A machine can
+    load the artifact if it has this `target` and these `versions` of packages. `model` holds the facts that users need
+    (architecture, dtype, vocab_size, max_seq_len, max_batch, max_tokens). `files` is sorted by path.
     """
 
     schema_version: int
@@ -116,17 +119,18 @@ class Manifest(_Record):
 
 
 class WeightPart(_Record):
-    """A rank's part of a weight: `offset` is in bytes from the start of `file`."""
+    """The location of one rank's part of a weight: `offset` is in bytes from the start of `file`."""
 
     file: str
     offset: Size
 
 
 class WeightEntry(_Record):
-    """One weight in weights.json: its recipe's text, and its location or the weight that it is the same as.
+    """One weight in weights.json: how it was made, and where it is stored.
 
-    `offset` is in bytes from the start of `file`. `shard` says how each axis of the mesh splits it. A weight that a
-    mesh splits is stored in `parts`, one per rank in order, and `shape` is that of a part.
+    `recipe` is the text of the recipe that made it from the checkpoint. It is stored `offset` bytes from the start of
+    `file`, or equals the weight named `same_as`, or is stored in `parts`, one per rank of the mesh in order. `shard`
+    holds a placement per axis of the mesh, as text. `shape` is the shape on one rank.
     """
 
     recipe: str
@@ -146,9 +150,10 @@ class WeightEntry(_Record):
 
 
 def checksum_text(manifest: bytes, outside: Mapping[str, bytes]) -> tuple[str, str]:
-    """Return the text of manifest.sha256, which `sha256sum -c` reads, and the `build_id`.
+    """Return the text of manifest.sha256, which `sha256sum -c` reads, and the artifact's `build_id`.
 
-    `manifest` holds the bytes of manifest.json, `outside` those of the existing files of OUTSIDE_IDENTITY.
+    `manifest` holds the bytes of manifest.json. `outside` maps the paths of the golden run and the timings, if they
+    exist, to their bytes.
     """
     build_id = hashlib.sha256(manifest).hexdigest()
     lines = [f"{build_id}  {MANIFEST}\n"]

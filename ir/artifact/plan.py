@@ -18,26 +18,27 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 # compiled regions there. Measured with the bundled model on two cores with AVX-512, compiled with limits of 1 and of
 # 64: a decode step of 16 takes 2.4 ms on kernels and 2.9 ms on regions, one of 32 takes 4.7 and 3.5 ms.
 FEW_TOKENS = 16
-# The same on a GPU, where arithmetic is cheaper. Up to this many tokens, matmuls run on kernels that read a weight once
+# The limit on a GPU, where arithmetic is cheaper. Up to it, matmuls run on kernels that read a weight once
 # and fuse the ops around them, and a kernel program computes attention for one token. Above, the library's matmuls are
 # faster, and attention computes blocks of tokens.
 GPU_FEW_TOKENS = 64
 
 
-# The feature of bucket classes in which a row has the same bits in every class and with any other rows in its step.
+# The feature of bucket classes that compute a row of a step with the same bits, whatever the class and the other rows.
 BATCH_INVARIANT = "batch-invariant"
 
 
 def owed_features(*, deterministic: bool) -> tuple[str, ...]:
-    """Return the `features` that the lowerings of all bucket classes must have."""
+    """Return the features that every bucket class of an artifact must have; empty unless it is deterministic."""
     return (BATCH_INVARIANT,) if deterministic else ()
 
 
 class BucketClass(BaseModel):
-    """The steps that one lowering serves.
+    """A range of step sizes that share one lowering of the program, such as "decode" for steps of up to 16 tokens.
 
-    `tokens` bounds T, both ends inclusive. `q_max` bounds the tokens of one sequence in a step: 1 for pure decode, k
-    for speculation, None for any. `features` names other things that the steps use or that the lowering must provide.
+    `tokens` holds the fewest and the most tokens of a step. `q_max` bounds the tokens of one sequence in a step: 1 for
+    pure decode, k for speculation, None for any. `features` names what the lowering must provide in addition, such as
+    "batch-invariant".
     """
 
     model_config = _FROZEN
@@ -64,17 +65,20 @@ _TYPE = re.compile(r"(\w+)\[([^\];]*)")
 
 
 def shape_text(type_text: str) -> list[str]:
-    """Return the sizes of a type, numbers and dims, without the parser, which imports torch."""
+    """Return the sizes in a type's text, numbers and symbols: ["T", "64"] for "f32[T, 64]"; empty for another text.
+
+    Unlike the parser, it does not import torch.
+    """
     found = _TYPE.match(type_text)
     return [size.strip() for size in found[2].split(",")] if found else []
 
 
 class Executable(BaseModel):
-    """Compiled code of a region: a backend's `emit` writes it and its `load` reads it. On a GPU, CUDA graphs capture
-    its calls: its launches depend only on shapes, and the host reads nothing.
+    """The compiled code of a region or call: a backend's `emit` writes its files, and its `load` reads them.
 
-    `files` are relative to the executable's own folder. `workspace` is the peak allocation of one call in bytes,
-    results included, in the largest step.
+    `id` identifies the code. `inputs` and `outputs` are types as text. `files` are relative to the executable's own
+    folder. `workspace` is the peak allocation of one call in bytes, results included, in the largest step. On a GPU,
+    CUDA graphs capture its calls: its launches depend only on shapes, and the host reads no result.
     """
 
     model_config = _FROZEN
@@ -87,14 +91,14 @@ class Executable(BaseModel):
 
 
 class Ref(BaseModel):
-    """A value, input, param or state by name."""
+    """An argument of an instruction that names a tensor: a value, input, param or state of the plan."""
 
     model_config = _FROZEN
     ref: str
 
 
 class DType(BaseModel):
-    """A dtype among the arguments of an op, by its IR name."""
+    """An argument of an instruction that is a dtype, by its name in programs, such as "bf16"."""
 
     model_config = _FROZEN
     dtype: str
@@ -105,11 +109,12 @@ Argument = Annotated[Ref | DType | Scalar | tuple[Scalar, ...], Field(union_mode
 
 
 class Instruction(BaseModel):
-    """One call. `target` is an op ("ingot.embedding") or an executable ("exe.<id>"). If an op has an `executable`, that
-    was compiled for the types of this call and computes it; it takes the call's tensors in order.
+    """One call that the runtime executes.
 
-    `results` names the call's results, getitems folded in ("" for an unused one). `updates` names the states that it
-    updates in place instead of returning. `frees` names the values that nothing reads afterwards.
+    `target` is an op ("ingot.embedding") or an executable ("exe.<id>"). If `executable` is set for an op, it is the id
+    of code that was compiled for the types of this call and computes it from the call's tensors, in order. `results`
+    names each result of the call, "" for an unused one. `updates` names the states that it updates in place. `frees`
+    names the values that no later instruction reads.
     """
 
     model_config = _FROZEN
@@ -124,16 +129,16 @@ class Instruction(BaseModel):
 
     @property
     def calls(self) -> str | None:
-        """Return the id of the executable that computes the call; None if a backend's own function does."""
+        """Return the id of the executable that computes the instruction; None if a function of the backend does."""
         return self.target.removeprefix("exe.") if self.target.startswith("exe.") else self.executable
 
 
 class Value(BaseModel):
-    """A value between instructions.
+    """The memory of a value that one instruction makes and later ones read.
 
-    `buffer` is "pool" or "view". A pool value is allocated at its instruction, as a tensor of type `storage`, and freed
-    after the last use of it and of its views. A view is part of the memory of `of`, another value, input, param or
-    state.
+    `type` is its type as text. `buffer` is "pool" or "view". A value in the pool is allocated before its instruction,
+    as a tensor of type `storage`, and freed after the last use of it and of its views. A view shares the memory of
+    `of`: another value, or an input, param or state.
     """
 
     model_config = _FROZEN
@@ -144,7 +149,12 @@ class Value(BaseModel):
 
 
 class State(BaseModel):
-    """A state that the runtime allocates: its kind, group and unit, and its type with load-time dims open."""
+    """A state, such as a KV cache, that the runtime allocates when it loads the plan.
+
+    `kind` names its contents ("paged_kv", "row"). States of one `group` use the same page or row numbers. `unit` is
+    "token" if it grows with each token, else "sequence". `type` is a tensor type as text; symbols such as `pages` get
+    their size at loading.
+    """
 
     model_config = _FROZEN
     kind: str
@@ -154,10 +164,10 @@ class State(BaseModel):
 
 
 class BucketMemory(BaseModel):
-    """The most memory that steps of one bucket class allocate, in bytes.
+    """The most memory that a step of one bucket class (range of step sizes) allocates.
 
-    `sizes` are the dims of the largest step. `activations` holds all live values and the allocation of the running
-    call, at the instruction with index `peak`.
+    `sizes` maps symbols such as "T" to their sizes in the largest step. `activations` is the peak in bytes: all live
+    values, and what the running call allocates. It is reached at the instruction with index `peak`.
     """
 
     model_config = _FROZEN
@@ -167,7 +177,7 @@ class BucketMemory(BaseModel):
 
 
 class GroupMemory(BaseModel):
-    """The memory of a group of caches.
+    """The memory of a group of KV caches, which use the same page numbers.
 
     page                bytes of a page in all caches of the group
     pages_per_sequence  the most pages that a sequence of full length holds between steps
@@ -181,12 +191,12 @@ class GroupMemory(BaseModel):
 
 
 class ResidentMemory(BaseModel):
-    """The memory that stays from step to step, in bytes.
+    """The memory that a plan keeps from step to step, in bytes.
 
-    weights  all resident tensors, each once
-    states   states by device row
-    slot     a slot in all per-sequence states
-    groups   groups of caches by name (`ingot.ir.cache.groups`)
+    weights  all weights, each once
+    states   the states with a row per running sequence, such as the last token
+    slot     one sequence's entry in all states that are kept per sequence, such as those of convolutions
+    groups   the groups of KV caches by name
     inputs   the inputs of the largest step
     outputs  the outputs of the largest step: those of the previous step are held during a step
     """
@@ -201,13 +211,16 @@ class ResidentMemory(BaseModel):
 
     @property
     def page(self) -> int:
-        """Return the bytes of one page of each group."""
+        """Return the bytes of one page in every group of KV caches, added up."""
         return sum(group.page for group in self.groups.values())
 
 
 class BucketPlan(BaseModel):
-    """The instructions of one bucket class, in order. Those before index `ending` are the forward segment, the rest are
-    the ending's."""
+    """The instructions for the steps of one bucket class (range of step sizes), in order.
+
+    Those before index `ending` compute the model; the rest are the ending, for example sampling, and may run later.
+    `values` holds, by name, the values between instructions.
+    """
 
     model_config = _FROZEN
     bucket: BucketClass
@@ -224,12 +237,12 @@ class BucketPlan(BaseModel):
 
 
 class Plan(BaseModel):
-    """The plan of one entry. The executor has nothing left to decide.
+    """All that the executor needs to run one entry (program of a model): instructions, types and memory.
 
-    `ending` is the entry's ending as text (`ingot.ir.features.EndingUse`). `granule`: a step's tokens of a sequence
-    must end at a multiple of it, or at the sequence's end, because that many positions see each other. `outputs` are
-    the output types of each bucket class; the logits of a class may have a narrower dtype (`ir.outputs`). `executables`
-    holds regions by id, `libraries` the kernel libraries by backend.
+    `ending` is the text of the entry's ending, such as "sample". `granule`: a step's tokens of a sequence must end at a
+    multiple of it, or at the sequence's end, because that many positions see each other. `dims` maps symbols such as
+    "T" to (least, most). `inputs`, `params` and `outputs` map names to types as text; in a bucket class, logits may
+    have a narrower dtype. `executables` holds compiled code by id, `libraries` kernel libraries by backend.
     """
 
     model_config = _FROZEN
@@ -251,11 +264,11 @@ class Plan(BaseModel):
 
 
 class Plans(BaseModel):
-    """The plans of one rank: one for every entry of a model, by the entry's name.
+    """The plans that one rank runs: `plans` has one for every entry (program) of a model, by the entry's name.
 
     Entries share params and states of the same name, and executables and libraries of the same id. `round` lists the
     entries that run in each step, in order, `main` first. Each takes its inputs from those of the step, and passes
-    values to others in states.
+    values to the other entries in states.
     """
 
     model_config = _FROZEN
@@ -264,7 +277,7 @@ class Plans(BaseModel):
 
     @property
     def states(self) -> dict[str, State]:
-        """Return the states of all entries."""
+        """Return the states of all entries by name."""
         return {name: state for plan in self.plans.values() for name, state in plan.states.items()}
 
     @property
@@ -274,24 +287,24 @@ class Plans(BaseModel):
 
     @property
     def libraries(self) -> dict[str, Executable]:
-        """Return the libraries of all entries, by backend."""
+        """Return the kernel libraries of all entries, by backend."""
         return {name: one for plan in self.plans.values() for name, one in plan.libraries.items()}
 
     def all_executables(self) -> tuple[Executable, ...]:
-        """Return everything that was built: executables and libraries."""
+        """Return all compiled code of all entries: executables of regions and calls, and kernel libraries."""
         return (*self.executables.values(), *self.libraries.values())
 
 
 PLAN_FILE = "plan.json"
-# The position of all ranks of a mesh that run the same plans.
+# The key in `PlanFile.positions` if all ranks of a mesh run the same plans.
 ALL = "all"
 
 
 class PlanFile(BaseModel):
-    """plan.json: the plans of each rank of a mesh.
+    """The contents of plan.json: the plans of every rank of a mesh. Ranks with equal plans share them.
 
-    Ranks with the same plans share a position: on one device, and with tensor parallelism alone, all share "all".
-    `positions` holds the plans by position. `ranks` is the position of each rank, in the order of `ir.mesh.ranks`.
+    `ranks` holds for each rank, in order of its index, a key of `positions`, which holds the plans. On one device, and
+    with tensor parallelism alone, all ranks have the key "all".
     """
 
     model_config = _FROZEN
@@ -300,11 +313,11 @@ class PlanFile(BaseModel):
 
     @staticmethod
     def alike(plans: Plans, mesh: Mesh) -> "PlanFile":
-        """Return a file with the same plans for every rank of a mesh."""
+        """Return the contents of a plan.json in which every rank of a mesh has the same plans."""
         return PlanFile(positions={ALL: plans}, ranks=(ALL,) * world_size(mesh))
 
     def of(self, rank: int) -> Plans:
-        """Return the plans of a rank by its index. Raises ArtifactError if the file has none for it."""
+        """Return the plans of the rank with the index `rank`. Raises ArtifactError if the file has none for it."""
         position = self.ranks[rank] if rank < len(self.ranks) else None
         if position is None or position not in self.positions:
             found = f"its position '{position[:80]}' has none" if position is not None else "it has no position"

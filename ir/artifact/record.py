@@ -1,4 +1,4 @@
-"""The records of passes, from which a pass can be shown, diffed and repeated."""
+"""The records of pass runs: the program before and after each run, its rewrites and refusals."""
 
 import enum
 from collections.abc import Callable
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class Numerics(enum.Enum):
-    """The numerics contract of a pass. EXACT: bitwise the same under the interpreter. ROUNDING: the error against a
-    float64 interpretation is at most 1.25 times that of the program before, plus the tolerance table. LOSSY: needs a
-    quality score."""
+    """The numerics contract of a pass. EXACT: bitwise the same under the interpreter, but for the sign of a zero.
+    ROUNDING: the error against a float64 interpretation is at most 1.25 times that of the program before, plus the
+    tolerance table. LOSSY: needs a quality score."""
 
     EXACT = "exact"
     ROUNDING = "rounding"
@@ -18,7 +18,7 @@ class Numerics(enum.Enum):
 
 @dataclass(frozen=True)
 class Refusal:
-    """A node where a pass almost matched, or a backend's No, with the reason."""
+    """The reason why a pass did not rewrite a node that it almost matched, or why a backend declined a call."""
 
     node: str
     reason: str
@@ -26,8 +26,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One rewrite of a pass, with `index` from 0: the value at which it happened, and the values that it made and that
-    exist at the end of the pass. Values are named as in the text form, without the percent sign."""
+    """One rewrite that a pass applied; `index` counts them from 0.
+
+    `anchor` is the name of the value at which it was applied, `origin` where that comes from in the model. `made` names
+    the values that it added and that exist at the end of the pass. Names are as in a program's text, without "%".
+    """
 
     index: int
     anchor: str
@@ -36,9 +39,10 @@ class Rewrite:
 
 
 class Snapshot:
-    """A program's text, printed at the first request: most compiles print all, some none.
+    """The text of a program, printed when it is first read, because some compiles never read it.
 
-    The printer is an argument, because programs hold records: this module may not import programs or their text form.
+    The program must not change until then. The printer is an argument, because this module cannot import programs:
+    they import it.
     """
 
     def __init__(self, program: object, print_program: Callable[[Any], str]) -> None:
@@ -47,7 +51,7 @@ class Snapshot:
         self._text = ""
 
     def of(self, program: object) -> bool:
-        """Return whether it is a snapshot of this very object, and not printed yet."""
+        """Return whether this is a snapshot of the object `program` that is not printed yet."""
         return self._program is program
 
     @property
@@ -59,10 +63,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One run of one pass, on a program of the model's entry `entry`.
+    """The record of one run of one pass, on the program of the model's entry `entry`.
 
-    No identity includes `seconds` and `peak_bytes`, the most resident memory known of the process during the run (None
-    if the system does not report it).
+    `bucket` names the bucket class (range of step sizes) of the program, if it has one. `stage` is the pipeline stage
+    that the pass leads to. `op_count_diff` maps ops to the change in their number of calls. `peak_bytes` is the most
+    resident memory of the process during the run; None if the system does not report it. No identity of an artifact
+    includes `seconds` and `peak_bytes`.
     """
 
     name: str
@@ -95,8 +101,10 @@ class PassRecord:
         return len(self.rewrites)
 
     def summary(self) -> dict[str, Any]:
-        """Return the part of the record in passes.json: everything but texts, time and memory. A rewrite is [anchor,
-        origin, made]; its index is its position."""
+        """Return the record as it is written to passes.json: without programs, time and memory.
+
+        Each rewrite is a list [anchor, origin, made].
+        """
         return {
             "name": self.name,
             "entry": self.entry,

@@ -1,4 +1,4 @@
-"""The trace of a compile: the record of every pass, and the program before and after it. This file defines its format.
+"""The trace of a compile: the record of every pass run, and the program before and after it. Defines its files.
 
 trace/passes.json     a list of `PassRun`s in the order in which they ran; at the level "summary" without program texts
 trace/00-traced.ir    an entry's program from the frontend, as text; 00-traced@ENTRY.ir for entries other than main
@@ -35,7 +35,10 @@ _AGAIN = "compile the model again, or copy the artifact again"
 
 
 def trace_name(entry: str, bucket: str | None) -> str:
-    """Return the display name of a program: its entry unless main, and its bucket class if any."""
+    """Return the display name of a program: its entry, unless that is main, and its bucket class if any.
+
+    For example "draft@decode"; "" for main without a bucket class.
+    """
     return "@".join(part for part in ("" if entry == "main" else entry, bucket or "") if part)
 
 
@@ -62,8 +65,11 @@ class _RefusalRow(_Schema):
 
 
 class PassRun(_Schema):
-    """One run of one pass in passes.json: `PassRecord.summary`, and the files of the program before and after the pass,
-    None at the level "summary"."""
+    """One run of one pass as passes.json records it.
+
+    `before` and `after` are the trace's files with the program before and after the pass; None if the trace holds no
+    programs (level "summary"). A rewrite is (anchor, origin, made): where it was applied, and the values that it added.
+    """
 
     name: str
     entry: str
@@ -88,8 +94,11 @@ _RUNS = TypeAdapter(tuple[PassRun, ...])
 
 
 def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[PassRecord]) -> dict[str, str | list[Any]]:
-    """Return the files of a trace: texts, and passes.json as a value; empty at the level "none". `traced` holds the
-    text of each entry as traced, `records` those of all entries, each entry's in order."""
+    """Return the files of a trace by path: programs as text, and passes.json as a JSON value.
+
+    `level` "summary" writes passes.json alone, "none" nothing. `traced` maps each entry to its program from the
+    frontend, as text. `records` are the pass runs of all entries, in order.
+    """
     if level == "none":
         return {}
     rows = [record.summary() for record in records]
@@ -115,7 +124,10 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
 
 
 def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[str, str]) -> tuple[str, str]:
-    """Add a program to `files`, in the smaller of its two forms. Return its file and text."""
+    """Add a program to `files`, as text or, if that is smaller, as a delta from `base`. Return its file and text.
+
+    `base` is the (file, text) of another program. `stem` is the path of the new file without its ending.
+    """
     delta = encode_delta(text, base[1], base[0])
     file, written = (f"{stem}.delta", delta) if len(delta) < len(text) else (f"{stem}.ir", text)
     files[file] = written
@@ -127,8 +139,11 @@ def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[
 
 @dataclass(frozen=True)
 class TraceEntry:
-    """One run of one pass. `seconds` and `peak_bytes`, the peak of the process's resident memory, are None if the
-    artifact lost its timings or the system does not report them."""
+    """One run of one pass in an artifact's trace, with the programs before and after it.
+
+    `number` counts runs from 1. `seconds` and `peak_bytes`, the peak of the process's resident memory, are None if the
+    artifact lost its timings or the system does not report them.
+    """
 
     number: int
     run: PassRun = field(repr=False)
@@ -145,7 +160,7 @@ class TraceEntry:
 
     @property
     def title(self) -> str:
-        """Return the name with the entry unless main, and the bucket class: `choose-backends@decode`."""
+        """Return the pass with its bucket class, and its entry unless that is main: `choose-backends@decode`."""
         return self.run.title
 
     @property
@@ -158,7 +173,7 @@ class TraceEntry:
 
     @property
     def stage(self) -> str:
-        """Return the name of the stage that the pass leads to."""
+        """Return the name of the pipeline stage that the program has after the pass."""
         return self.run.stage
 
     @property
@@ -181,7 +196,7 @@ class TraceEntry:
 
     @property
     def op_count_diff(self) -> dict[str, int]:
-        """Return the change in the number of calls per op."""
+        """Return by how many calls of each op the pass changed the program; ops without a change are left out."""
         return self.run.op_count_diff
 
     @property
@@ -209,7 +224,10 @@ class TraceEntry:
         return _parsed(self.after_text)
 
     def diff(self) -> "ProgramDiff":
-        """Return what the pass changed in meaning. Raises ArtifactError if the trace has no programs."""
+        """Return the differences that the pass made to what the program computes.
+
+        Raises ArtifactError if the trace has no programs.
+        """
         return self.before.diff(self.after)
 
 
@@ -226,7 +244,7 @@ def _parsed(text: str) -> "Program":
 
 
 class Trace(Sequence[TraceEntry]):
-    """The runs of all passes in order: `trace[3]`, `trace["merge-linears"]`, `trace["choose-backends@decode"]`.
+    """The runs of all passes of a compile, in order, by index or name: `trace[3]`, `trace["choose-backends@decode"]`.
 
     If a pass ran in several stages, its name means the last run; `trace["cse@NORMAL"]` is the run of that stage.
     """
@@ -255,8 +273,10 @@ class Trace(Sequence[TraceEntry]):
         return found[-1]
 
     def runs(self, name: str) -> tuple[TraceEntry, ...]:
-        """Return every run that `name` means: a pass, optionally with `@` and its bucket class, entry or stage. Raises
-        OptionError if there is none."""
+        """Return every run of a pass: `name` is the pass, optionally with `@` and a bucket class, entry or stage.
+
+        Raises OptionError if there is none.
+        """
         wanted, *parts = name.split("@")
         found = tuple(
             entry
@@ -281,8 +301,11 @@ class Trace(Sequence[TraceEntry]):
 
 
 def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Trace:
-    """Return the trace of an artifact, from the values of passes.json and timings.json (None if lost); `read` returns a
-    file of the artifact as text. Raises ArtifactError; for damaged programs only when they are read."""
+    """Return the trace of an artifact.
+
+    `rows` is the JSON value of passes.json, `timings` that of timings.json, None if that is lost. `read` returns a file
+    of the artifact as text. Raises ArtifactError if they are malformed; a damaged program raises it when it is read.
+    """
     try:
         runs = _RUNS.validate_python(rows)
     except ValidationError as error:
@@ -300,7 +323,7 @@ def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Tra
 
 
 def _costs(timings: object, runs: Sequence[PassRun]) -> list[tuple[float | None, int | None]]:
-    """Return the seconds and peak memory of each run."""
+    """Return (seconds, peak bytes of memory) of each run from the value of timings.json; Nones if that is lost."""
     if timings is None:
         return [(None, None)] * len(runs)
     try:
@@ -313,7 +336,10 @@ def _costs(timings: object, runs: Sequence[PassRun]) -> list[tuple[float | None,
 
 
 class _Texts:
-    """The programs of a trace as text, by file. Caches the last one, which is the base of the next."""
+    """Reads the programs of a trace as text, by file, and decodes deltas.
+
+    Caches the last program, because the next file is often a delta from it.
+    """
 
     def __init__(self, read: Callable[[str], str]) -> None:
         self._read, self._known = read, ("", "")

@@ -1,4 +1,4 @@
-"""The tuning log: the tile sizes of kernels and the backends of calls, with their times."""
+"""The tuning log of a compile: the tile sizes of kernels and the backends of timed calls, with their times."""
 
 import json
 from collections.abc import Mapping
@@ -17,12 +17,13 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*\z")]
 
 
 class Choice(BaseModel):
-    """The tile sizes of `kernel` for a problem.
+    """The tile sizes of a Triton kernel for a problem: its shapes, dtypes and switches, by name.
 
-    `source` says where they come from: the backend's own table of measurements ("table"), its rule for problems outside
-    the table ("heuristic"), a log that was given ("given"), or measurements of this compile or of the cache
-    ("measured"). `microseconds` is the time of one call in a chain of equal calls, if it was timed. `reason` says what
-    was left out and why.
+    `tiles` maps the kernel's constants to sizes. `source` says where they come from: the backend's own table of
+    measurements ("table"), its rule for problems outside the table ("heuristic"), a tuning log that the user passed
+    ("given"), or measurements of this compile or of the cache ("measured"). `microseconds` is the time of one call in a
+    chain of equal calls; None if it was not timed. `reason` is a remark, such as that the given log has no sizes for
+    the problem.
     """
 
     model_config = _FROZEN
@@ -35,11 +36,11 @@ class Choice(BaseModel):
 
     @property
     def key(self) -> str:
-        """Return a key that is equal for choices of the same kernel and problem."""
+        """Return a key that identifies the kernel and the problem, whatever the tile sizes."""
         return choice_key(self.kernel, self.problem)
 
     def decides(self) -> dict[str, object]:
-        """Return the fields that determine code."""
+        """Return the fields that determine the compiled code: kernel, problem and tiles."""
         return self.model_dump(mode="json", include={"kernel", "problem", "tiles"})
 
     def __str__(self) -> str:
@@ -53,9 +54,12 @@ _CHOICES = TypeAdapter(tuple[Choice, ...])
 
 
 class TuningLog(BaseModel):
-    """Choices for one kind of machine: `target` is "cpu" or a compute capability as in "sm_90", `cores` the cores or
-    multiprocessors of the machine that they were made for. `calls` holds the backends of timed calls. Keys are
-    unique."""
+    """The tile sizes and backends that a compile chose for one kind of machine.
+
+    `target` is "cpu" or a compute capability such as "sm_90". `cores` is the number of cores or multiprocessors of the
+    machine that they were chosen for. `choices` holds the tile sizes, one per kernel and problem; `calls` the backends
+    of timed calls, one per call.
+    """
 
     model_config = _FROZEN
     version: Literal[2] = 2
@@ -76,16 +80,16 @@ class TuningLog(BaseModel):
         return self
 
     def given(self) -> tuple[Choice, ...]:
-        """Return the choices with the source "given", for a compile that uses this log."""
+        """Return the tile sizes with the source "given", for a compile that uses this log."""
         return tuple(choice.model_copy(update={"source": "given", "reason": ""}) for choice in self.choices)
 
     def given_calls(self) -> tuple[BackendTimes, ...]:
-        """Return the backends of calls with the source "given", for a compile that uses this log."""
+        """Return the backends of timed calls with the source "given", for a compile that uses this log."""
         return tuple(one.model_copy(update={"source": "given"}) for one in self.calls)
 
 
 def read_choices(values: object) -> tuple[Choice, ...]:
-    """Parse choices from JSON values."""
+    """Return the tile sizes that JSON values hold, checked. Raises pydantic's ValidationError for other values."""
     return _CHOICES.validate_json(json.dumps(values))
 
 
@@ -94,7 +98,7 @@ def choice_key(kernel: str, problem: Problem) -> str:
 
 
 def _fields(fields: Mapping[str, object]) -> str:
-    """Return numbers and names as `name=value`, and the names of switches that are on."""
+    """Return fields as text: numbers and names as `name=value`, and of switches the names of those that are on."""
     return ", ".join(
         name if value is True else f"{name}={value}" for name, value in fields.items() if value is not False
     )

@@ -1,1 +1,1 @@
-"""KV caches: dtypes, forms, groups, scratch pages, and the memory for pages and slots."""
+"""KV caches: their dtypes, shapes, groups of equal lifetime and scratch pages, and the memory that they need."""

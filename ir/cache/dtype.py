@@ -1,4 +1,4 @@
-"""The dtype of a KV cache: that of the keys, or eight-bit floats with one scale for keys and one for values.
+"""The dtype of a KV cache: the dtype of the keys, or eight-bit floats with one scale for keys and one for values.
 
 An f8e4m3 cache (OCP 8-bit floating point, arXiv 2209.05433) stores k / k_scale and v / v_scale. It divides in float32,
 saturates at 448 and rounds to nearest, ties to even. NaN stays NaN. Attention multiplies back: `k_scale` joins the
@@ -24,7 +24,7 @@ CACHE_DTYPES: Mapping[str, "torch.dtype | None"] = {"auto": None, "fp8": DTYPES[
 
 
 class Typed(Protocol):
-    """A tensor, or the type of one."""
+    """Anything with a dtype: a tensor, or the type of one in a program."""
 
     @property
     def dtype(self) -> Any: ...
@@ -32,7 +32,10 @@ class Typed(Protocol):
 
 @dataclass(frozen=True)
 class CacheScales:
-    """The divisors of keys and values in a cache write. Raises VerifyError unless both are positive numbers."""
+    """The scales of an eight-bit KV cache: a write divides keys by `k` and values by `v`.
+
+    Raises VerifyError unless both are positive numbers.
+    """
 
     k: float = 1.0
     v: float = 1.0
@@ -44,22 +47,24 @@ class CacheScales:
 
     @staticmethod
     def of(call: Mapping[str, Any]) -> "CacheScales":
-        """Return the scales of a bound call."""
+        """Return the scales in the arguments of an op call by name, `k_scale` and `v_scale`."""
         return CacheScales(call["k_scale"], call["v_scale"])
 
     def options(self) -> dict[str, float]:
-        """Return the scales that differ from the default, as attributes of an op."""
+        """Return the op attributes `k_scale` and `v_scale`, without those that are 1.0, the default."""
         return {name: value for name, value in (("k_scale", self.k), ("v_scale", self.v)) if value != 1.0}
 
 
 def is_narrow(dtype: "torch.dtype") -> bool:
-    """Return whether a cache of this dtype holds fewer bits than the keys."""
+    """Return whether `dtype` is the eight-bit float of narrow KV caches, f8e4m3."""
     return DTYPE_NAMES.get(dtype) == "f8e4m3"
 
 
 def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) -> None:
-    """Raise VerifyError unless the cache has the dtype of the keys (or of q), or f8e4m3; and for scales with any dtype
-    but f8e4m3."""
+    """Raise VerifyError unless the cache `kv` has the dtype of `keys` (keys or queries), or f8e4m3.
+
+    Scales other than 1.0 need f8e4m3.
+    """
     if kv.dtype != keys.dtype and not is_narrow(kv.dtype):
         found = " for ".join(DTYPE_NAMES.get(one.dtype, str(one.dtype)) for one in (kv, keys))
         raise VerifyError(f"a cache of {found}", expected="the dtype of keys and queries, or f8e4m3")
@@ -68,15 +73,17 @@ def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) ->
 
 
 def as_movable(x: "torch.Tensor") -> "torch.Tensor":
-    """Return a view of the same memory in a dtype that torch can copy, fill and select by index. It cannot do all of
-    that with eight-bit floats."""
+    """Return a view of an eight-bit float tensor as u8, because torch cannot copy, fill and index all such floats.
+
+    Other tensors are returned unchanged.
+    """
     import torch
 
     return x.view(torch.uint8) if is_narrow(x.dtype) else x
 
 
 def as_cached(x: "torch.Tensor", dtype: "torch.dtype", scale: float) -> "torch.Tensor":
-    """Return keys or values as a cache of `dtype` stores them."""
+    """Return keys or values `x` as a cache of `dtype` stores them: divided by `scale`, saturated and rounded."""
     import torch
 
     if scale != 1.0:

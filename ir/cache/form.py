@@ -1,4 +1,4 @@
-"""The form of a KV cache: the widths of keys and values, and their place in a page.
+"""The form of a KV cache: how keys and values are arranged in its pages.
 
 A cache is [pages, parts, page, kv_heads, row]. There are three forms:
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # so that `--help` does not import torch
 
 
 class Shaped(Protocol):
-    """A tensor, or the type of one."""
+    """Anything with a shape: a tensor, or the type of one in a program."""
 
     @property
     def shape(self) -> Any: ...
@@ -30,7 +30,11 @@ class Shaped(Protocol):
 
 @dataclass(frozen=True)
 class CacheForm:
-    """The numbers of a key and of a value per head and position. `shared`: a value is the first numbers of its key."""
+    """How a KV cache stores the key and the value of one head and position.
+
+    `key_width` and `value_width` count their numbers. `shared`: the value is not stored, but is the first numbers of
+    its key, as in multi-head latent attention.
+    """
 
     key_width: int
     value_width: int
@@ -48,8 +52,11 @@ class CacheForm:
 
     @staticmethod
     def given(q: Shaped, k: Shaped, v: Shaped | None, value_width: int | None) -> "CacheForm":
-        """Return the form for attention of q [T, H, D] over k and v. Raises VerifyError if these do not fit
-        together."""
+        """Return the form of the cache that attention of q [T, H, D] over k [T, KV, D] and v [T, KV, V] needs.
+
+        v is None if values are the first `value_width` numbers of keys. Raises VerifyError if the arguments do not fit
+        together.
+        """
         if k.shape[2] != q.shape[2]:
             raise VerifyError(
                 f"q has heads of {q.shape[2]} numbers and k of {k.shape[2]}", expected="heads of one width"
@@ -63,16 +70,21 @@ class CacheForm:
 
     @staticmethod
     def of(k: Shaped, v: Shaped | None, value_width: int | None = None) -> "CacheForm":
-        """Return the form that holds rows of k [T, KV, D] and v. If v is None, values are part of the keys; a write of
-        such keys needs no `value_width`."""
+        """Return the form of a cache that stores k [T, KV, D] and v [T, KV, V].
+
+        If v is None, values are the first `value_width` numbers of the keys; a cache write may omit `value_width`.
+        """
         if v is None:
             return CacheForm(k.shape[2], k.shape[2] if value_width is None else value_width, shared=True)
         return CacheForm(k.shape[2], v.shape[2])
 
     @staticmethod
     def of_cache(shape: Sequence[Any], key_width: Any, value_width: int | None) -> "CacheForm":
-        """Return the form of a cache from its shape, the width of q and the `value_width` of the op that reads it.
-        Raises VerifyError if the shape fits no form."""
+        """Return the form of a cache of this shape, which an attention op reads.
+
+        `key_width` is the width of its q and k. `value_width` is that attribute of the op: None unless values are part
+        of the keys. Raises VerifyError if the shape fits no form.
+        """
         if value_width is not None:
             form = CacheForm(key_width, value_width, shared=True)
         elif len(shape) == 5 and shape[1] == 1 and shape[4] > key_width:
@@ -84,15 +96,17 @@ class CacheForm:
 
     @staticmethod
     def check_equal(kv: Shaped, k: Shaped, v: Shaped) -> None:
-        """Raise VerifyError for a cache that the fused ops cannot write: one with keys and values of different
-        widths."""
+        """Raise VerifyError unless k and v are equally wide and the cache `kv` has the shape for them.
+
+        The fused ops that write caches support no other form.
+        """
         form = CacheForm.of(k, v)
         if not form.equal:
             raise VerifyError(f"{form}", expected="keys and values of equal width, or kv_append")
         form.check(kv.shape)
 
     def check(self, shape: Sequence[Any]) -> None:
-        """Raise VerifyError unless a cache of this shape has this form."""
+        """Raise VerifyError unless a cache of the shape `shape` has this form."""
         if len(shape) != 5 or (shape[1], shape[4]) != (self.parts, self.row):
             raise VerifyError(
                 f"a cache {list(shape)} for {self}", expected=str(list(self.shape("page", "kv_heads"))).replace("'", "")
@@ -105,7 +119,7 @@ class CacheForm:
 
     @property
     def equal(self) -> bool:
-        """Return whether values are stored apart from keys and are as wide."""
+        """Return whether keys and values are equally wide and stored apart, at index 0 and 1 of the second axis."""
         return not self.shared and self.key_width == self.value_width
 
     @property
@@ -114,15 +128,15 @@ class CacheForm:
 
     @property
     def row(self) -> int:
-        """Return the size of the last axis."""
+        """Return the size of the cache's last axis: how many numbers are stored together for a head and position."""
         return self.key_width + (0 if self.equal or self.shared else self.value_width)
 
     def shape(self, page: Any, kv_heads: Any) -> tuple[Any, ...]:
-        """Return the shape of a cache; its number of pages is the dim `pages`."""
+        """Return the shape of a cache with `page` positions per page; its first size is the symbol "pages"."""
         return ("pages", self.parts, page, kv_heads, self.row)
 
     def value_offset(self, page: int, kv_heads: int) -> int:
-        """Return the distance in numbers from a key to its value."""
+        """Return how many numbers after a key its value is stored, with `page` positions per page; 0 if shared."""
         if self.equal:
             return page * kv_heads * self.key_width
         return 0 if self.shared else self.key_width
@@ -132,7 +146,7 @@ class CacheForm:
         return kv[:, 0, :, :, : self.key_width]
 
     def values(self, kv: "torch.Tensor") -> "torch.Tensor":
-        """Return the values [pages, page, kv_heads, value_width], a view like `keys`."""
+        """Return the values [pages, page, kv_heads, value_width], a view of the cache or of some of its pages."""
         if self.equal:
             return kv[:, 1]
         first = 0 if self.shared else self.key_width

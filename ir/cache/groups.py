@@ -1,4 +1,4 @@
-"""Cache groups: caches whose entries have the same lifetime share page numbers.
+"""Cache groups: KV caches that keep the same tokens use the same page numbers.
 
 A group is named by its lifetime. `full` keeps every token while its sequence runs. `window_N` and `chunked_N` serve
 attention with the masks of these names (`ingot.ir.masks`), and free a page that no later token reads. Each group has
@@ -21,14 +21,17 @@ _TABLE, _SLOTS = "page_table", "slots"
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """A cache group. `lifetime` is a mask with which no query sees a freed page; `causal` if the group keeps every
-    token."""
+    """A group of KV caches that keep the same tokens, and so share a pool of pages and a page table.
+
+    `lifetime` is the attention mask that decides which tokens are kept: a page that it hides from all later queries is
+    freed. `causal` keeps every token.
+    """
 
     lifetime: Mask = CAUSAL
 
     @staticmethod
     def named(name: str) -> "CacheGroup":
-        """Return the group of this name; FULL unless the name is that of a mask that forgets."""
+        """Return the group of this name, such as "window_1024" or "full". Any other name means FULL too."""
         try:
             return CacheGroup.of(Mask.named(name))
         except VerifyError:
@@ -36,12 +39,12 @@ class CacheGroup:
 
     @staticmethod
     def of(mask: Mask) -> "CacheGroup":
-        """Return the group of the caches that attention with this mask reads."""
+        """Return the group of the caches that attention with this mask reads: FULL unless it is a window or chunks."""
         return CacheGroup(mask) if mask.forgets else FULL
 
     @property
     def forgets(self) -> bool:
-        """Return whether the group frees pages before their sequence ends."""
+        """Return whether the group frees pages of a sequence that still runs, as for window attention."""
         return self.lifetime.forgets
 
     @property
@@ -50,45 +53,53 @@ class CacheGroup:
 
     @property
     def page_table(self) -> str:
-        """Return the name of the step input with the pages of each sequence."""
+        """Return the name of the step input that holds the page table of the group."""
         return f"{_TABLE}_{self.name}" if self.forgets else _TABLE
 
     @property
     def slots(self) -> str:
-        """Return the name of the step input with the slot of each token."""
+        """Return the name of the step input that holds the cache slot of each token in the group."""
         return f"{_SLOTS}_{self.name}" if self.forgets else _SLOTS
 
     @property
     def reserved(self) -> int:
-        """Return the number of pages of its pool that are never allocated."""
+        """Return how many pages at the start of the group's pool are never allocated: 1 if it frees pages, else 0.
+
+        Page 0 then stands for freed pages in page tables.
+        """
         return int(self.forgets)
 
     def held(self, pages: Iterable[int]) -> list[int]:
-        """Return the pages of a sequence without the placeholders of freed ones."""
+        """Return the page numbers of a sequence without those that stand for pages it has freed."""
         return [page for page in pages if page >= self.reserved]
 
     def first_page(self, position: int, page_size: int) -> int:
-        """Return the index of the first page that a query at `position` or later reads."""
+        """Return the index, in a sequence's list of pages, of the first one that queries from `position` on read."""
         return max(0, self.lifetime.first(position)) // page_size
 
     def pages_between_steps(self, num_tokens: int, page_size: int) -> int:
-        """Return the most pages that a sequence of `num_tokens` tokens holds while no step holds several of its
-        tokens."""
+        """Return the most pages that a sequence of `num_tokens` tokens holds between steps and during decode.
+
+        A step with several of its tokens, such as a prompt chunk, needs more.
+        """
         pages = -(-num_tokens // page_size)
         if not self.forgets:
             return pages
-        # The greatest offset of the first held position in its page: any for a window, a chunk's start for chunks.
+        # The greatest offset, within its page, of the first position that is kept. A window may begin at any offset,
+        # chunks only at multiples of their size.
         size = self.lifetime.size
         latest = page_size - (1 if self.lifetime.kind == "window" else math.gcd(size, page_size))
         return min(pages, -(-(latest + size) // page_size))
 
     def pages_read_at_once(self, num_tokens: int, page_size: int) -> int:
-        """Return the most pages in a prompt chunk of `num_tokens` tokens that nothing reads later. Readers are later
-        steps, and sequences that resume from the last page boundary before the chunk's end. Several chunks have no more
-        than one chunk of all their tokens."""
+        """Return the most pages that a prompt chunk of `num_tokens` tokens fills and that only its own step reads.
+
+        Later readers are later steps, and sequences that resume from the last page boundary before the chunk's end.
+        Several chunks have no more such pages than one chunk of all their tokens.
+        """
         if not self.forgets:
             return 0
-        kept = self.lifetime.size if self.lifetime.kind == "window" else 1  # a chunk may begin there
+        kept = self.lifetime.size if self.lifetime.kind == "window" else 1  # a chunk may begin at its end
         return max(0, num_tokens - kept) // page_size
 
 
@@ -96,12 +107,15 @@ FULL = CacheGroup()
 
 
 def ordered(groups: Iterable[CacheGroup]) -> list[CacheGroup]:
-    """Return each group once: FULL first, then by the number of tokens that they keep."""
+    """Return the groups in a fixed order, each once: FULL first, then by the number of tokens that they keep."""
     return sorted(set(groups), key=lambda group: (group.forgets, group.lifetime.size, group.name))
 
 
 def group_of_input(name: str) -> CacheGroup | None:
-    """Return the group of the page table or slots in the step input `name`; None for any other input."""
+    """Return the cache group for which the step input `name` is the page table or the slots.
+
+    None for any other input.
+    """
     for kind in (_TABLE, _SLOTS):
         if name == kind:
             return FULL
@@ -111,6 +125,6 @@ def group_of_input(name: str) -> CacheGroup | None:
 
 
 def table_groups(inputs: Iterable[str]) -> list[CacheGroup]:
-    """Return the groups with a page table among these step inputs, in order."""
+    """Return the cache groups that have a page table among the step inputs with these names, FULL first."""
     found = [group for name in inputs if (group := group_of_input(name)) is not None and name == group.page_table]
     return ordered(found)

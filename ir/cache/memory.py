@@ -1,4 +1,4 @@
-"""The division of a plan's memory: the needs of serving before the first page, and the pages."""
+"""The memory that serving a plan needs: weights, activations and states first, then pages of KV caches."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """The memory to serve a plan, in bytes.
+    """The memory that serving a model needs on one device, in bytes.
 
-    weights      resident tensors, each once
+    weights      all weights, each once
     activations  peak allocation of a step with its inputs, and the outputs of the last step of each entry
-    states       states by device row
-    groups       groups of caches by name
-    slot         a slot in all per-sequence states
-    sequences    the most sequences that run at once, each with a slot
-    scratch      the scratch pages of groups with a window, by name
+    states       the states with a row per running sequence, such as the last token
+    groups       the groups of KV caches by name, with the bytes of their pages
+    slot         one sequence's entry in all states that are kept per sequence, such as those of convolutions
+    sequences    the most sequences that run at once
+    scratch      the scratch pages of groups with a window, by name: pages for keys and values that one step reads
     granularity  the device maps memory into address ranges in multiples of this many bytes
     """
 
@@ -38,12 +38,12 @@ class MemoryNeed:
 
     @staticmethod
     def of(plans: Plans, granularity: int | None = 1) -> "MemoryNeed":
-        """Return the memory need of the plans of all entries.
+        """Return the memory that serving the plans of all entries needs.
 
-        Steps of entries run one after the other, so the largest allocation of a step counts. The outputs of a step may
-        be held while other entries run, so the outputs of all entries count. Each plan counts the weights of all
-        entries, and its own states; states of the same name are one. `granularity` None: the device cannot map memory
-        into several caches, so no group has scratch pages.
+        Entries run one after the other, so the largest allocation of a step counts. The outputs of a step may be held
+        while other entries run, so the outputs of all entries count. Each plan counts the weights of all entries, and
+        its own states; states of the same name are one. The device maps memory in multiples of `granularity` bytes.
+        None: it cannot map memory into several caches, so no group has scratch pages.
         """
         memories = [plan.memory for plan in plans.plans.values()]
         states, slot, groups = memories[0].states, memories[0].slot, memories[0].groups
@@ -67,7 +67,10 @@ class MemoryNeed:
 
     @property
     def fixed(self) -> int:
-        """Return the bytes needed before the first page and before the first slot beyond those of running sequences."""
+        """Return the bytes that serving needs without any page of a KV cache.
+
+        These are weights, activations, states, one slot per running sequence, and scratch pages.
+        """
         return self.weights + self.activations + self.states + self.sequences * self.slot + self.scratch_bytes
 
     @property
@@ -77,20 +80,23 @@ class MemoryNeed:
 
     @property
     def page(self) -> int:
-        """Return the bytes of one page of each group."""
+        """Return the bytes of one page in every group of KV caches, added up."""
         return sum(group.page for group in self.groups.values())
 
     @property
     def sequence(self) -> int:
-        """Return the bytes of the pages that one sequence of full length needs, with those that are never allocated."""
+        """Return the bytes of pages that serving one sequence of full length needs, in all groups of KV caches.
+
+        Includes pages that a pool reserves and never allocates.
+        """
         return sum(self.least(name) * group.page for name, group in self.groups.items())
 
     def least(self, name: str) -> int:
-        """Return the least pages of a group that serve one sequence of full length."""
+        """Return the fewest pages with which the cache group `name` can serve one sequence of full length."""
         return self.groups[name].pages_per_sequence + CacheGroup.named(name).reserved
 
     def most(self, name: str, sequences: int) -> int:
-        """Return the most pages of a group that this many sequences can use."""
+        """Return the most pages that so many running sequences can use in the cache group `name`."""
         own = sequences * self.groups[name].pages_per_sequence
         # With scratch pages, a long prompt chunk needs this many at once, and the step in flight may read as many.
         steps = 2 if self.has_scratch(name) else 1
@@ -103,17 +109,19 @@ class MemoryNeed:
         return min(group.pages_per_step, group.pages_per_sequence) if self.has_scratch(name) else group.pages_per_step
 
     def has_scratch(self, name: str) -> bool:
-        """Return whether a group has scratch pages."""
+        """Return whether the cache group `name` has scratch pages, which all its caches share during a step."""
         return name in self.scratch and self.scratch[name].pages > 0
 
     def pages_within(self, memory: int) -> int:
-        """Return the pages of each group that fit into `memory` bytes next to all else; negative if that does not
-        fit."""
+        """Return how many pages every cache group can have if serving may use `memory` bytes in all.
+
+        Negative if the rest (weights, activations, states) does not fit.
+        """
         return (memory - self.fixed) // self.page
 
 
 class PlannedState(NamedTuple):
-    """A state: its group, its type, and the largest sizes of the dims of the plan."""
+    """A state of a plan: its group, its tensor type, and the largest size of each symbol (such as "T") in the plan."""
 
     group: str
     type: "TensorType"
@@ -121,8 +129,11 @@ class PlannedState(NamedTuple):
 
 
 def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, int, dict[str, GroupMemory]]:
-    """Return (bytes of the states by device row, bytes of a slot, the groups of the states with pages), for states by
-    name."""
+    """Return the memory of `states`, by name, as a tuple of three.
+
+    First the bytes of states with a row per running sequence. Then the bytes of one slot, one sequence's entry in all
+    states that are kept per sequence. Then the groups of KV caches by name, with the bytes and numbers of their pages.
+    """
     kept = slot = 0
     pages: dict[str, int] = {}
     counts: dict[str, tuple[int, int]] = {}
@@ -149,13 +160,13 @@ def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, int, dict[str
 
 
 def _page_size(cache: "TensorType") -> int:
-    """Return the tokens per page of a cache [pages, parts, page_size, …]; any number for another shape."""
+    """Return the number of tokens per page of a KV cache [pages, parts, page_size, …]; 1 if the type shows none."""
     size = cache.shape[2] if len(cache.shape) > 2 else 1
     return size if isinstance(size, int) else 1
 
 
 def planned_states(plans: Iterable[Plan]) -> dict[str, PlannedState]:
-    """Return the states of these plans by name."""
+    """Return the states of these plans by name; states of the same name in several plans are one."""
     from ingot.ir.parse import parse_type  # here, so that `--help` does not import torch
 
     return {

@@ -15,12 +15,12 @@ from ingot.ir.cache.groups import CacheGroup
 
 @dataclass(frozen=True)
 class Scratch:
-    """The scratch pages of a group of caches.
+    """The scratch pages of a group of KV caches: pages for keys and values that only the step that writes them reads.
 
     pages     the number that the largest step needs; 0 if the group has none
     page      bytes of a page in one cache
-    caches    the number of caches that share these pages
-    why_none  the reason if the group has none
+    caches    the number of caches that share the memory of these pages
+    why_none  the reason if the group has none, else ""
     """
 
     pages: int = 0
@@ -29,9 +29,11 @@ class Scratch:
     why_none: str = ""
 
     def bytes(self, granularity: int) -> int:
-        """Return the most bytes that the group takes in addition to the pages of its pool, if memory is mapped in
-        multiples of `granularity`: one cache's scratch pages, and the rounding at their start and at the end of
-        memory."""
+        """Return the most bytes that scratch pages cost the group in addition to its pool, 0 without scratch pages.
+
+        That is one cache's scratch pages, and what is lost because memory is mapped in multiples of `granularity`
+        bytes.
+        """
         if not self.pages:
             return 0
         lost = (self.caches + 1) * (granularity - 1) + (self.page if granularity > 1 else 0)
@@ -39,8 +41,11 @@ class Scratch:
 
 
 def scratch_of(plans: Plans, *, on_device: bool = True) -> dict[str, Scratch]:
-    """Return the scratch pages of each cache group with a window, by the name of the group. `on_device` False: the
-    device cannot map one memory into several caches."""
+    """Return the scratch pages of each cache group with a window or chunks, by the name of the group.
+
+    Scratch pages hold keys and values that only the step that writes them reads, so all caches of a group share their
+    memory. `on_device` False: the device cannot share memory between caches, so no group has any.
+    """
     found: dict[str, list[tuple[Plan, str, str]]] = {}
     for plan in plans.plans.values():
         for name, state in plan.states.items():
@@ -73,8 +78,11 @@ def _scratch(group: CacheGroup, caches: list[tuple[Plan, str, str]], plans: Plan
 
 
 def _resumed(bucket: BucketPlan, caches: set[str]) -> str | None:
-    """Return a cache that an instruction uses again after another cache, or together with one; None if the instructions
-    finish with each cache before they begin the next."""
+    """Return the name of a cache that a bucket's instructions use again after another one of `caches`.
+
+    None if they finish with each cache before they use the next. Only then can the caches share scratch pages. A cache
+    that one instruction uses together with another counts as well.
+    """
     at: str | None = None
     done: set[str] = set()
     for instruction in bucket.instructions:
@@ -90,7 +98,7 @@ def _resumed(bucket: BucketPlan, caches: set[str]) -> str | None:
 
 
 def _storages(instruction: Instruction, bucket: BucketPlan) -> Iterator[str]:
-    """Yield the names of the states and values that own the memory that an instruction uses."""
+    """Yield the states and values whose memory an instruction uses, by name; a view counts as what it is a view of."""
     for argument in (*instruction.args, *instruction.kwargs.values()):
         if isinstance(argument, Ref):
             value = bucket.values.get(argument.ref)

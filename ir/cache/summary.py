@@ -1,4 +1,4 @@
-"""The caches of an artifact, for display: their groups, what each keeps, its pages, and its cache forms.
+"""A summary of an artifact's KV caches for display: their groups, the tokens that each keeps, and its pages.
 
 Reads only plans, without a program or torch.
 """
@@ -23,7 +23,7 @@ _AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache.form
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """A group of caches.
+    """A group of KV caches (with the same lifetime and page numbers), for display.
 
     keeps          the tokens that it keeps for a sequence, in words
     page_bytes     bytes of a page in all caches of the group
@@ -35,7 +35,7 @@ class GroupSummary:
     why_none       why a group that frees pages has no scratch pages
     reserved       pages of the pool that no sequence holds
     layers         the layers of its keys and values, in words
-    forms          the caches, in words
+    forms          what the caches store per token, in words
     """
 
     name: str
@@ -54,10 +54,10 @@ class GroupSummary:
 
 @dataclass(frozen=True)
 class CacheSummary:
-    """The groups, and the most tokens of a step.
+    """The KV caches of an artifact, for display: their groups, and the most tokens of a step.
 
-    `together` holds by entry, in words, the number of tokens of a sequence that see each other. It lacks entries in
-    which no token sees later ones.
+    `together` says by entry, in words, how many tokens of a sequence see each other. It lacks entries with causal
+    masks, in which no token sees later ones.
     """
 
     groups: tuple[GroupSummary, ...]
@@ -120,7 +120,7 @@ def _together(granule: int) -> str:
 
 
 def _layers(names: list[str]) -> str:
-    """Return the numbers of layers, ranges as 2–5, and the names of other caches."""
+    """Return which layers the caches `names` belong to, as text like "0, 2–5", with the names of other caches."""
     found = [(name, _LAYER.fullmatch(name)) for name in names]
     runs: list[list[int]] = []
     for layer in sorted(int(match[1]) for _, match in found if match):
@@ -133,7 +133,7 @@ def _layers(names: list[str]) -> str:
 
 
 def _form(name: str, type_text: str, plans: Plans) -> str:
-    """Describe the contents of a cache per token; return its type alone if type and readers do not show them."""
+    """Return what a cache stores per token, in words; its type if neither the type nor its readers show that."""
     shape = shape_text(type_text)
     if len(shape) != _AXES or not all(size.isdecimal() for size in shape[1:]):
         return type_text
@@ -151,7 +151,10 @@ def _form(name: str, type_text: str, plans: Plans) -> str:
 
 
 def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
-    """Return the width of q and the `value_width` of an attention that reads the cache; None if none does."""
+    """Return (width of q, attribute `value_width`) of an attention call that reads the cache `name`.
+
+    None if no call does, or the width is no number.
+    """
     for bucket, instruction in _readers(name, plans):
         q = instruction.args[0]
         value = bucket.values.get(q.ref) if isinstance(q, Ref) else None
@@ -162,7 +165,7 @@ def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
 
 
 def _readers(name: str, plans: Plans) -> Iterator[tuple[BucketPlan, Instruction]]:
-    """Yield the attention calls that read the cache `name`."""
+    """Yield each attention call that reads the cache `name`, with the plan of its bucket class."""
     for plan in plans.plans.values():
         for bucket in plan.buckets:
             for one in bucket.instructions:

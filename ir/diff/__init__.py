@@ -23,7 +23,10 @@ __all__ = ["ABSENT", "Difference", "ProgramDiff", "diff_programs"]
 
 
 def diff_programs(before: Program, after: Program) -> ProgramDiff:
-    """Return what changes from one program to another. Raises VerifyError for a region that cannot be expanded."""
+    """Return the differences between two programs in what they compute; falsy if there are none.
+
+    Raises VerifyError for a region whose calls do not fit its body.
+    """
     one, other, ids = flatten(before), flatten(after), Ids()
     identify(one, ids)
     identify(other, ids)
@@ -43,7 +46,7 @@ def diff_programs(before: Program, after: Program) -> ProgramDiff:
 
 
 def _joined(found: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Merge equal differences in the body of a region that several layers call into one with these layers."""
+    """Merge equal differences in a region that several layers call into one difference that lists the layers."""
     kept: dict[Hashable, Difference] = {}
     for number, one in enumerate(found):
         key = replace(one, layers=(), origin="") if one.region else number
@@ -62,7 +65,7 @@ def _header(before: Program, after: Program) -> Iterator[Difference]:
 
 
 def _facts(program: Program) -> dict[str, str]:
-    """Return the properties of a program as a whole, without its name, which does not affect what it computes."""
+    """Return the properties of a whole program by name, as text: stage, bucket class, mesh and bounds of symbols."""
     found = {"stage": program.stage.name}
     if program.bucket is not None:
         features = tuple(sorted(program.bucket.features))

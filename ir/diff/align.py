@@ -1,6 +1,7 @@
-"""Pair the items of two programs: by their computation, by their use, and then by their neighbours.
+"""Pair the items (placeholders and calls) of two programs, so that a diff can compare the two of each pair.
 
-A diff compares each pair in full. So a bad pair makes a diff longer, but never empty.
+Items are paired by their computation, then by their use, then by their neighbours. A diff compares each pair in full,
+so a bad pair makes a diff longer, but never empty.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -13,7 +14,10 @@ Key = Callable[[Item], Hashable | None]
 
 @dataclass
 class Pairs:
-    """Pairs of items of two programs: `after` maps the first program's items to the second's, `before` the reverse."""
+    """Pairs of items (placeholders and calls) of two programs that a diff regards as the same.
+
+    `after` maps items of the first program to those of the second, `before` the reverse.
+    """
 
     after: dict[Item, Item] = field(default_factory=dict)
     before: dict[Item, Item] = field(default_factory=dict)
@@ -23,7 +27,10 @@ class Pairs:
 
 
 def align(one: Flat, other: Flat) -> Pairs:
-    """Pair the items. Time and memory are near linear in the size of the programs."""
+    """Return pairs of items (placeholders and calls) of two flattened programs that correspond to each other.
+
+    Takes time and memory nearly linear in the size of the programs.
+    """
     pairs = Pairs()
     for key in _SURE:
         _pair_by(key, one, other, pairs)
@@ -40,12 +47,12 @@ def align(one: Flat, other: Flat) -> Pairs:
 
 
 def _interface(item: Item) -> Hashable | None:
-    """Return the key of an input or state, its name; None for other items."""
+    """Return a key by which inputs and states of two programs are paired, from kind and name; None for other items."""
     return (item.op, item.name) if item.op in ("input", "state") else None
 
 
 def _looks(item: Item) -> Hashable:
-    """Return the properties that distinguish items of one value."""
+    """Return an item's op, type, placement, backend and region, which tell apart items that compute the same."""
     group = item.group.signature if item.group else -1
     return item.op, item.type, item.placement, item.backend, group
 
@@ -63,7 +70,10 @@ def _unless_interface(key: Key) -> Key:
 
 
 def _by_place(item: Item) -> Hashable | None:
-    """Return the layer of a call, or the checkpoint tensors of a param."""
+    """Return a key by which to pair items: the op and layer of a call, or the checkpoint tensors of a param.
+
+    None for other items.
+    """
     if item.recipe is not None:
         return item.op, item.recipe.sources() or str(item.recipe), item.recipe.output
     return (item.op, item.layer) if item.is_call else None
@@ -90,7 +100,10 @@ _SURE: tuple[Key, ...] = (
 
 
 def _by_neighbours(pairs: Pairs) -> Key:
-    """Return a key of an item's arguments and readers, if all of them are paired, for any op."""
+    """Return a function that maps an item to a key of its arguments and readers, whatever its op.
+
+    The key of an item is None unless all its arguments and readers are in `pairs`.
+    """
 
     def key(item: Item) -> Hashable | None:
         if not item.args or not (item.users or item.outputs):
@@ -105,13 +118,17 @@ def _by_neighbours(pairs: Pairs) -> Key:
 
 
 def _known(pairs: Pairs, item: Item) -> Item | None:
-    """Return the second program's item for `item` of either program: its pair, or itself if paired."""
+    """Return the item of the second program that stands for `item`: its partner, or `item` itself if it is of the
+    second program. None if it is not paired."""
     return pairs.after.get(item) or (item if item in pairs.before else None)
 
 
 def _pair_by(key: Key, one: Flat, other: Flat, pairs: Pairs, *, equally_many: bool = False) -> list[tuple[Item, Item]]:
-    """Pair the unpaired items with equal keys, in order; with `equally_many`, only if both programs have as many of a
-    key. Skips items with the key None."""
+    """Pair the unpaired items of two programs that have equal keys, in order, and return the new pairs.
+
+    `key` returns an item's key; items with None are skipped. `equally_many`: skip keys that the two programs have
+    different numbers of.
+    """
     left = _grouped((item for item in one.items if item not in pairs.after), key)
     right = _grouped((item for item in other.items if item not in pairs.before), key)
     found = []
@@ -133,10 +150,10 @@ def _grouped(items: Iterable[Item], key: Key) -> dict[Hashable, list[Item]]:
 
 
 def _spread(pairs: Pairs, queue: list[tuple[Item, Item]], *, alone: bool) -> None:
-    """Pair the neighbours of each pair: the values that both read as the same argument, and readers of both with
-    otherwise paired arguments.
+    """Starting from the pairs in `queue`, pair their neighbours, then the neighbours of these, and so on.
 
-    `alone`: go only to a reader that is the single one of its kind.
+    Neighbours are the values that both items read as the same argument, and their readers with equal op and otherwise
+    paired arguments. `alone`: pair readers only if each item has a single one of that kind.
     """
     while queue:
         one, other = queue.pop()
@@ -162,7 +179,10 @@ def _free(one: Item, other: Item, pairs: Pairs) -> bool:
 
 
 def _readers(item: Item, taken: dict[Item, Item], pairs: Pairs) -> dict[Hashable, list[Item]]:
-    """Return the unpaired readers of an item, by op, argument, and the pairs of their arguments."""
+    """Return the unpaired readers of an item, grouped by a key: their op, the argument, and their paired arguments.
+
+    `taken` maps paired items of the same program.
+    """
     readers: dict[Hashable, list[Item]] = {}
     for user, slot, index in item.users:
         if user not in taken:

@@ -1,7 +1,7 @@
-"""Compare two programs whose items are paired, pair by pair.
+"""Compare two programs whose items (placeholders and calls) are paired, pair by pair.
 
-Each pair is compared in all its declared properties and arguments. So programs without a difference here, and without
-unpaired items, are the same except for names and order.
+The two items of a pair are compared in all declared properties and arguments. So programs without a difference here,
+and without unpaired items, are the same except for names and order.
 """
 
 import json
@@ -22,7 +22,7 @@ Differ = Callable[[ItemResult | None, ItemResult | None], bool]
 
 
 class Comparison:
-    """The pairs of two programs, and the map from values of the first to those of the second."""
+    """Compares two flattened programs, `one` and `other`, whose items are paired."""
 
     def __init__(self, one: Flat, other: Flat, pairs: Pairs) -> None:
         self.one, self.other, self.pairs = one, other, pairs
@@ -31,13 +31,13 @@ class Comparison:
             self._images.setdefault(item.full, set()).add(twin.full)
 
     def changes(self) -> Iterator[Difference]:
-        """Yield the differences between paired items."""
+        """Yield the differences between the two items of each pair."""
         for item in self.one.items:
             if (twin := self.pairs.after.get(item)) is not None:
                 yield from self._pair(item, twin)
 
     def outputs(self) -> Iterator[Difference]:
-        """Yield the outputs that return another value than before."""
+        """Yield a difference for each output that both programs have but that returns another value in the second."""
         for name, before in self.one.outputs.items():
             after = self.other.outputs.get(name)
             if after is not None and self._moved(before, after):
@@ -46,7 +46,7 @@ class Comparison:
                 yield Difference("output", name, name, "value", *reported, layers_of(after[0]))
 
     def removed(self) -> list[Difference]:
-        """Return the items and outputs of the first program that the second lacks."""
+        """Return a difference for each item and output of the first program that the second lacks."""
         left = _left(self.one, self.pairs.after, self._transposed_params())
         found = [Difference(item.op, item.name, "", old=_line(item), **_place(item)) for item in left]
         lost = [(name, value) for name, value in self.one.outputs.items() if name not in self.other.outputs]
@@ -56,7 +56,7 @@ class Comparison:
         ]
 
     def added(self) -> list[Difference]:
-        """Return the items and outputs of the second program that the first lacks."""
+        """Return a difference for each item and output of the second program that the first lacks."""
         left = _left(self.other, self.pairs.before, self._transposed_params())
         found = [Difference(item.op, "", item.name, new=_line(item), **_place(item)) for item in left]
         gained = [(name, value) for name, value in self.other.outputs.items() if name not in self.one.outputs]
@@ -82,7 +82,10 @@ class Comparison:
                 yield _change(item, twin, field, old, new)
 
     def _rewired(self, item: Item, twin: Item, reported: list[Difference]) -> list[Difference]:
-        """Return the arguments that were replaced, for a call that changed itself and is reported anyway."""
+        """Return the arguments in which a pair of calls differs and that `reported` does not name.
+
+        Empty if nothing else of the pair is reported: an argument that only follows from an insertion is no difference.
+        """
         slots = {one.field for one in reported}
         others = self._arguments(item, twin, self._is_other) if reported else ()
         return [one for one in others if one.field not in slots and one.old != one.new]
@@ -102,7 +105,7 @@ class Comparison:
                 yield _change(item, twin, slot, *_distinct_names(texts, before, after))
 
     def _is_other(self, before: ItemResult | None, after: ItemResult | None) -> bool:
-        """Return whether another value is read than before, even if added or removed items show it."""
+        """Return whether two arguments are different values, even if added or removed items already show that."""
         if before is None or after is None:
             return before is not after
         (source, index), (twin, place) = before, after
@@ -111,7 +114,7 @@ class Comparison:
         return index != place or (image is not twin and twin.full not in known)
 
     def _moved(self, before: ItemResult | None, after: ItemResult | None) -> bool:
-        """Return whether another value is read than before, unless added or removed items show it."""
+        """Return whether two arguments are different values, and no added or removed items between them show that."""
         if before is None or after is None:
             return before is not after
         (source, index), (twin, place) = before, after
@@ -125,7 +128,10 @@ class Comparison:
         return original is not None and not _reaches(source, original, self.pairs.after)
 
     def _transposed_params(self) -> set[Item]:
-        """Return the params that are read only through a transpose, which the diff reports as a layout."""
+        """Return the params of either program that are only read through a transpose.
+
+        The diff reports them as a changed layout, not as added or removed.
+        """
         found = set()
         for item, twin in self.pairs.after.items():
             if item.is_call != twin.is_call:
@@ -137,7 +143,10 @@ class Comparison:
 
 
 def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
-    """Return whether `item` depends on `target` through unpaired items, which were inserted between them."""
+    """Return whether `item` is computed from `target`, with only unpaired items, which were inserted, in between.
+
+    `paired` holds the paired items.
+    """
     queue, seen = [item], {item}
     while queue:
         for source, _ in queue.pop().args.values():
@@ -150,15 +159,18 @@ def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
 
 
 def _distinct_names(texts: tuple[str, str], before: ItemResult | None, after: ItemResult | None) -> tuple[str, str]:
-    """Return the names of two values. If they are equal (results of a region), add the names inside the region."""
+    """Return `texts`, the names of two values; if these are equal, each with the name of its node inside a region."""
     if texts[0] != texts[1] or before is None or after is None:
         return texts
     return f"{texts[0]} (%{before[0].name})", f"{texts[1]} (%{after[0].name})"
 
 
 def _declared(item: Item, twin: Item) -> Iterator[tuple[str, str, str, Follows]]:
-    """Yield the declared properties of two paired items: field, old, new, and a test whether their arguments imply
-    it."""
+    """Yield each declared property of two paired items as (field, old, new, follows).
+
+    `follows` is a test whether an item's arguments imply the property, so that a difference need not be listed; None if
+    they never do.
+    """
     if item.recipe is not None and twin.recipe is not None and str(item.recipe) != str(twin.recipe):
         yield (*recipe_change(item.recipe, twin.recipe), None)
     if item.op == twin.op == "state":
@@ -187,7 +199,8 @@ def _placement_follows(item: Item) -> bool:
 
 
 def _alias_texts(item: Item) -> dict[int, set[str]]:
-    """Return the declared types and placements of the getitem and region nodes of each result."""
+    """Return, by the index of an item's result, the declared types and placements of nodes that are only other names
+    for it: getitems and region calls."""
     found: dict[int, set[str]] = {}
     for index, node, _ in item.aliases:
         words = [str(node.meta["type"]), placement_text(node.meta.get("placement", ()))]
@@ -202,7 +215,7 @@ def _aliases_follow(item: Item) -> bool:
 
 
 def recipe_change(old: Recipe, new: Recipe) -> tuple[str, str, str]:
-    """Return the innermost step that holds all differences of two recipes: field, old and new text."""
+    """Return the innermost step that holds all differences of two weight recipes, as (field, old text, new text)."""
     if old.step == new.step and old.output == new.output and len(old.inputs) == len(new.inputs):
         apart = [pair for pair in zip(old.inputs, new.inputs, strict=True) if str(pair[0]) != str(pair[1])]
         before, after = ({name: json.dumps(value) for name, value in one.attrs} for one in (old, new))
@@ -219,7 +232,7 @@ def _change(item: Item, twin: Item, field: str, old: str, new: str) -> Differenc
 
 
 def _layout_change(item: Item, twin: Item) -> Difference:
-    """Return the difference of a weight whose memory layout changed, and that is transposed when read."""
+    """Return the difference of a weight that one program stores column-major and reads through a transpose."""
     old, new = (f"{one.type} turned" if one.is_call else f"{one.type} as stored" for one in (item, twin))
     before, after = (one.args["x"][0].name if one.is_call else one.name for one in (item, twin))
     return Difference("param", before, after, "layout", old, new, **_place(item if twin.is_call else twin))
@@ -230,7 +243,10 @@ def _place(item: Item) -> dict[str, Any]:
 
 
 def layers_of(item: Item) -> tuple[int, ...]:
-    """Return the layer of an item; for a placeholder the layer of its readers, if they are in one."""
+    """Return the layer of an item as a tuple of one; empty outside layers.
+
+    A placeholder has the layer of its readers if they are all in one layer.
+    """
     found = {item.layer} if item.is_call else {user.layer for user, _, _ in item.users}
     layer = found.pop() if len(found) == 1 else None
     return () if layer is None else (layer,)
@@ -241,7 +257,7 @@ def _origin(item: Item) -> str:
 
 
 def _line(item: Item) -> str:
-    """Return the item's line of the program's text, without its origin."""
+    """Return the line of a placeholder or call in its program's text, without its origin."""
     if not item.is_call:
         return print_placeholder(item.node, item.program)
     return print_call(item.node).removesuffix(f"  # {_origin(item)}")

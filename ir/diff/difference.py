@@ -8,12 +8,13 @@ ABSENT = "–"
 
 @dataclass(frozen=True)
 class Difference:
-    """One difference.
+    """One difference between two programs: a value that was changed, removed or added.
 
-    `what` is an op by its printed name, or "input", "param", "state", "output", "region" or "program". `before` and
-    `after` are its names in the two programs, "" if it is absent there. For a change, `field` names what changed from
-    `old` to `new`; for a removed or added item, `old` or `new` holds its whole line. `layers` holds its layers: none
-    outside layers, several for the body of a shared region. `region` is the name of that region.
+    `what` is its op by printed name, or "input", "param", "state", "output", "region" or "program". `before` and
+    `after` are its names in the two programs, "" where it is absent. For a change, `field` names what changed from
+    `old` to `new`; for a removed or added value, `old` or `new` holds its whole line of text. `layers` is empty outside
+    the model's layers, and has several for a call in a region that several layers use. `region` is the name of that
+    region.
     """
 
     what: str
@@ -28,13 +29,13 @@ class Difference:
 
     @property
     def layer(self) -> int | None:
-        """Return the layer, or the first of several; None outside layers."""
+        """Return the model's layer of the difference, the first of several; None outside layers."""
         return self.layers[0] if self.layers else None
 
 
 @dataclass(frozen=True)
 class ProgramDiff:
-    """All differences between two programs; falsy if there are none. `str` prints it, one line per item.
+    """All differences between two programs; falsy if there are none. `str` makes one line of each.
 
     `header` holds the differences of the programs as a whole: stage, bucket class, mesh and dims.
     """
@@ -53,7 +54,7 @@ class ProgramDiff:
         return "\n".join(diff_lines(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON value: whether the programs are equal, and the differences by kind."""
+        """Return a JSON value: "equal", and lists of differences as "header", "changed", "added" and "removed"."""
         parts = {"header": self.header, "changed": self.changed, "added": self.added, "removed": self.removed}
         return {
             "equal": not self,

@@ -1,8 +1,7 @@
-"""A program in the form that a diff compares: the computation and readers of each value, without names, order,
-spelling.
+"""A program in the form that a diff compares: for each placeholder and call (an item), what it reads and what reads it.
 
-Regions are expanded: the calls of a region are items like all others, and the region is their group. An item of a tuple
-is the call that makes the tuple, and an index.
+Regions are expanded: the calls of a region are items like all others, and the region call is their group. A result of a
+call with several results is the call and an index.
 """
 
 import operator
@@ -28,12 +27,21 @@ WHOLE = -1  # the index of a value that is not an item of a tuple
 
 @dataclass(eq=False)
 class Item:
-    """A placeholder or a call.
+    """A placeholder or call of a program, as a diff compares it.
 
-    `attrs` are its constants and `args` the values that it reads, both by parameter, however the call spells them.
-    `reads` holds the names of these values in the text. `users` are its readers, with their parameter and the index of
-    the result that they read; `outputs` its names as an output. `aliases` are the nodes of a single result, or of the
-    region's result outside it. `recipe` is that of a param. `identify` sets `value`, `usage`, `coarse` and `full`.
+    name     its name in the program's text
+    op       the op's printed name, or "input", "param" or "state"
+    node     its node; `program`: the program or region body that holds the node
+    attrs    the call's constants, by parameter, as text
+    args     the values that the call reads, by parameter: (item, index of its result, WHOLE for its only one)
+    reads    the names of these values in the text, by parameter
+    group    the region call that the call is in, if any
+    recipe   the recipe of a param
+    layer    the layer of a call; None outside layers
+    users    its readers: (item, parameter, index of the result that it reads)
+    outputs  the outputs of the program that return it: (name, index of the result)
+    aliases  getitems and region calls that are other names for a result: (index of the result, node, its program)
+    value, usage, coarse, full: numbers that are equal for equal items, set by `identify`
     """
 
     name: str
@@ -60,7 +68,7 @@ class Item:
 
     @property
     def type(self) -> str:
-        """Return the declared type; for a state that of its tensor."""
+        """Return the declared type as text; for a state the type of its tensor."""
         if self.op == "state":
             return str(self.program.states[self.name].type)
         return str(self.node.meta["type"])
@@ -76,7 +84,7 @@ class Item:
 
     @property
     def backend(self) -> str:
-        """Return the item's own backend, or that of its region."""
+        """Return the backend that computes the item: the one that its node names, or that of its region; else ""."""
         return self.own_backend or (self.group.backend if self.group is not None else "")
 
     @property
@@ -85,7 +93,10 @@ class Item:
 
     @property
     def turned(self) -> Recipe | None:
-        """Return the row-major recipe of a weight, for a transpose of a column-major param; None for any other item."""
+        """Return the recipe of the row-major weight if this item is a transpose of a weight stored column-major.
+
+        None for any other item.
+        """
         if not self.is_call or self.node.target is not TRANSPOSE or len(self.args) != 1:
             return None
         held = next(iter(self.args.values()))[0].recipe
@@ -99,7 +110,7 @@ class Item:
 
     @property
     def random(self) -> bool:
-        """Return whether each call draws new random numbers, so that two equal calls are different values."""
+        """Return whether the op draws new random numbers in each call, so that equal calls have different results."""
         op = op_of(self.node.target)
         return op is not None and op.effect is Effect.RANDOM
 
@@ -109,9 +120,13 @@ ItemResult = tuple[Item, int]
 
 @dataclass(eq=False)
 class Group:
-    """One call of a region. `backend` compiles the region, `call_backend` is the one that the call names. `surplus`
-    counts the inputs of the body that are unused or passed twice. `unfit` says which declared types do not follow from
-    the body."""
+    """One call of a region, as a diff compares it.
+
+    `backend` compiles the region, `call_backend` is the one that the call's node names. `surplus` counts the inputs of
+    the body that are unused or passed twice. `unfit` says how the call's declared type differs from what the body
+    returns; "" if it does not. `members` are the items of the body's calls, `results` what the call returns.
+    `signature` is a number that is equal for equal region calls.
+    """
 
     name: str
     backend: str
@@ -127,7 +142,10 @@ class Group:
 
 @dataclass(eq=False)
 class Flat:
-    """All items in program order, the calls of regions, and the outputs by name."""
+    """A program with its regions expanded: all items (placeholders and calls) in order.
+
+    `groups` are the region calls. `outputs` maps the program's outputs to (item, index of its result).
+    """
 
     program: Program
     items: list[Item] = field(default_factory=list)
@@ -136,13 +154,17 @@ class Flat:
 
 
 def placement_text(placement: tuple[Placement, ...]) -> str:
-    """Return a placement as text, without the axes on which the value is replicated."""
+    """Return a value's placement on a mesh as text; "" if it is replicated on every axis."""
     return " ".join(sorted(str(place) for place in placement if place.kind != "replicated"))
 
 
 @dataclass
 class _Scope:
-    """A program that is being expanded: the value of each node, and the results of regions with several."""
+    """A program or region body while `flatten` expands it.
+
+    `values` maps nodes to (item, index of its result), `tuples` calls of regions to their several results. `group` is
+    the region call around it.
+    """
 
     program: Program
     values: dict[fx.Node, ItemResult] = field(default_factory=dict)
@@ -157,7 +179,10 @@ class _Scope:
 
 
 def flatten(program: Program) -> Flat:
-    """Return the program as items, its regions expanded. Raises VerifyError if a region cannot be expanded."""
+    """Return a program's placeholders and calls as items, with the calls of its regions among them.
+
+    Raises VerifyError if a region's call does not fit its body.
+    """
     flat, scope = Flat(program), _Scope(program)
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -178,7 +203,7 @@ def flatten(program: Program) -> Flat:
 
 
 def _in_order(recipe: Recipe) -> Recipe:
-    """Return the recipe with the attributes of each step sorted."""
+    """Return a weight's recipe with the attributes of each step sorted by name, so that equal recipes are equal."""
     return replace(
         recipe, inputs=tuple(map(_in_order, recipe.inputs)), attrs=tuple(sorted(recipe.attrs, key=lambda one: one[0]))
     )
@@ -206,7 +231,7 @@ def _add(node: fx.Node, scope: _Scope, flat: Flat) -> None:
 
 
 def _take_item(node: fx.Node, scope: _Scope) -> None:
-    """Add a getitem as an index into the item of its call, not as an item."""
+    """Record that a getitem node is one result of a call. It does not become an item itself."""
     if len(node.args) != 2 or not isinstance(node.args[0], fx.Node) or type(node.args[1]) is not int:
         raise VerifyError(f"%{node.name} takes no item", expected="getitem(%tuple, number)")
     whole: fx.Node = node.args[0]
@@ -223,7 +248,7 @@ def _take_item(node: fx.Node, scope: _Scope) -> None:
 
 
 def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
-    """Add the calls of a region's body to the items."""
+    """Add the calls in a region's body to the items of `flat`, for the call `node` of that region."""
     assert isinstance(node.target, RegionCall)
     region = scope.program.regions.get(node.target.name)
     if region is None:
@@ -253,15 +278,17 @@ def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
 
 
 def _shift(layer: int | None, body: Program) -> int:
-    """Return the layer of a region's call minus that in its body, whose origins are those of the first layer to use
-    it."""
+    """Return by how many layers a region's call, in `layer`, comes after the layer that the body's origins name.
+
+    A body has the origins of the first layer that uses it.
+    """
     origins = [str(node.meta["origin"]) for node in body.calls() if node.meta.get("origin")]
     first = layer_of(f"{origins[0]} … {origins[-1]}") if origins else None
     return layer - first if layer is not None and first is not None else 0
 
 
 def _attribute(value: Any) -> str:
-    """Return an argument as text, with "%" in place of values."""
+    """Return an argument of a call as text, with "%" in place of each node."""
     if isinstance(value, fx.Node):
         return "%"
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Check whether a node's declared type and placement follow from its arguments, so that they add no difference."""
+"""Check whether a node's declared type and placement follow from its arguments, so that a diff need not list them."""
 
 from torch import fx
 
@@ -9,7 +9,7 @@ from ingot.ir.program import Program
 
 
 def misfit(node: fx.Node, program: Program) -> str:
-    """Describe how the declared type of a region's call differs from its body's; "" if it does not."""
+    """Return how the declared type of a region call differs from what the region's body returns; "" if it does not."""
     try:
         wanted = infer(node.target, node.args, node.kwargs, program)
     except IngotError as error:
@@ -19,7 +19,7 @@ def misfit(node: fx.Node, program: Program) -> str:
 
 
 def type_follows(node: fx.Node, program: Program) -> bool:
-    """Return whether the declared type is the one inferred from the arguments."""
+    """Return whether a call's declared type is the one that its op infers from the arguments."""
     try:
         return bool(infer(node.target, node.args, node.kwargs, program) == node.meta["type"])
     except IngotError:
@@ -27,7 +27,7 @@ def type_follows(node: fx.Node, program: Program) -> bool:
 
 
 def placement_follows(node: fx.Node, program: Program) -> bool:
-    """Return whether the declared placement is the one inferred from the arguments."""
+    """Return whether a call's declared placement on the mesh is the one that its op infers from the arguments."""
     try:
         return bool(infer_placement(node, program) == node.meta.get("placement", ()))
     except (IngotError, LookupError):

@@ -1,4 +1,4 @@
-"""Stable identities: numbers for an item's computation and use, independent of names."""
+"""Numbers that identify what an item (placeholder or call) of a program computes and how it is used, without names."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -7,7 +7,7 @@ from ingot.ir.diff.flat import Flat, Item
 
 
 class Ids:
-    """A numbering of keys: two keys of either program have the same number exactly if they are equal."""
+    """Numbers for keys: equal keys get the same number, also if they come from two programs."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
@@ -17,10 +17,11 @@ class Ids:
 
 
 def identify(flat: Flat, ids: Ids) -> None:
-    """Set the identities of every item. Programs that share `ids` get the same numbers.
+    """Set four numbers of every item of `flat`; items with equal numbers are equal, also in programs that share `ids`.
 
-    `value` identifies the computation. `usage` identifies the paths from it to outputs, with all constants and weights
-    on them; `coarse` these paths by ops alone. `full` identifies the computation with all its declared properties.
+    `value` identifies the computation. `usage` identifies the paths from the item to outputs, with all constants and
+    weights on them; `coarse` identifies these paths by ops alone. `full` identifies the computation with all declared
+    properties, such as types and backends.
     """
     _look_down(flat, ids, "usage", lambda user: (user.op, *user.attrs.items(), *_leaves(user)))
     _look_down(flat, ids, "coarse", lambda user: (user.op,))
@@ -38,7 +39,7 @@ def identify(flat: Flat, ids: Ids) -> None:
 
 
 def _leaf(item: Item) -> Hashable | None:
-    """Return the identity of a placeholder: the name of an input or state, the recipe of a param; None for a call."""
+    """Return what identifies a placeholder: the name of an input or state, the recipe of a param. None for a call."""
     if item.op == "param":
         return "param", str(item.recipe)
     return None if item.is_call else (item.op, item.name)

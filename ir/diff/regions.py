@@ -1,4 +1,4 @@
-"""Pair the calls of regions, and compare them in everything but the computation of their bodies."""
+"""Pair the region calls of two programs, and compare their backends, members and results."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -9,7 +9,11 @@ from ingot.ir.diff.flat import WHOLE, Flat, Group, Item
 
 
 def align_groups(one: Flat, other: Flat, pairs: Pairs) -> dict[Group, Group]:
-    """Pair the calls of regions, those with the most paired calls first; then those without calls."""
+    """Return pairs of region calls of two programs, from those of `one` to those of `other`.
+
+    Regions with the most paired calls in their bodies are paired first, regions with empty bodies last. `pairs` holds
+    the paired calls.
+    """
     common: dict[tuple[Group, Group], int] = {}
     for item, twin in pairs.after.items():
         if item.group is not None and twin.group is not None:
@@ -25,14 +29,19 @@ def align_groups(one: Flat, other: Flat, pairs: Pairs) -> dict[Group, Group]:
 
 
 def region_changes(groups: dict[Group, Group], pairs: Pairs) -> Iterator[Difference]:
-    """Yield the differences between paired calls of regions: their backend, calls and results."""
+    """Yield the differences between paired region calls in backend, in the calls of the body, and in results.
+
+    `groups` maps region calls of one program to those of the other, `pairs` the calls in their bodies.
+    """
     for group, twin in groups.items():
         yield from _changes(group, twin, _fields(group, twin, pairs))
 
 
 def signature_changes(groups: dict[Group, Group]) -> Iterator[Difference]:
-    """Yield differences in inputs and types of paired regions. Use it only without other differences, which imply
-    these."""
+    """Yield the differences between paired region calls in surplus inputs and declared types.
+
+    Other differences between the programs imply these, so use it only if there are none.
+    """
     for group, twin in groups.items():
         fields = ("surplus inputs", str(group.surplus), str(twin.surplus)), ("type", group.unfit, twin.unfit)
         yield from _changes(group, twin, fields)
@@ -57,7 +66,7 @@ def _fields(group: Group, twin: Group, pairs: Pairs) -> Iterator[tuple[str, str,
 
 
 def _elsewhere(item: Item | None, group: Group) -> bool:
-    """Return whether the item is a call outside `group`. A param, the pair of a transposed weight, is not a call."""
+    """Return whether `item` is a call that is not in the region `group`; False for None and for a param."""
     return item is not None and item.is_call and item.group is not group
 
 
@@ -66,13 +75,13 @@ def _listed(items: list[Item]) -> str:
 
 
 def _results(group: Group, name: Callable[[Item], Item]) -> str:
-    """Return the results of a region as sorted text."""
+    """Return the results of a region as sorted text; `name` maps a result's item to the item to name."""
     found = [f"%{name(item).name}" + (f"[{index}]" if index != WHOLE else "") for item, index in group.results]
     return ", ".join(sorted(found))
 
 
 def whole_region(group: Group, *, removed: bool) -> Difference:
-    """Return the difference for a region call that only one program has."""
+    """Return the difference for a region call that only one program has: the first if `removed`, else the second."""
     counts: dict[str, int] = {}
     for item in group.members:
         counts[item.op] = counts.get(item.op, 0) + 1

@@ -1,4 +1,4 @@
-"""Print a diff of two programs: a line per item that differs, and one line for equal changes in several layers."""
+"""Print a diff of two programs: one line per value that differs, and one for equal changes in several layers."""
 
 import re
 from collections.abc import Iterable
@@ -18,13 +18,15 @@ class _Line:
 
     @property
     def pattern(self) -> str:
-        """Return the text without the parts that differ between equal layers: numbers in names, and the name of a
-        changed call."""
+        """Return the line without numbers in names and without the names of calls, which differ between layers.
+
+        Lines with equal patterns are printed once.
+        """
         thing = self.thing.partition(" = ")[2] if self.change and self.thing.startswith("%") else self.thing
         return self.sign + _NAMES.sub(lambda name: _NUMBERS.sub("", name[0]), thing + self.change)
 
     def text(self, layer: int | None) -> str:
-        """Return the line as text. `layer` is None if a heading shows it, or if there is none."""
+        """Return the line as text, with the layer's number; None if it has none or a heading shows it."""
         if layer is None:
             return f"{self.sign} {self.thing}{self.change}"
         return f"{self.sign} {self.thing}" + (f" layer {layer}{self.change}" if self.change else f"  # layer {layer}")
@@ -36,7 +38,10 @@ _NUMBERS = re.compile(r"_\d+\b|(?<=[.=])\d+\b")
 
 
 def diff_lines(diff: ProgramDiff) -> list[str]:
-    """Return the lines: "~" for a change, "-" and "+" for items of one program only. Empty if nothing differs."""
+    """Return a diff as lines of text: "~" for a change, "-" for a removed value, "+" for an added one.
+
+    Empty if nothing differs.
+    """
     lines = [f"~ {one.field} {one.old} -> {one.new}" for one in diff.header]
     found = [*_changes(diff.changed), *(_Line("-", one.old + _region(one), "", one.layers) for one in diff.removed)]
     found += [_Line("+", one.new + _region(one), "", one.layers) for one in diff.added]
@@ -59,7 +64,7 @@ def _region(one: Difference) -> str:
 
 
 def _changes(changed: Iterable[Difference]) -> list[_Line]:
-    """Return one line per changed item, with all its fields."""
+    """Return one line for each changed value, with all its changed fields."""
     things: dict[tuple[object, ...], list[Difference]] = {}
     for one in changed:
         things.setdefault((one.what, one.before, one.after, one.layers, one.region), []).append(one)
@@ -90,7 +95,7 @@ def _short(text: str) -> str:
 
 
 def _folded(lines: list[_Line]) -> list[tuple[tuple[int, ...], str]]:
-    """Merge lines that are equal in several layers. Return (layers, line), sorted by layers."""
+    """Merge lines that are equal in several layers, and return (layers, text) of each, sorted by layers."""
     alike: dict[str, list[_Line]] = {}
     for number, line in enumerate(lines):
         alike.setdefault(line.pattern if line.layers else str(number), []).append(line)
@@ -112,7 +117,7 @@ def _times(same: list[_Line], layers: tuple[int, ...]) -> str:
 
 
 def numbers_text(numbers: Iterable[int]) -> str:
-    """Return sorted numbers as ranges: `0–3, 5`."""
+    """Return sorted numbers as text, with ranges: `0–3, 5`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:

@@ -1,4 +1,4 @@
-"""Features and endings: a step's inputs from the host, its states by row, and the use of a model's outputs."""
+"""Features and endings: the step inputs and per-sequence states of a program, and what is done with its outputs."""
 
 from ingot.ir.features.by_hand import FedSequence, fed_of, step_values, turn_of
 from ingot.ir.features.endings import POOL, feeds_whole  # this import registers all of them

@@ -1,4 +1,4 @@
-"""Block diffusion: each sequence has a block of positions that the model denoises."""
+"""The feature of block diffusion: the model denoises a block of positions of each sequence at once."""
 
 import torch
 

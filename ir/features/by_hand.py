@@ -1,4 +1,4 @@
-"""Build steps sequence by sequence, outside of serving, and their inputs as tensors."""
+"""Build steps and their input tensors outside of serving, for tests, golden runs and numerics checks."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ from ingot.ir.features.step_input import NUMPY_DTYPES
 
 @dataclass(frozen=True)
 class FedSequence:
-    """The part of one sequence in a step.
+    """The part of one sequence in a step that is built outside of serving.
 
     row      its device row
-    tokens   the ids of its tokens in the step; -1: the device's own
+    tokens   the ids of its tokens in the step; -1: the last token that the device has sampled
     place    the position of the first of them
-    start    the same, as an input of the device; -1: the device knows it
+    start    that position as the device receives it; -1: the device knows it
     pages    the pages of the sequence, in the order of positions
-    rows     its rows of logits, those of its last tokens
+    rows     how many rows of logits it gets, for its last tokens
     samples  whether a token is sampled from the last of these rows
     params   values that differ from the default, by the name of the step input, as {"temperature": 0.7}
     prompt_logprobs
@@ -43,13 +43,19 @@ class FedSequence:
 
 
 def turn_of(group: CacheGroup, pages: int) -> int:
-    """Return the rotation of a group's page numbers in a pool of `pages`, relative to FULL. With it a sequence has
-    other pages in each group, so that mixing up page tables changes results."""
+    """Return a number to add to the page numbers of a cache group, modulo `pages`, in steps built for tests.
+
+    It makes a sequence use other pages in each group, so that mixing up page tables changes results. 0 for the group
+    FULL.
+    """
     return 1 + group.lifetime.size % (pages - 1) if group.forgets and pages > 1 else 0
 
 
 def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | None = None) -> Fed:
-    """Return the step of these sequences, with a page table `width` wide, or as wide as the sequences need."""
+    """Return the contents of a step with these sequences, from which its inputs are filled.
+
+    The page table has `width` pages per sequence, by default as many as the sequences need.
+    """
     rows = np.array([one.row for one in sequences], np.int32)
     lengths = np.array([len(one.tokens) for one in sequences], np.int32)
     counts = [one.rows for one in sequences]
@@ -105,7 +111,10 @@ def _tables(sequences: Sequence[FedSequence], rows: int) -> dict[str, Array]:
 
 
 def step_values(names: Iterable[str], fed: Fed) -> dict[str, torch.Tensor]:
-    """Return these inputs of a step, each as its own tensor. Raises VerifyError for one that no feature declares."""
+    """Return the step inputs `names` as tensors by name, filled from the contents of a step.
+
+    Raises VerifyError for an input that no feature declares.
+    """
     sizes = {"T": len(fed.tokens), "B": len(fed.rows), "L": len(fed.logit_rows), "P": fed.pages.shape[1]}
     sizes["G"] = 1 if fed.sharing is None else len(fed.sharing)
     values: dict[str, torch.Tensor] = {}

@@ -1,18 +1,18 @@
-"""Drafts that an entry proposes for each sequence, and the rows of the main model's state that it reads."""
+"""The features of speculative decoding: drafts that an entry proposes, and the states through which it gets inputs."""
 
 import torch
 
 from ingot.ir.features.feature import Feature, OpCall, RowState
 
-# A later step may take `drafts` in place of tokens from the host.
+# The drafts of each sequence, in a state. A step may run them in place of tokens from the host.
 DRAFTS = Feature(
     "drafts",
     rows=(RowState("drafts", torch.int32, ("drafted",)),),
     before=(OpCall("take_drafts", ("tokens",)),),
 )
 
-# The hidden state from which the last token of a sequence was sampled. It is a row of the output `hidden` [L, …] of an
-# entry, kept in the state `kept_hidden`.
+# The hidden state from which the last token of a sequence was sampled: a row of the entry's output `hidden` [L, …],
+# kept in the state `kept_hidden`.
 HIDDEN = Feature(
     "hidden",
     rows=(RowState("kept_hidden", like="hidden"),),

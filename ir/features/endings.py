@@ -1,4 +1,4 @@
-"""The endings of Ingot."""
+"""The endings: what a program does after the model's computation, such as sampling, verifying drafts or pooling."""
 
 from collections.abc import Mapping
 
@@ -23,7 +23,7 @@ _CHOSEN = (
     OpCall("top_logprobs", _SCORES),
 )
 
-# One token for each sequence that has its last token in the step.
+# Samples one token for each sequence that has its last token in the step.
 SAMPLE = register_ending(
     Ending(
         "sample",
@@ -39,8 +39,8 @@ def _fed(attributes: Mapping[str, Attribute]) -> int:
     return int(attributes["drafted"]) + 1
 
 
-# A token after each token of the step, as long as the drafts equal the sampled tokens. The row moves back to the last
-# kept token.
+# Speculative decoding: a token is sampled after each token of the step, and drafts are kept as long as they equal the
+# sampled tokens. The sequence's position moves back to the last kept token.
 VERIFY = register_ending(
     Ending(
         "verify",
@@ -57,8 +57,8 @@ VERIFY = register_ending(
     )
 )
 
-# As `verify`, for a tree of drafts: keeps the drafts on the longest path of sampled tokens, and moves their keys and
-# values to consecutive slots.
+# Speculative decoding with a tree of drafts: keeps the drafts on the longest path that equals the sampled tokens, and
+# moves their keys and values to consecutive slots.
 VERIFY_TREE = register_ending(
     Ending(
         "verify_tree",
@@ -86,7 +86,7 @@ VERIFY_TREE = register_ending(
     )
 )
 
-# Drafts of the tokens after the last one, for the next step. Such an entry has states by row, but no cache.
+# The ending of a draft model: stores the tokens that it proposes, for the next step. Such an entry has no KV cache.
 PROPOSE = register_ending(
     Ending(
         "propose",
@@ -96,8 +96,8 @@ PROPOSE = register_ending(
     )
 )
 
-# The same for a tree: `proposed_parents` i32[B, K] holds the parent node of each draft, 0 for the last token and 1 + i
-# for draft i, which comes before it.
+# The ending of a draft model that proposes a tree: `proposed_parents` i32[B, K] holds the parent node of each draft: 0
+# for the sequence's last token, 1 + i for draft i, which comes before it.
 PROPOSE_TREE = register_ending(
     Ending(
         "propose_tree",
@@ -110,10 +110,11 @@ PROPOSE_TREE = register_ending(
     )
 )
 
-# Commits all tokens of a block at once, when each of its positions has one. Until then each step finds some of them,
-# and the next runs the block again. The step that runs the complete block writes its final keys and values. A masked
-# position has the id `mask_token`, which each definition sets. A step fills the positions whose most likely token has a
-# probability above `sure_percent` percent, and at least so many that `steps` steps fill a block; one more commits it.
+# Block diffusion: commits all tokens of a block at once, when each of its positions has one. Until then each step finds
+# some of them, and the next runs the block again. The step that runs the complete block writes its final keys and
+# values. A masked position has the id `mask_token`, which each definition sets. A step fills the positions whose most
+# likely token has a probability above `sure_percent` percent, and at least so many that `steps` steps fill a block; one
+# more commits it.
 BLOCK = register_ending(
     Ending(
         "block",
@@ -141,9 +142,9 @@ def _pooled_in_pieces(attributes: Mapping[str, Attribute]) -> str:
     return f"pooling={attributes['pooling']} needs every token of a sequence in one step, whole=1; only last does not"
 
 
-# A vector for each sequence, from the hidden states of its tokens (`ingot.ir.ops.pool`). `whole`: a step holds every
-# token of a sequence, so nothing is cached; if 0, the step with the last tokens returns the vector. `unit`: a vector is
-# scaled to length 1 unless the request says otherwise.
+# The ending of embedding models: returns a vector for each sequence, from the hidden states of its tokens
+# (`ingot.ir.ops.pool`). `whole`: a step holds every token of a sequence, so nothing is cached; if 0, the step with the
+# last tokens returns the vector. `unit`: a vector is scaled to length 1 unless the request says otherwise.
 POOL = register_ending(
     Ending(
         "pool",
@@ -158,5 +159,5 @@ POOL = register_ending(
 
 
 def feeds_whole(use: EndingUse) -> bool:
-    """Return whether a step of an entry with this ending holds every token of its sequences."""
+    """Return whether an entry with this ending gets every token of its sequences in one step, as encoders do."""
     return use.name == POOL.name and bool(POOL.set_by(use)["whole"])

@@ -1,4 +1,4 @@
-"""The classes of features (step inputs, rows of state, and calls added to a program) and of endings."""
+"""The classes by which features and endings are declared: step inputs, states, and calls added to a program."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ import torch
 from ingot.ir.features.step_input import RowTable, StepInput
 from ingot.ir.types import Size, TensorType
 
-# Named sizes of a row of state; insert-ending knows their values.
+# The values of sizes that a `RowState` names, such as "vocab"; the pass insert-ending knows them.
 Sizes = Mapping[str, int]
 # The value of an attribute of an ending.
 Attribute = int | str
@@ -16,8 +16,11 @@ Attribute = int | str
 
 @dataclass(frozen=True)
 class RowState:
-    """A state with a row per running sequence; `dtype` and `shape` are those of a row. A size may be a name: "vocab",
-    or an attribute of the ending. With `like`, dtype and shape are those of a row of this value of the program."""
+    """A state that a feature adds to a program: a tensor on the device with a row per running sequence.
+
+    `dtype` and `shape` are those of a row. A size in `shape` may be a name: "vocab", or an attribute of the ending. If
+    `like` names a value of the program, a row has the dtype and shape of a row of that value instead.
+    """
 
     name: str
     dtype: torch.dtype = torch.int32
@@ -27,10 +30,12 @@ class RowState:
 
 @dataclass(frozen=True)
 class OpCall:
-    """A call by name. The op's parameters are values of the program with the same names: step inputs, rows of state,
-    outputs of the entry, results of earlier calls. `given` maps a parameter to another value's name. Attributes are
-    those of the ending. `results` names the call's results, "" for an unused one. A result with the name of a state is
-    the state's next version; one with the name of an earlier value replaces it.
+    """A call of the op `op` that a feature or ending adds to a program.
+
+    The op's parameters are values of the program with the same names: step inputs, states, outputs of the entry, or
+    results of earlier calls. `given` maps a parameter to a value with another name. The op's attributes are the
+    attributes of the ending with the same names. `results` names the call's results, "" for an unused one. A result
+    with the name of a state is the state's next version; one with the name of an earlier value replaces it.
     """
 
     op: str
@@ -40,11 +45,15 @@ class OpCall:
 
 @dataclass(frozen=True)
 class Feature:
-    """An ability of a step in addition to the model's own computation.
+    """An ability that is added to a program around the model's computation, such as penalties or drafts.
 
-    `before` are calls before the model's own, `between` those between the model's and the ending's, `after` those after
-    the ending's. In `between` the value `choices`, at first the logits, is what tokens are sampled from. `tables` are
-    the host's tables by device row in addition to those of inputs.
+    inputs   the step inputs that the host fills for it
+    rows     the states with a row per running sequence that it needs
+    before   calls before the model's own
+    between  calls between the model's own and the ending's; the value `choices`, at first the logits, is what tokens
+             are sampled from
+    after    calls after the ending's
+    tables   values that the host keeps per device row, in addition to those of `inputs`
     """
 
     name: str
@@ -58,8 +67,10 @@ class Feature:
 
 @dataclass(frozen=True)
 class Output:
-    """The output `name` of an ending: the value `value`, of `type`. `read`: the host reads it after every step, as
-    integers. `open`: its last size is the model's own, not that in `type`.
+    """An output that an ending adds to a program: the output `name` is the program's value named `value`, of `type`.
+
+    `read`: the host reads it after every step, as integers. `open`: the size of its last axis comes from the model, not
+    from `type`.
     """
 
     name: str
@@ -69,7 +80,7 @@ class Output:
     open: bool = False
 
     def fits(self, found: TensorType) -> bool:
-        """Return whether a value of this type can be the output."""
+        """Return whether a value of the type `found` can be this output."""
         if self.open and len(found.shape) == len(self.type.shape):
             return found == replace(self.type, shape=(*self.type.shape[:-1], found.shape[-1]))
         return found == self.type
@@ -77,19 +88,19 @@ class Output:
 
 @dataclass(frozen=True)
 class Ending:
-    """The use of an entry's outputs: the second segment of its plan.
+    """The use of a model's outputs, such as sampling tokens from logits: calls after the model's own.
 
-    needs        outputs that the entry must have; it may have others, which pass through
-    features     by name, in the order of their calls before the model's own
-    calls        in order, after the model's own
-    outputs      the outputs of the entry before the model's own
-    attributes   numbers and names of the ending, with their defaults; a definition may set them
-    lengths      the most tokens of one sequence in a decode step, from the attributes
-    caches       calls for each paged cache, after the others: `kv` is its state, and the next version of it
-    tree         attention sees, among the step's tokens, the ancestors of each, given by the step input `ancestors`
+    needs        the model's outputs that it reads; the model may have others, which stay outputs of the program
+    features     the names of its features, in the order of their calls before the model's own
+    calls        the ending's own calls, in order
+    outputs      the outputs that it adds, before the model's own
+    attributes   numbers and names that a definition may set, by name, with their defaults
+    lengths      returns, from the attributes, the most tokens of one sequence in a decode step
+    caches       calls to repeat for each KV cache, after `calls`; their argument and result `kv` is the cache
+    tree         a token of the step attends only to its ancestors in a tree of drafts, by the step input `ancestors`
     all_or_none  a decode step holds exactly `lengths` tokens of a sequence, from a multiple of `lengths` on, and
                  commits all of them or none; if none, the next step runs them again
-    misfit       the reason if the attributes do not fit together; "" if they do
+    misfit       returns why attributes do not fit together; "" if they do
     """
 
     name: str
@@ -110,17 +121,21 @@ class Ending:
         return tuple(one.name for one in self.outputs if one.read)
 
     def fed(self, use: "EndingUse") -> int:
-        """Return the most tokens of one sequence in a decode step."""
+        """Return the most tokens of one sequence in a decode step, with the attributes that an entry sets in `use`."""
         return self.lengths(self.set_by(use))
 
     def set_by(self, use: "EndingUse") -> dict[str, Attribute]:
-        """Return the attributes as an entry sets them."""
+        """Return the attributes by name: those that an entry sets in `use`, and the defaults of the others."""
         return {**self.attributes, **dict(use.attributes)}
 
 
 @dataclass(frozen=True)
 class EndingUse:
-    """The ending of an entry: its name, attributes, and features in addition to its own."""
+    """The ending that an entry (program of a model) uses, by name.
+
+    `attributes` are those that the entry sets, as (name, value). `features` names further features of the entry, in
+    addition to those of the ending. `str` is its text, such as "verify(drafted=3)".
+    """
 
     name: str = "sample"
     attributes: tuple[tuple[str, Attribute], ...] = ()

@@ -1,4 +1,4 @@
-"""The contents of a step, from which its inputs are filled."""
+"""The contents of a step (sequences, tokens, rows of logits), from which the step inputs are filled."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,20 +31,20 @@ def _unknown() -> Array:
 
 @dataclass
 class Fed:
-    """B sequences, their tokens in the step, concatenated, and the rows of logits that the step computes.
+    """The contents of a step: B sequences, their T tokens, concatenated, and L rows of logits to compute.
 
     rows           i32[B], the device row of each sequence
     lengths        i32[B], the number of its tokens in the step
-    starts         i32[B], the position of the first of them; -1: the device's own
-    tokens         i32[T]; -1: the last token of the row; -2 - i: draft i of the row. For a block that is denoised,
+    starts         i32[B], the position of the first of them; -1: the device keeps it in the row's state
+    tokens         i32[T], ids; -1: the last token of the row; -2 - i: draft i of the row. For a block that is denoised,
                    -1: a masked position; -2 - i: position i of the row's block
-    logit_rows     i32[L], indices into T
+    logit_rows     i32[L], for each row of logits the index of its token in T
     sample_index   i32[B], the last of its rows of logits, from which a token is sampled; -1: none
     request_rows   i32[L], the device row of the request that each row of logits serves, for its sampling parameters;
                    -1: none, as in rows of logits that compute prompt_logprobs
     tables         the values that sequences request, by device row, by the name of the table
     pages          i32[rows, P], the pages of every device row
-    group_pages    the same for each group of caches; a group that is not in it has `pages`
+    group_pages    the pages of every device row in other groups of caches; a group that is not in it has `pages`
     page_size      tokens of a page
     totals         returns i32[n], for each of the first n rows of logits: the most tokens that its sequence then has
     prompt_logprobs
@@ -87,12 +87,12 @@ class Fed:
 
     @cached_property
     def ends(self) -> Array:
-        """Return i32[B]: the index in T after each sequence's last token."""
+        """Return i32[B]: for each sequence, the index in the step's tokens after its last one."""
         return np.cumsum(self.lengths, dtype=np.int32)
 
     @cached_property
     def seqs(self) -> Array:
-        """Return i32[T]: the sequence of each token."""
+        """Return i32[T]: for each token, the index of its sequence in the step."""
         return np.repeat(np.arange(len(self.rows), dtype=np.int32), self.lengths)
 
     @cached_property
@@ -102,14 +102,14 @@ class Fed:
 
     @property
     def known_places(self) -> Array:
-        """Return `places`. Raises InternalError if they are not known."""
+        """Return i32[B]: the start position of each sequence. Raises InternalError if only the device knows them."""
         if self.places is None:
             raise InternalError("only the device knows the positions of this step")
         return self.places
 
     @cached_property
     def positions(self) -> Array:
-        """Return i32[T]: the position of each token. Raises InternalError if positions are not known."""
+        """Return i32[T]: the position of each token. Raises InternalError if only the device knows positions."""
         begins = self.known_places - (self.ends - self.lengths)
         found: Array = begins[self.seqs] + np.arange(len(self.tokens), dtype=np.int32)
         return found

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens, of the most likely ones, and of the tokens of a prompt."""
+"""The feature that returns log-probabilities of sampled tokens, of the most likely ones, and of prompt tokens."""
 
 import numpy as np
 import torch

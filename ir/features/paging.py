@@ -18,7 +18,7 @@ def _kv_lens(array: Array, fed: Fed) -> None:
 
 
 def _inputs(group: CacheGroup) -> tuple[StepInput, ...]:
-    """Return the inputs of a group: its page table, and the cache slots of the step's tokens."""
+    """Return the step inputs of a group of KV caches: its page table, and the cache slots of the step's tokens."""
 
     def page_table(array: Array, fed: Fed) -> None:
         fed.pages_of(group)[:, : array.shape[1]].take(fed.rows, axis=0, out=array, mode="clip")
@@ -42,5 +42,5 @@ PAGING = Feature(
 
 @cache
 def paging_of(group: CacheGroup) -> Feature:
-    """Return the paging feature of a group that frees pages; a model has one for each such group."""
+    """Return the feature with the page table and slots of a cache group other than FULL, such as that of a window."""
     return Feature(f"paging_{group.name}", inputs=_inputs(group))

@@ -1,4 +1,4 @@
-"""Penalties for tokens that a sequence contains already, and bans of tokens that it may not choose yet."""
+"""The features of penalties for tokens that a sequence contains already, and of bans of tokens (`min_tokens`)."""
 
 from typing import Any
 

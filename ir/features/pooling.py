@@ -1,4 +1,4 @@
-"""The options of a request for the vector that its tokens are pooled into."""
+"""The feature of pooling: a request's options for the vector (embedding) that its tokens are pooled into."""
 
 import torch
 

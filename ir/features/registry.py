@@ -24,7 +24,10 @@ _INPUTS: dict[str, tuple[StepInput, Feature]] = {}
 
 
 def register_feature(feature: Feature) -> Feature:
-    """Register a feature. Raises InternalError if its name or an input's is taken."""
+    """Register a feature and its step inputs by name.
+
+    Raises InternalError if a name is taken or an input's type is not supported.
+    """
     if feature.name in FEATURES:
         raise InternalError(f"the feature '{feature.name}' is defined twice")
     for one in feature.inputs:
@@ -40,13 +43,13 @@ def register_feature(feature: Feature) -> Feature:
 
 
 def forget_feature(name: str) -> None:
-    """Undo `register_feature`, for features of tests."""
+    """Remove a feature and its step inputs from the registry, for features that tests define."""
     for one in FEATURES.pop(name).inputs:
         del _INPUTS[one.name]
 
 
 def register_ending(ending: Ending) -> Ending:
-    """Register an ending. Raises InternalError if its name is taken, or for an unknown feature."""
+    """Register an ending under its name. Raises InternalError if that is taken, or if a feature is unknown."""
     if ending.name in ENDINGS:
         raise InternalError(f"the ending '{ending.name}' is defined twice")
     if unknown := [name for name in ending.features if name not in FEATURES]:
@@ -56,37 +59,40 @@ def register_ending(ending: Ending) -> Ending:
 
 
 def forget_ending(name: str) -> None:
-    """Undo `register_ending`."""
+    """Remove an ending from the registry, for endings that tests define."""
     del ENDINGS[name]
 
 
 def find_ending(name: str) -> Ending:
-    """Return the ending `name`. Raises VerifyError if it is unknown."""
+    """Return the ending with this name, such as "sample". Raises VerifyError if it is unknown."""
     if name not in ENDINGS:
         raise VerifyError(f"unknown ending '{name}'", expected=", ".join(ENDINGS))
     return ENDINGS[name]
 
 
 def find_feature(name: str) -> Feature:
-    """Return the feature `name`. Raises VerifyError if it is unknown."""
+    """Return the feature with this name, such as "penalties". Raises VerifyError if it is unknown."""
     if name not in FEATURES:
         raise VerifyError(f"unknown feature '{name}'", expected=", ".join(FEATURES))
     return FEATURES[name]
 
 
 def step_inputs() -> Mapping[str, StepInput]:
-    """Return the declared step inputs by name, without those of cache groups that free pages, which models define."""
+    """Return the declarations of all step inputs by name.
+
+    Lacks the page tables and slots of cache groups other than FULL, because each model defines its own groups.
+    """
     return {name: one for name, (one, _) in _INPUTS.items()}
 
 
 def find_input(name: str) -> StepInput | None:
-    """Return the step input `name`, or None."""
+    """Return the declaration of the step input `name`; None if no feature declares it."""
     found = _found(name)
     return found[0] if found else None
 
 
 def _found(name: str) -> tuple[StepInput, Feature] | None:
-    """Return a step input and its feature by name, or None."""
+    """Return the step input `name` and the feature that declares it; None if no feature does."""
     if name in _INPUTS:
         return _INPUTS[name]
     if (group := group_of_input(name)) is None:
@@ -96,7 +102,7 @@ def _found(name: str) -> tuple[StepInput, Feature] | None:
 
 
 def _owned(name: str) -> tuple[StepInput, Feature]:
-    """Return a step input and its feature by name. Raises InternalError if no feature declares it."""
+    """Return the step input `name` and the feature that declares it. Raises InternalError if no feature does."""
     found = _found(name)
     if found is None:
         raise InternalError(f"no feature declares the step input '{name}'", expected=", ".join(_INPUTS))
@@ -104,12 +110,18 @@ def _owned(name: str) -> tuple[StepInput, Feature]:
 
 
 def features_of(inputs: Iterable[str]) -> tuple[Feature, ...]:
-    """Return the features that declare these step inputs, each once."""
+    """Return the features that declare the step inputs with these names, each feature once.
+
+    Raises InternalError for an input that no feature declares.
+    """
     return tuple({feature.name: feature for name in inputs for feature in (_owned(name)[1],)}.values())
 
 
 def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
-    """Return the sampling parameters that some declared step input serves, but none of `inputs`."""
+    """Return the sampling parameters that have no effect on a program with only these step inputs.
+
+    They are parameters that some other step input would carry; requests that use one are rejected.
+    """
     taken = frozenset(inputs)
     served = {param.name for name in taken for param in _owned(name)[0].serves}
     others = (param for name, (one, _) in _INPUTS.items() if name not in taken for param in one.serves)
@@ -117,7 +129,7 @@ def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
 
 
 def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
-    """Return the host's tables by device row for these step inputs."""
+    """Return the tables of request values (such as temperatures) that the host keeps by device row for these inputs."""
     names = tuple(inputs)
     own = [one.table for name in names if (one := _owned(name)[0]).table is not None]
     return (*own, *(table for feature in features_of(names) for table in feature.tables))

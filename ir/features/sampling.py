@@ -1,4 +1,4 @@
-"""Sampling: choosing a token from a row of logits, greedily or at random."""
+"""The feature of sampling: the step inputs that say how to choose a token from a row of logits."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _SEED_BITS = 40
 
 
 def _drawn(name: str) -> Any:
-    """Return a reader of a sampling parameter that does not apply to greedy requests."""
+    """Return a function that reads the sampling parameter `name` of a sequence, or None if the sequence is greedy."""
     return lambda sequence: None if sequence.params.greedy else getattr(sequence.params, name)
 
 

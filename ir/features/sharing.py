@@ -1,8 +1,8 @@
-"""Prefixes that sequences of a step share, so that attention can read them once for all of them.
+"""The step input `sharing`: prefixes that sequences of a step share, so that attention can read each prefix once.
 
 The table `sharing` is i32[G, 6]. Its first two columns are indexed by sequence, the other four by group of sequences:
 
-OWN      positions at the beginning of the sequence that its group reads; 0: it is in no group
+OWN      the number of positions at the start of the sequence that are read once for its group; 0: it is in no group
 MEMBER   the members of all groups, one group after the other, as indices of sequences in the step
 FIRST    the index in the column MEMBER of the group's first member
 COUNT    the number of members; 0 in the rows after the last group

@@ -1,4 +1,4 @@
-"""The slots of per-sequence state: the one that a step reads, and the one that it writes."""
+"""The step inputs that say which slots of per-sequence states (convolution, scan) a step reads and writes."""
 
 import torch
 

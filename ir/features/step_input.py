@@ -1,4 +1,4 @@
-"""Step inputs: each input from the host is declared once, and all code that handles inputs derives from it."""
+"""Step inputs: the declarations of the tensors that the host fills for each step. Other code derives from them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,9 +21,10 @@ NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class RowTable:
-    """A number, or several, that the host keeps for each device row while a sequence owns it.
+    """A table on the host with one number, or `width` numbers, per device row: what its sequence requests.
 
-    `of` returns the values when a sequence gets its row. None means `nothing`, the value of an empty row.
+    `of` returns the values of a sequence when it gets its row. If it returns None, the row gets `nothing`, the value of
+    an empty row.
     """
 
     name: str
@@ -35,8 +36,11 @@ class RowTable:
 
 @dataclass(frozen=True)
 class ServedParam:
-    """A sampling parameter that a step input serves. A request uses it if its value differs from `nothing` and
-    `matters`, called with the request's sampling parameters, says that the value has an effect."""
+    """A sampling parameter that takes effect through a step input.
+
+    A request uses it if its value differs from `nothing` and `matters`, called with the request's sampling parameters,
+    says that the value has an effect.
+    """
 
     name: str
     nothing: float | None
@@ -49,19 +53,19 @@ class ServedParam:
 
 @dataclass(frozen=True)
 class StepInput:
-    """One input of a step.
+    """The declaration of one input of a step: a tensor that the host fills.
 
     - `type`: its first axis is T, B, L or G, a value per token, sequence, row of logits, or row of the table of shared
       prefixes.
-    - `padding`: the value of an entry without a sequence, and of a sequence that does not use the input.
+    - `padding`: the value for padding entries, and for sequences that do not use the input.
     - `fill(array, fed)`: writes the values of a step into an array of the input's shape.
     - `varies`: the values change from step to step even while the same sequences decode. An input that varies and has a
       `table` is filled only if some running sequence uses it.
     - `table`: holds the values that sequences request, by device row.
-    - `known`: the host has the values. If False, they come from rows of state, and only a program without these takes
-      them from the host.
-    - `late`: only the ending reads it. It is filled once the tokens of the previous step are known, while the forward
-      segment runs.
+    - `known`: the host has the values. If False, the device computes them from its states, and only a program without
+      these states takes them from the host.
+    - `late`: only the ending, such as sampling, reads it. It is filled once the tokens of the previous step are known,
+      while the model's forward part runs.
     - `serves`: sampling parameters that have no effect if an entry does not take the input; the runtime rejects a
       request that uses one.
     - `draw`: returns values that requests may use, for tests and debugging, from a number of rows and a generator.
@@ -114,7 +118,7 @@ def request_input(
 
 
 def one_of(dtype: torch.dtype, *values: float) -> Callable[[int, torch.Generator], torch.Tensor]:
-    """Return a `draw` that picks one of `values` for each row."""
+    """Return a function for `StepInput.draw`: given a number of rows and a generator, it picks one value per row."""
 
     def draw(rows: int, generator: torch.Generator) -> torch.Tensor:
         chosen = torch.randint(len(values), (rows,), generator=generator)

@@ -1,4 +1,4 @@
-"""Trees of drafts: the positions and ancestors of nodes."""
+"""The features of speculative decoding with trees of drafts: positions and ancestors of the tree's nodes."""
 
 import torch
 

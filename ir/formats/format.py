@@ -1,4 +1,4 @@
-"""A weight's format: a frozen value that defines its elements, their scales, and their order in memory.
+"""Storage formats of weights: each defines the elements, their scales, and their order in memory.
 
 Recipes and calls of `quant_linear` name formats, so a name never changes its meaning. A new meaning needs a new name.
 """
@@ -13,7 +13,7 @@ from ingot.ir.errors import InternalError, OptionError, VerifyError
 from ingot.ir.formats.packing import PACKINGS, Packing
 from ingot.ir.types import Split, TensorType
 
-# Element types of quantized weights: smallest and largest value. Without -128, so that the range is symmetric.
+# Element types of quantized weights: (smallest, largest value). i8 lacks -128, so that its range is symmetric.
 ELEMENTS: Mapping[str, tuple[int, int]] = {"i8": (-127, 127), "u8": (0, 255), "u4": (0, 15)}
 # The element type of weights that keep their numbers and dtype.
 KEPT = "kept"
@@ -21,9 +21,10 @@ KEPT = "kept"
 
 @dataclass(frozen=True)
 class Scales:
-    """One level of scales: one scale per block of `rows` x `columns` elements; 0 means the whole axis.
+    """How elements of a quantized matrix share scales: one scale per block of `rows` x `columns` elements.
 
-    `zeros`: each scale has a zero point, so that the range of a block need not be symmetric.
+    A size of 0 means the whole axis. `zeros`: each scale has a zero point, so that the range of a block need not be
+    symmetric. `dtype` is the dtype of the scales.
     """
 
     rows: int = 1
@@ -32,20 +33,21 @@ class Scales:
     dtype: torch.dtype = torch.float32
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return the number of blocks of a matrix along each axis."""
+        """Return how many blocks, each with one scale, a matrix of this shape has along each axis."""
         return shape[0] // (self.rows or shape[0]), shape[1] // (self.columns or shape[1])
 
 
 @dataclass(frozen=True)
 class Format:
-    """The storage format of a weight [N, K]. A number is `(element - zero) * scale`; without levels, the element
-    itself.
+    """A storage format of weight matrices [N, K], such as "int4_g32".
 
-    `element` is a key of ELEMENTS, or KEPT. `levels` are levels of scales; `quant_linear` supports at most one.
-    `activations` "float" means that only weights are quantized. `packing` is a name in `PACKINGS`.
+    A number is `(element - zero) * scale`, or without scales the element itself. `element` is the type of the elements,
+    "i8", "u8" or "u4"; "kept" for the checkpoint's numbers. `levels` says how elements share scales: empty or one
+    `Scales`. `activations` "float" means that only weights are quantized. `packing` names the elements' order in
+    memory, a key of `PACKINGS`.
 
-    The parts of a weight are tensors by name: "weight" (the packed elements), then "scales" and "zeros" if it has them.
-    Passes handle them as one weight.
+    A weight is stored as tensors by name, its parts: "weight" (the packed elements), then "scales" and "zeros" if it
+    has them.
     """
 
     name: str
@@ -56,7 +58,7 @@ class Format:
 
     @property
     def lossless(self) -> bool:
-        """Return whether a stored weight keeps its numbers."""
+        """Return whether the format stores the numbers of a weight unchanged, without quantizing."""
         return self.element == KEPT
 
     @property
@@ -65,33 +67,36 @@ class Format:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names of a stored weight's parts."""
+        """Return the names of the tensors that store a weight: "weight", then "scales" and "zeros" if it has them."""
         return ("weight", *(part for level in self.levels for part in ("scales", "zeros")[: 1 + level.zeros]))
 
     def storage(self, dtype: torch.dtype) -> torch.dtype:
-        """Return the dtype of the packed elements of a weight of `dtype`."""
+        """Return the dtype of the tensor with the packed elements, for a weight of `dtype` in the checkpoint."""
         if self.lossless:
             return dtype
         return torch.int8 if self.element == "i8" else torch.uint8
 
     @property
     def row_by_row(self) -> bool:
-        """Return whether no scale spans several rows, so that matrices of whole tiles can be stacked."""
+        """Return whether no scale spans all rows, so that quantized matrices can be stacked row by row."""
         return all(level.rows for level in self.levels)
 
     def block(self, part: str) -> tuple[int, int]:
-        """Return the rows and columns of the weight that one entry of a part covers; 0 for a whole axis."""
+        """Return how many rows and columns of the weight one entry of the tensor `part` covers; 0 for the whole axis.
+
+        `part` is "weight", "scales" or "zeros".
+        """
         if part == "weight":
             return self.layout.tile
         (level,) = self.levels
         return level.rows, level.columns
 
     def granule(self, dim: int) -> int:
-        """Return the elements along `dim` that may not be divided: those of whole tiles and blocks."""
+        """Return the size along axis `dim` that ranks must not divide, so that packed tiles and scales stay whole."""
         return math.lcm(*(self.block(part)[dim] or 1 for part in self.parts))
 
     def obstacle(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a weight of this shape cannot have this format; None if it can."""
+        """Return why a weight of this shape cannot be stored in this format; None if it can."""
         if len(shape) != 2 or 0 in shape:
             return f"a tensor {list(shape)} is not a matrix"
         tile = "x".join(map(str, self.layout.tile))
@@ -105,22 +110,26 @@ class Format:
         return None
 
     def below_group(self, shape: tuple[int, ...]) -> str | None:
-        """Why a weight of this shape is too small for groups: its rows are shorter than one. None if it is not."""
+        """Return why a weight of this shape is too small: its rows are shorter than a group that shares a scale.
+
+        None if they are not.
+        """
         group = max((level.columns or 0 for level in self.levels), default=0)
         if len(shape) == 2 and 0 < shape[1] < group:
             return f"rows of {shape[1]} elements are shorter than a group of {group}"
         return None
 
     def shape_of(self, packed: tuple[int, ...]) -> tuple[int, int]:
-        """Return the shape of the weight for this shape of its packed elements."""
+        """Return the shape of the weight whose packed elements have the shape `packed`."""
         rows, columns = self.layout.tile
         return packed[0] * rows, packed[1] * columns
 
     def split(self, split: Split | None, part: str) -> Split | None:
-        """Return the split of a part from the split of the weight: scales are split with their elements.
+        """Return how a mesh splits the tensor `part` ("weight", "scales" or "zeros"), given the split of the weight.
 
-        Each rank gets whole tiles and blocks. Only the runs of the weight's split may be repeated, not longer ones.
-        Raises VerifyError if the parts of a merged weight end within a tile or a block.
+        Scales are split with their elements, and each rank gets whole tiles and blocks. None if every rank holds the
+        whole tensor. Repeating units, for more ranks than units, stays allowed only if the unit does not grow. Raises
+        VerifyError if the parts of a merged weight end within a tile or a block.
         """
         if split is None or not (size := self.block(part)[split.dim]):
             return None
@@ -131,7 +140,10 @@ class Format:
         return replace(split, segments=segments, unit=unit // size, repeat=split.repeat and unit == split.unit)
 
     def types(self, shape: tuple[int, int], dtype: torch.dtype) -> dict[str, TensorType]:
-        """Return the types of the parts of a weight of `shape` and `dtype`, which must fit the format."""
+        """Return, by name, the types of the tensors that store a weight of `shape` and `dtype`.
+
+        The shape must fit the format.
+        """
         (rows, columns), inner = self.layout.tile, self.layout.inner
         packed = (shape[0] // rows, shape[1] // columns, *inner)
         found = {"weight": TensorType(self.storage(dtype), packed)}
@@ -146,7 +158,7 @@ FORMATS: dict[str, Format] = {}
 
 
 def register_format(made: Format) -> Format:
-    """Register a format. Raises InternalError if its name is taken or its fields are invalid."""
+    """Register a weight format under its name. Raises InternalError if that is taken or a field is invalid."""
     problem = None
     if made.name in FORMATS:
         problem = "is defined twice"
@@ -165,18 +177,18 @@ def register_format(made: Format) -> Format:
 
 
 def find_format(name: str) -> Format:
-    """Return the format `name`. Raises OptionError if it is unknown."""
+    """Return the weight format with this name. Raises OptionError if it is unknown."""
     if name not in FORMATS:
         raise OptionError(f"unknown weight format '{name}'", expected=", ".join(FORMATS))
     return FORMATS[name]
 
 
 def quantize(tensor: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
-    """Return the parts of a weight [N, K] by name, with types as in `Format.types`. Raises ValueError for a shape or
-    values that the format cannot store.
+    """Return the tensors that store a weight [N, K] in `format`: "weight", and "scales" and "zeros" if it has them.
 
-    A value is off by at most half a step, its scale. With a zero point this holds at the ends of the range too, where
-    rounding the zero point moves the range by up to half a step. A lossless format moves numbers and changes none.
+    A value is off by at most half its scale. With a zero point this holds at the ends of the range too, where rounding
+    the zero point moves the range by up to half a scale. A lossless format moves numbers and changes none. Raises
+    ValueError for a shape or values that the format cannot store.
     """
     if problem := format.obstacle(tuple(tensor.shape)):
         raise ValueError(problem)
@@ -210,7 +222,10 @@ def dequantize(
     format: Format,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Return the weight [N, K] of the parts, computed in `dtype`; in its own dtype if there are no scales."""
+    """Return the weight [N, K] that the stored tensors encode in `format`.
+
+    Computed in `dtype`. Without scales the elements are the numbers, and are returned in their own dtype.
+    """
     elements = format.layout.unpack(weight)
     if scales is None:
         return elements
@@ -222,13 +237,13 @@ def dequantize(
 
 
 def _blocks(matrix: torch.Tensor, level: Scales) -> torch.Tensor:
-    """Return [N, K] as [blocks of rows, blocks of columns, elements of a block]."""
+    """Return a matrix [N, K] as [blocks of rows, blocks of columns, elements of a block]; a block shares a scale."""
     down, along = level.grid((matrix.shape[0], matrix.shape[1]))
     tiles = matrix.reshape(down, matrix.shape[0] // down, along, matrix.shape[1] // along)
     return tiles.transpose(1, 2).flatten(2)
 
 
 def _matrix(blocks: torch.Tensor, shape: tuple[int, int], level: Scales) -> torch.Tensor:
-    """Return the matrix of its `_blocks`."""
+    """Return the matrix of `shape` whose blocks, as `_blocks` returns them, are `blocks`."""
     down, along = level.grid(shape)
     return blocks.reshape(down, along, shape[0] // down, shape[1] // along).transpose(1, 2).reshape(shape)

@@ -1,4 +1,4 @@
-"""Weight-only formats of eight-bit and four-bit integers."""
+"""The formats of weights that are quantized to eight-bit or four-bit integers; activations stay floats."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Packings: the order of a weight's elements in memory, a permutation for any element type."""
+"""Packings: the orders in which the elements of a weight can be stored, for any element type."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from ingot.ir.errors import InternalError
 
 @dataclass(frozen=True)
 class Packing:
-    """The memory layout of a matrix [N, K], tile by tile; `tile` holds the rows and columns of one.
+    """The order in which the elements of a weight [N, K] are stored, tile by tile; `tile` is (rows, columns) of one.
 
-    `pack` makes a tensor [N / rows, K / columns, *inner] of a matrix of whole tiles. `unpack` restores it, with the
-    same bits and dtype. Both accept any dtype that holds the elements, and meta tensors. Parts along the first two axes
-    are parts of the matrix, so that whole tiles can be divided among ranks.
+    `pack` turns a matrix of whole tiles into a tensor [N / rows, K / columns, *inner]. `unpack` turns that back, with
+    the same bits and dtype. Both accept any dtype that holds the elements, and meta tensors. The first two axes of the
+    packed tensor count tiles, so whole tiles can be divided among ranks.
     """
 
     name: str
@@ -28,7 +28,7 @@ PACKINGS: dict[str, Packing] = {}
 
 
 def register_packing(packing: Packing) -> Packing:
-    """Register a packing. Raises InternalError if the name is taken."""
+    """Register a packing, an order of stored elements, under its name. Raises InternalError if that is taken."""
     if packing.name in PACKINGS:
         raise InternalError(f"the packing '{packing.name}' is defined twice")
     PACKINGS[packing.name] = packing

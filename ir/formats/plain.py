@@ -1,4 +1,4 @@
-"""The plain format: row-major, with the numbers of the checkpoint."""
+"""The format "plain" of weights: row-major, with the numbers of the checkpoint, not quantized."""
 
 from ingot.ir.formats.format import Format, register_format
 

@@ -1,1 +1,1 @@
-"""The machine to compile for and to load on: targets, GPUs by name, and the times of their kernels."""
+"""The machine to compile for and to load on: targets, facts of GPUs, and the times of their kernels."""

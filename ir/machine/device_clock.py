@@ -1,4 +1,4 @@
-"""Measure GPU time."""
+"""Measure how long work takes on a GPU."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -7,8 +7,10 @@ import torch
 
 
 def median_seconds(work: Callable[[], object], rounds: int) -> float:
-    """Return the median seconds of `rounds` rounds of `work` on the current stream, by device events, after one
-    warm-up."""
+    """Call `work` once to warm up, then `rounds` times, and return the median GPU seconds of a call.
+
+    `work` launches on the current stream; CUDA events measure its time.
+    """
     work()
     times: list[float] = []
     for _ in range(rounds):
@@ -26,8 +28,10 @@ _HEAD_START = 8_000_000
 
 
 def row_seconds(work: Sequence[Callable[[], object]]) -> float:
-    """Return the seconds of `work`, run in order on the current stream. The host enqueues all launches before the
-    device begins, so that host time does not count."""
+    """Call the functions of `work` in order on the current stream, and return the GPU seconds of all of them together.
+
+    The host enqueues all launches before the device begins, so that host time does not count.
+    """
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(_HEAD_START)
     begin.record()

@@ -1,4 +1,4 @@
-"""Packages that only some targets need; extras of Ingot install them."""
+"""Checks for Python packages that only some targets need, such as those of the extra `ingot[cuda]`."""
 
 from importlib.util import find_spec
 
@@ -13,7 +13,10 @@ def is_installed(module: str) -> bool:
 
 
 def require(module: str, package: str, purpose: str) -> None:
-    """Raise TargetError if `module`, which `package` of the extra "cuda" installs, is missing."""
+    """Raise TargetError if the Python module `module`, which `purpose` needs, is not installed.
+
+    `package` of the extra `ingot[cuda]` installs it.
+    """
     if not is_installed(module):
         raise TargetError(
             f"{purpose} needs the package '{package}', which is not installed",

@@ -1,4 +1,4 @@
-"""The constants of predicted kernel times: launch latencies, and achieved shares of the GPU's bandwidth and flops."""
+"""The constants that predict kernel times: launch latencies, and the shares of bandwidth and flops that are reached."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,14 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu
 
 @dataclass(frozen=True)
 class KernelTime:
-    """The predicted time of a launch: `latency` seconds, plus `wave` seconds per wave of its programs, plus the longest
-    of three terms. They are its bytes at the share `bandwidth` of the memory's bandwidth; the bytes of the busiest
-    multiprocessor at `stream` bytes a second (0: no limit); and its flops at the share `rate` of the GPU's flops.
-    Shares refer to published numbers. If a call has several launches, the slowest carries its work; a launch with
-    bandwidth 0 carries none. A matmul with a time in the tuning log takes that time plus `beyond`, because a step has
-    other rows than the tuner's."""
+    """The constants that predict the time of one launch of a kernel.
+
+    The time is `latency` seconds, plus `wave` seconds per wave of blocks, plus the longest of three times: its bytes at
+    the share `bandwidth` of the memory's bandwidth; the bytes of the busiest multiprocessor at `stream` bytes a second
+    (0: no limit); and its flops at the share `rate` of the GPU's flops. Shares refer to published numbers. If a call
+    has several launches, the slowest does its work, and one with bandwidth 0 has only latency. A matmul with a time in
+    the tuning log takes that time plus `beyond` seconds, because a step has other rows than the tuner's.
+    """
 
     latency: float
     bandwidth: float = 0.0
@@ -25,8 +27,13 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class HostTime:
-    """Seconds that the host needs to launch: a call of compiled kernels, each kernel of it, a torch call, a view; and
-    the host time of a step before the first and after the last launch."""
+    """The seconds that the host needs for the parts of a step.
+
+    call     a call of compiled kernels, and `kernel` for each kernel of it
+    library  a torch call
+    view     a view
+    step     the time before the first and after the last launch of a step
+    """
 
     call: float
     kernel: float
@@ -37,9 +44,12 @@ class HostTime:
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """Times measured on `gpu`: kernels by name, or by backend and op for a library's code; `other` is for kernels
-    without a measurement. `between` is the time from the last kernel of a captured step to the first one of the next. A
-    latency is that of a launch in a chain of dependent launches."""
+    """The constants that predict step times on `gpu`, from measurements.
+
+    `kernels` maps a kernel's name, or backend and op for a library's code ("cublas linear"), to its constants; `other`
+    is for kernels without a measurement. `between` is the seconds from the last kernel of a step's CUDA graph to the
+    first one of the next. A latency is that of a launch in a chain of dependent launches.
+    """
 
     gpu: Gpu
     kernels: Mapping[str, KernelTime]

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by compute capability: the features for their code, and a typical device of each."""
+"""NVIDIA GPUs by compute capability: the features that kernels may use, and the facts of a typical device of each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device: product name, compute capability as an int (90 for Hopper), bytes of memory, multiprocessors, and
-    memory bandwidth in bytes a second (None if unknown).
+    """The facts of an NVIDIA GPU.
 
-    `links`: it reaches another GPU of this machine over NVLink. `driver` is the newest CUDA version that the driver
-    supports, "" for a device that was only named.
+    product    its product name
+    sm         its compute capability as an int (90 for Hopper)
+    memory     bytes of memory
+    cores      the number of multiprocessors
+    bandwidth  of its memory, in bytes a second; None if unknown
+    links      whether it reaches another GPU of this machine over NVLink
+    driver     the newest CUDA version that the driver supports; "" for a GPU that this machine does not have
     """
 
     product: str
@@ -23,13 +27,16 @@ class Gpu:
 
     @property
     def target(self) -> str:
-        """Return the name of its target."""
+        """Return the name of the target for this GPU's compute capability, such as "sm_90"."""
         return f"sm_{self.sm}"
 
 
 @dataclass(frozen=True)
 class GpuFeature:
-    """A feature that kernels may use from compute capability `first` to `last`; `without` describes the fallback."""
+    """A hardware feature of GPUs from compute capability `first` to `last` (None: all later ones).
+
+    `without` says what happens on other GPUs. `90 in feature` tests a capability.
+    """
 
     first: int
     without: str
@@ -60,7 +67,7 @@ WITHOUT_NVLINK = "GPUs would exchange data over PCIe"
 
 
 def features_of(sm: int) -> tuple[str, ...]:
-    """Return the features of a compute capability."""
+    """Return the names of the hardware features of a compute capability, given as an int such as 90."""
     return tuple(name for name, feature in FEATURES.items() if sm in feature)
 
 
@@ -105,20 +112,25 @@ _RESERVED = 1 << 10
 
 
 def resident_blocks(gpu: Gpu, warps: int, shared: int) -> int:
-    """Return the number of blocks, each of `warps` warps and `shared` bytes of shared memory, that a multiprocessor
-    holds at once, if registers allow it."""
+    """Return how many thread blocks a multiprocessor of `gpu` holds at once, if registers allow it; at least 1.
+
+    Each block has `warps` warps and `shared` bytes of shared memory.
+    """
     most_warps, blocks, memory = _ROOM[_known(gpu.sm, _ROOM)]
     return max(1, min(blocks, most_warps // warps, memory // (shared + _RESERVED)))
 
 
 def _known(sm: int, table: Mapping[int, object]) -> int:
-    """Return the capability itself, or the last one before it in the table."""
+    """Return the key of `table` for the compute capability `sm`: itself, or the nearest one below it."""
     return max((one for one in table if one <= sm), default=min(table))
 
 
 def product_rate(gpu: Gpu, dtype: str) -> float:
-    """Return the matmul flops a second for a dtype, by its IR name: the rate of the capability's typical device, or of
-    the last known one before it, scaled by the number of multiprocessors. Other dtypes compute in float32."""
+    """Return the peak matmul flops a second of `gpu` for a dtype, by its name in programs ("bf16").
+
+    It is the rate of the typical device of the GPU's compute capability, or of the nearest known one below, scaled by
+    the number of multiprocessors. Dtypes without a rate of their own get that of float32.
+    """
     known = _known(gpu.sm, _RATES)
     rates = _RATES[known]
     return rates.get(dtype, rates["f32"]) * gpu.cores / TYPICAL[f"sm_{known}"].cores

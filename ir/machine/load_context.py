@@ -1,4 +1,4 @@
-"""The context of loading an artifact: what each backend's loader receives about its device and the mesh."""
+"""The context in which an artifact is loaded: the device, mesh and memory that each backend's loader receives."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,41 +10,42 @@ from ingot.ir.mesh import Mesh, Rank
 
 
 class Allocator(Protocol):
-    """Allocates tensors that stay on the device while the artifact is loaded: weights, states, and memory that loaded
-    code keeps between calls.
+    """Allocates tensors that stay on the device as long as the artifact is loaded.
 
-    All methods raise MemoryError, with the reason as its text, if there is no memory.
+    These are weights, states, and memory that loaded code keeps between calls. All methods raise MemoryError, with the
+    reason as its text, if there is not enough memory.
     """
 
     @property
     def granularity(self) -> int | None:
-        """Return the unit, in bytes, in which memory is mapped into address ranges; None if the device cannot map
-        memory."""
+        """Return the unit in bytes by which the device maps memory into address ranges; None if it cannot."""
         ...
 
     def with_shared_tail(self, count: int, own: int, tail: int) -> list[torch.Tensor]:
-        """Return `count` tensors of `own + tail` bytes (u8), zeros, that share the memory of their last `tail` bytes.
-        Both are multiples of the granularity, and above 0."""
+        """Return `count` u8 tensors of zeros, each with `own` bytes of its own, then `tail` bytes that all share.
+
+        Both are multiples of the granularity, and above 0.
+        """
         ...
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return a row-major tensor of zeros."""
+        """Return a new row-major tensor on the device, filled with zeros."""
         ...
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialized row-major tensor."""
+        """Return a new row-major tensor on the device, uninitialized."""
         ...
 
 
 @dataclass(frozen=True)
 class LoadContext:
-    """The place of one process among those that serve an artifact.
+    """The facts about this process and its device that loading an artifact needs.
 
     device         the device of code, weights and states
-    rank           this process's place on `mesh`; the process loads its parts of the weights
+    rank           which rank of `mesh` this process is; it loads the rank's parts of the weights
     mesh           the mesh that the artifact was compiled for, without axes of one device
-    stream         the stream of all steps of all entries, in the order of their launches; None on a CPU
-    communicators  by mesh axis, the object that joins the ranks along it; empty without a mesh
+    stream         the CUDA stream on which all steps run; None on a CPU
+    communicators  by mesh axis, the object through which ranks communicate along it; empty without a mesh
     allocator      allocates the memory that stays on the device
     """
 

@@ -15,12 +15,18 @@ from ingot.ir.machine.gpus import NVLINK, TYPICAL, Gpu, features_of
 
 
 class Target(BaseModel):
-    """The facts that compiled code depends on (`identity`), and those that only inform plans: memory, cores, bandwidth,
-    product.
+    """The machine that code is compiled for. Compiled code depends on the first six fields, plans also on the others.
 
-    `name` is "cpu", or a GPU's compute capability as in "sm_90". `sm` is that capability as an int (90 for Hopper),
-    None on a CPU. `memory` is in bytes, `cores` counts a GPU's multiprocessors. `gpu` is the product's name.
-    `bandwidth` is that of the memory in bytes a second, None on a CPU and if unknown.
+    name       "cpu", or a GPU's compute capability such as "sm_90"
+    device     "cpu" or "cuda"
+    arch       the architecture of the host's processor
+    sm         a GPU's compute capability as an int (90 for Hopper); None on a CPU
+    features   the instruction sets or hardware features that code may use
+    versions   versions of torch and, on a GPU, of CUDA and the driver, by name
+    memory     bytes of memory
+    cores      cores of a CPU, multiprocessors of a GPU
+    gpu        the GPU's product name; None on a CPU
+    bandwidth  of a GPU's memory, in bytes a second; None if unknown
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -37,9 +43,9 @@ class Target(BaseModel):
 
     @staticmethod
     def detect(device: str = "auto") -> "Target":
-        """Return this machine: its GPU if it has one and `device` is "auto" or "cuda", else its CPU.
+        """Return the target for this machine's GPU ("cuda"), its CPU ("cpu"), or its GPU if it has one ("auto").
 
-        Raises TargetError if `device` is "cuda" and there is no usable GPU.
+        Raises TargetError if `device` is "cuda" and there is no usable GPU, or if it is another word.
         """
         match device:
             case "auto":
@@ -55,11 +61,10 @@ class Target(BaseModel):
 
     @staticmethod
     def named(name: str) -> "Target":
-        """Return the target "auto", "cpu" or "cuda" of this machine, or GPUs by their compute capability, as in
-        "sm_90".
+        """Return the target with this name: "auto", "cpu" or "cuda" for this machine, or a capability such as "sm_90".
 
-        For a capability, this machine's GPU is returned if it has it, else a typical device, so that a machine without
-        a GPU can compile for it. Raises TargetError for an unknown name.
+        For a compute capability it is this machine's GPU if that has it, else a typical device, so that a machine
+        without a GPU can compile for one. Raises TargetError for an unknown name.
         """
         if not re.fullmatch(r"sm_\d{2,3}", name):
             return Target.detect(name)
@@ -71,10 +76,11 @@ class Target(BaseModel):
         return _of_gpu(TYPICAL[name])
 
     def identity(self, linked: Collection[str] = ()) -> dict[str, Any]:
-        """Return the properties that a machine needs to run code compiled for this target.
+        """Return the properties that a machine must have to run code compiled for this target.
 
-        On a GPU, it includes only the versions of libraries that the code is `linked` with, by the keys of `versions`.
-        Machine code of a compute capability runs with every driver that supports the CUDA version it was built with.
+        `linked` names the libraries that the code is linked with, keys of `versions`; on a GPU only their versions
+        matter. Machine code of a compute capability runs with every driver that supports the CUDA version it was built
+        with.
         """
         fields = self.model_dump(mode="json", include={"name", "device", "arch", "sm", "features", "versions"})
         if self.device == "cuda":
@@ -83,17 +89,22 @@ class Target(BaseModel):
         return fields
 
     def code_identity(self) -> dict[str, Any]:
-        """Return the properties that determine the emitted code: the identity, and on a GPU the multiprocessors, by
-        which kernels are divided into blocks. Code for another number of them runs as well."""
+        """Return the properties that determine the compiled code.
+
+        They are those of `identity`, and on a GPU the number of multiprocessors, among which kernels divide their work.
+        Code for another number of them runs as well.
+        """
         return {**self.identity(), "cores": self.cores} if self.device == "cuda" else self.identity()
 
     def difference(self, other: "Target") -> str | None:
-        """Return the first field of the identities that differs, with both values; None if code for one fits the
-        other."""
+        """Return the first property in which two targets need different code, with both values, as text.
+
+        None if code for one runs on the other.
+        """
         return first_difference(self.identity(), other.identity())
 
     def missing_here(self) -> str:
-        """Return why this machine cannot run code compiled for the target; "" if it can."""
+        """Return why this machine cannot run code compiled for this target; "" if it can."""
         try:
             here = Target.detect(self.device)
         except TargetError as error:
@@ -103,7 +114,7 @@ class Target(BaseModel):
 
 
 def first_difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str | None:
-    """Return the first field that differs between two identities, with both values; None if they are equal."""
+    """Return the first field that differs between two identities, with both values, as text; None if none does."""
     for key in [*theirs, *sorted(mine.keys() - theirs.keys())]:
         if key in mine and key in theirs and mine[key] == theirs[key]:
             continue

@@ -1,1 +1,1 @@
-"""Numerics: tolerances, the contracts of passes, and the harness that runs programs to check both."""
+"""Numerics: tolerances of results, how much passes may change them, and the harness that runs programs to check."""

@@ -1,7 +1,8 @@
-"""Check the numerics contract of a pass (`ingot.ir.artifact.record.Numerics`) under the interpreter.
+"""Check the numerics contract of a pass: how much it may change results (`ingot.ir.artifact.record.Numerics`).
 
-The meaning of a program is its float64 interpretation. An EXACT or ROUNDING pass may not change it, whatever it does to
-rounding. A LOSSY pass may, but must pass the checks of `ingot.ir.numerics.quantized_weights`.
+The interpreter runs the program before and after the pass. The meaning of a program is its float64 results. An EXACT or
+ROUNDING pass may not change it, whatever it does to rounding. A LOSSY pass may, but must pass the checks of
+`ingot.ir.numerics.quantized_weights`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -30,7 +31,7 @@ RankParams = Sequence[Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Measured:
-    """A tensor of a program computed in its own dtypes (`found`) and in float64 (`exact`)."""
+    """A tensor of a program, computed in the program's own dtypes (`found`) and in float64 (`exact`)."""
 
     found: torch.Tensor
     exact: torch.Tensor
@@ -43,7 +44,10 @@ class Measured:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The results of a program for some requests: logits [positions, vocab], and the requested nodes."""
+    """The results of running a program on requests, in its own dtypes and in float64.
+
+    `logits` are [positions, vocab] of all requests. `values` holds the tensors of further nodes, by name.
+    """
 
     logits: Measured
     values: Mapping[str, Measured] = field(default_factory=dict)
@@ -51,12 +55,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Deviation:
-    """The change that a pass made to a tensor, in the numbers of its contract. Errors are the largest of all elements.
+    """How much a pass changed a tensor. Each error is the largest over the elements.
 
-    `meaning` is the change of the float64 value. `error` is what the contract bounds: for EXACT the change of the
-    computed value, for ROUNDING its error against float64 (`before` is that of the program before), for LOSSY the same
-    as `meaning`. `relative` is `error` as a multiple of the largest float64 value. `allowed` bounds `error` at the
-    largest value; None without a bound. `lost` elements are not finite before the pass and are excluded.
+    meaning   the change of the float64 value
+    before    the error of the program before the pass, against float64
+    error     what the pass's contract bounds: for EXACT the change of the computed value, for ROUNDING the error after
+              the pass against float64, for LOSSY the same as `meaning`
+    relative  `error` divided by the largest float64 value
+    allowed   the bound on `error` for the largest value; None without a bound
+    lost      the number of elements that were not finite before the pass, which are left out
     """
 
     meaning: float
@@ -69,7 +76,10 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Breach:
-    """A broken contract: the largest error, the same relative to the largest value, the allowed error, and a text."""
+    """How a tensor breaks its bound: the largest error, absolute and divided by the largest value.
+
+    `allowed` is the bound on the element that exceeds its bound most. `text` describes the error.
+    """
 
     max_error: float
     relative_error: float
@@ -89,10 +99,11 @@ def measure(
     seed: int | None = None,
     names: Collection[str] | None = None,
 ) -> Measurement:
-    """Run `requests` through `program`, in its own dtypes and in float64, each with fresh states.
+    """Run `requests` (token ids) through `program`, in its own dtypes and in float64, each time with fresh states.
 
-    `chunk` and `seed` are as in `teacher_forced`. `names` are nodes whose values on rank 0 are kept. They must be
-    tensors. With them a program with a cache must run all tokens in one step, so `chunk` must be None.
+    `params` holds each rank's params by name. A step runs at most `chunk` tokens of each request (None: all at once).
+    `seed` permutes the pages of the KV cache. `names` are nodes, of tensors, whose values on rank 0 are returned too;
+    they need `chunk` None. Raises VerifyError for an unknown node.
     """
     if names and chunk is not None:
         raise VerifyError("values of nodes need all tokens in one step", expected="chunk=None, all tokens at once")
@@ -120,8 +131,12 @@ def logits_of(
     seed: int | None = None,
     watch: Watch | None = None,
 ) -> torch.Tensor:
-    """Return the logits [positions, vocab] of all positions of all requests, concatenated, in float32 or wider, because
-    only the numbers matter and not their dtype. The arguments are as in `measure`."""
+    """Run `requests` (token ids) through a program, and return the logits [positions, vocab] of all their positions.
+
+    The logits are in float32 or wider. `params` holds each rank's params by name. `exact` computes in float64. A step
+    runs at most `chunk` tokens of each request (None: all at once). `seed` permutes the pages of the KV cache. `watch`
+    is called with each node and result.
+    """
     run = MeshRun(program, params, exact=exact, watch=watch)
     return wide(torch.cat(teacher_forced(program.input_types(), run, requests, chunk=chunk, seed=seed)))
 
@@ -135,7 +150,11 @@ def _keeper(values: dict[str, torch.Tensor], names: Collection[str]) -> Watch:
 
 
 def deviation(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Deviation:
-    """Return the numbers of a contract; `breach` decides whether it is kept. Both tensors have the same shape."""
+    """Return how much a pass with the contract `numerics` changed a tensor of a model of `dtype`.
+
+    `before` and `after` are the tensor before and after the pass, of the same shape. `breach` decides whether the
+    change is allowed.
+    """
     judged = _judged(before)
     meaning = _most(_distance(after.exact, before.exact)[before.exact.isfinite()])
     was = _most(before.error[judged])
@@ -149,10 +168,11 @@ def deviation(numerics: Numerics, before: Measured, after: Measured, dtype: torc
 
 
 def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Breach | None:
-    """Return how a pass with the contract `numerics` broke it on a tensor; None if it kept it. `dtype` is the model's.
+    """Return how a pass changed a tensor more than its contract `numerics` allows; None if it did not.
 
-    The tensor may be any that both programs compute. An element that is NaN or the same infinity in both counts as
-    equal: the pass did not cause that overflow. A LOSSY pass must only keep finite elements finite.
+    `before` and `after` are a tensor that the programs before and after the pass both compute; `dtype` is the model's.
+    An element that is NaN or the same infinity in both counts as equal: the pass did not cause that overflow. A LOSSY
+    pass must only keep finite elements finite.
     """
     if numerics is Numerics.LOSSY:
         lost = before.found.isfinite() & ~after.found.isfinite()
@@ -169,7 +189,7 @@ def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.d
 
 
 def changed_meaning(before: Measured, after: Measured) -> Breach | None:
-    """Return how the float64 value changed; None if only by the order of additions."""
+    """Return how the float64 value of a tensor changed; None if no more than by another order of additions."""
     left, right = before.exact, after.exact
     if left.shape != right.shape:
         text = f"the shape is {list(right.shape)}, before {list(left.shape)}"
@@ -205,12 +225,15 @@ def _rounded_worse(before: Measured, after: Measured, tolerance: Tolerance) -> B
 
 
 def _judged(before: Measured) -> torch.Tensor:
-    """Return the elements to compare: those where the program before does not overflow."""
+    """Return a mask of the elements to compare: those that are finite before the pass, computed and in float64."""
     return before.found.isfinite() & before.exact.isfinite()
 
 
 def _worst(error: torch.Tensor, allowed: torch.Tensor, reference: torch.Tensor, text: str) -> Breach:
-    """Return the breach, with the allowed error at the element that exceeds it most."""
+    """Return a breach with the largest `error`, and the `allowed` error of the element that exceeds its bound most.
+
+    `reference` holds the values that the errors are relative to.
+    """
     allowed = allowed.expand_as(error)
     index = int((error - allowed).nan_to_num(nan=float("inf")).argmax())
     most = _most(error)
@@ -224,7 +247,7 @@ def _distance(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _most(error: torch.Tensor) -> float:
-    """Return the largest error; infinity if one is NaN."""
+    """Return the largest element of `error`; infinity if one is NaN, 0 if there are none."""
     return float(error.nan_to_num(nan=float("inf")).max()) if error.numel() else 0.0
 
 

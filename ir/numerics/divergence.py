@@ -17,7 +17,7 @@ from ingot.ir.numerics.recording import Inputs, RecordedValue, Recording, layer_
 from ingot.ir.program import Program, RegionCall, target_name
 from ingot.ir.types import DTYPE_NAMES
 
-# The number of tensors of one shape, those with the nearest sums, to compare; views share a sum.
+# How many tensors of equal shape to compare with a value: those with the nearest sums. Views share a sum.
 _TRIED = 8
 
 # Returns how a tensor of `after` breaks its bound against `before`; None if it does not.
@@ -26,7 +26,7 @@ Differs = Callable[[Measured, Measured], Breach | None]
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of a tensor: extremes and root mean square of its finite elements."""
+    """Statistics of a tensor: least, greatest and root mean square of its finite elements, and the number of others."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,12 +51,17 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first tensor that differs.
+    """The first tensor in which two programs of one model, `before` and `after` some rewrites, differ.
 
-    `node` is its name in the program `after`, CALL/NODE in a region's body; `namesake` the one in `before`. `step`
-    counts from 0. `made` are nodes and params that only `after` has and from which the tensor is computed, without an
-    agreeing value in between. One of them is wrong, or `node` is, or its arguments are. `fed` are nodes that only
-    `after` has and that these read. They agree with some value in `before`, perhaps the wrong one.
+    node      its name in the program after; CALL/NODE if it is in a region's body
+    namesake  the name of the tensor that it was compared with, in the program before
+    step      the number of the step, from 0
+    before    statistics of the tensor in the program before; `after`: in the program after
+    breach    how they differ
+    made      nodes and params that only the program after has, from which the tensor is computed without an agreeing
+              value in between. One of them is wrong, or `node` is, or its arguments are
+    fed       nodes that only the program after has, and that these read. They agree with some value in the program
+              before, perhaps the wrong one
     """
 
     node: str
@@ -78,10 +83,10 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Overflow:
-    """The first tensor with infinities or NaN in its own dtype where float64 is finite; `node` is as in Divergence.
+    """The first tensor of a program that overflows: it has infinities or NaN where its float64 value is finite.
 
-    `largest` is the largest magnitude in float64, `limit` the largest finite number of the dtype, `count` the number of
-    lost elements.
+    `node` is its name, CALL/NODE if it is in a region's body. `largest` is the largest magnitude in float64, `limit`
+    the largest finite number of `dtype`, `count` the number of overflowed elements.
     """
 
     node: str
@@ -102,17 +107,16 @@ class Overflow:
 
 
 def by_contract(numerics: Numerics, dtype: torch.dtype) -> Differs:
-    """Return a `Differs` that applies a contract; `dtype` is the model's."""
+    """Return a test whether two tensors differ by more than the contract `numerics` allows in a model of `dtype`."""
     return partial(breach, numerics, dtype=dtype)
 
 
 def first_divergence(before: Recording, after: Recording, differs: Differs = changed_meaning) -> Divergence | None:
-    """Return the first tensor, in the order of `after`, that differs from its counterpart in `before`; None if none
-    does.
+    """Return the first tensor, in the order of the program `after`, that differs from its counterpart in `before`.
 
-    Outputs are compared by name, other values by node: passes keep the names of unchanged nodes. A value inside a
-    region has another name in `before`, so it is searched for by value. Steps are compared one to one. So programs with
-    different inputs need a single step (`ingot.ir.numerics.harness.step_inputs`).
+    None if no tensor differs, by the test `differs`. Outputs are compared by name, other values by node: passes keep
+    the names of unchanged nodes. A value inside a region has another name in `before`, so it is searched for by value.
+    Steps are compared one to one, so programs with different inputs need a single step.
     """
     for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
         pairs = _Pairs(before, after, number, differs)
@@ -137,7 +141,7 @@ def first_divergence(before: Recording, after: Recording, differs: Differs = cha
 
 
 class _Pairs:
-    """The counterparts in `before` of values of `after`."""
+    """Finds, for each value of one step of the recording `after`, its counterpart in the recording `before`."""
 
     def __init__(self, before: Recording, after: Recording, step: int, differs: Differs) -> None:
         self.before, self.after, self.differs = before.program, after.program, differs
@@ -155,8 +159,7 @@ class _Pairs:
         return self._of_region(value, *inner) if inner else None
 
     def _in_body(self, value: RecordedValue) -> tuple[fx.Node, fx.Node] | None:
-        """Return the node of a region's body that computes the value, and the call of the region; None if no region
-        computes it."""
+        """Return the node in a region's body that computes a value, and the region's call; None outside regions."""
         if value.call is not None:
             return value.node, value.call
         call, index = value.node.args if value.node.target is operator.getitem else (value.node, 0)
@@ -172,9 +175,12 @@ class _Pairs:
         return other if other is not None and _is_same(other, value, value.node, value.origin) else None
 
     def _of_region(self, value: RecordedValue, inner: fx.Node, call: fx.Node) -> RecordedValue | None:
-        """Return a value that agrees with `value`; if none does, the counterpart of the body's node `inner` before the
-        region was formed. A body has the node names of its first call; in other calls they mean the same ops some
-        layers later."""
+        """Return the counterpart of a value that the node `inner` computes in the region that `call` calls.
+
+        That is a value that agrees with it, or else the value of the same op and layer before the region was formed;
+        None if there is none. A body has the node names of its first call; in other calls they mean the same ops some
+        layers later.
+        """
         first, layer = self.old.get(inner.name), layer_of(inner, call)
         if (
             first is not None
@@ -199,7 +205,10 @@ class _Pairs:
         return [other for other in self.old.values() if _shape(other) == _shape(value)]
 
     def causes(self, value: RecordedValue, other: RecordedValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return `Divergence.made` and `fed` of a value and its namesake, nearest first."""
+        """Return the fields `made` and `fed` of a Divergence, nearest nodes first.
+
+        `value` is the tensor that differs, `other` its counterpart in the program before.
+        """
         made: dict[str, None] = {}
         fed: dict[str, None] = {}
         inputs = _inputs(value.node, value.call)
@@ -221,8 +230,10 @@ class _Pairs:
         return tuple(made), tuple(fed)
 
     def _is_right(self, name: str, expected: RecordedValue | None) -> bool:
-        """Return whether a value agrees with `expected`, its counterpart in `before`; with any value if that is
-        None."""
+        """Return whether the value `name` agrees with `expected`, its counterpart in the program before.
+
+        If that is None, return whether it agrees with any value of the program before.
+        """
         value = self.new.get(name)
         if value is None:
             return False
@@ -232,7 +243,11 @@ class _Pairs:
 
 
 def _inputs(node: fx.Node, call: fx.Node | None) -> list[tuple[fx.Node, fx.Node | None]]:
-    """Return the inputs of a node; a body's placeholders are replaced by the arguments of the region's `call`."""
+    """Return the nodes that a node reads, each with the region call that it is in, or None.
+
+    If the node is in the body of a region that `call` calls, the body's placeholders are replaced by the arguments of
+    the call.
+    """
     if call is None:
         return [(source, None) for source in node.all_input_nodes]
     given = dict(zip((one for one in node.graph.nodes if one.op == "placeholder"), call.args, strict=False))
@@ -244,7 +259,7 @@ def _inputs(node: fx.Node, call: fx.Node | None) -> list[tuple[fx.Node, fx.Node 
 
 
 def _name(node: fx.Node, call: fx.Node | None) -> str:
-    """Return the name of a node as in a recording; for a placeholder its target."""
+    """Return the name of a node in a recording, CALL/NODE in a region's body; for a placeholder its target."""
     return str(node.target) if node.op == "placeholder" else f"{call.name}/{node.name}" if call else node.name
 
 
@@ -253,14 +268,18 @@ def _shape(value: RecordedValue) -> tuple[int, ...]:
 
 
 def _is_same(other: RecordedValue, value: RecordedValue, node: fx.Node, origin: str) -> bool:
-    """Return whether `other`, which has the name of `node`, is the same call. A later pass may reuse a name that an
-    earlier one freed; the origin then differs."""
+    """Return whether `other`, a value of the program before with the name of `node`, is the same call as `node`.
+
+    A later pass may reuse a name that an earlier one freed; then the origin differs from `origin`.
+    """
     return other.origin == origin and _shape(other) == _shape(value) and _same_kind(other.node, node)
 
 
 def _same_kind(node: fx.Node, other: fx.Node) -> bool:
-    """Return whether two calls may compute the same: same op and number of arguments. With fewer arguments a call
-    computes less, for example if a mesh adds the bias after the sum over ranks."""
+    """Return whether two calls may compute the same: they have the same op and number of arguments.
+
+    With fewer arguments a call computes less, for example if a mesh adds the bias after the sum over ranks.
+    """
     return _kind(node) == _kind(other)
 
 
@@ -280,11 +299,10 @@ def _distance_between(value: RecordedValue, other: RecordedValue) -> float:
 
 
 def first_nonfinite(program: Program, params: RankParams, inputs: Sequence[Inputs]) -> Overflow | None:
-    """Return the first tensor that overflows in its own dtype, over consecutive steps from fresh states; None if none
-    does.
+    """Run a program from fresh states, a step for each of `inputs`, and return the first tensor that overflows.
 
-    An overflow is a non-finite value whose float64 value is finite. So a non-finite input, such as an unwritten page,
-    does not count.
+    None if none does. `params` holds each rank's params. An overflow is a non-finite value whose float64 value is
+    finite, so a non-finite input, such as an unwritten page, does not count.
     """
     lost: dict[tuple[int, fx.Node], torch.Tensor] = {}  # by count: a region's body runs several times
 

@@ -1,4 +1,4 @@
-"""Run a program of any stage on requests, teacher-forced. Tests of passes and of parity build on it."""
+"""Run a program of any stage on given tokens (teacher-forced), in chunks as serving does, and return its logits."""
 
 import itertools
 import random
@@ -28,9 +28,9 @@ def load_params(
     rank: Rank | None = None,
     memo: dict[Recipe, Results] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Return every param by name, made by its recipe from checkpoint tensors; on a mesh, `rank`'s part.
+    """Make every param by its recipe from checkpoint tensors, and return them by name; on a mesh, the part of `rank`.
 
-    `memo` is as in `Recipe.execute`: programs that share it share tensors.
+    `read` returns a checkpoint tensor by name. Calls with the same `memo` compute equal recipe steps once.
     """
     recipes = {name: spec.recipe.for_rank(rank) if rank else spec.recipe for name, spec in params.items()}
     return {name: recipe.execute(read, memo) for name, recipe in recipes.items()}
@@ -39,12 +39,19 @@ def load_params(
 def rank_params(
     program: Program, read: Callable[[str], torch.Tensor], memo: dict[Recipe, Results] | None = None
 ) -> list[dict[str, torch.Tensor]]:
-    """Return `load_params` of every rank in order; a program without a mesh has one."""
+    """Make the params of a program by their recipes, and return them by name for every rank of its mesh, in order.
+
+    `read` returns a checkpoint tensor by name. A program without a mesh has one rank. Calls with the same `memo`
+    compute equal recipe steps once.
+    """
     return [load_params(program.params, read, rank, memo) for rank in ranks(program.mesh)]
 
 
 def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
-    """Return every state, filled with NaN or -1, so that a read of unwritten memory shows."""
+    """Return a tensor for every state of a program, by name, with `pages` pages in each cache.
+
+    They are filled with NaN or -1, so that a read of unwritten memory shows in the results.
+    """
     rows = program.dims["R"].hi if "R" in program.dims else 1
     states = {}
     for name, spec in program.states.items():
@@ -55,7 +62,11 @@ def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
 
 @dataclass
 class InterpreterRun:
-    """A `Run` of a program under the interpreter, which keeps its states."""
+    """A callable that runs one step of a program under the interpreter: from inputs by name to outputs by name.
+
+    It keeps the states from step to step. `exact` computes in float64; `rowwise` makes each token's result independent
+    of the others.
+    """
 
     program: Program
     params: Mapping[str, torch.Tensor]
@@ -77,10 +88,11 @@ class InterpreterRun:
 
 @dataclass
 class MeshRun:
-    """A `Run` of a program on a mesh: all ranks in one process, each with its own params and states.
+    """A callable that runs one step of a program on all ranks of its mesh: from inputs to outputs, by name.
 
-    A program without a mesh has a single rank. `watch` is as in `interpret_ranks`. Raises VerifyError if the ranks
-    return different outputs, unless `agree` is False.
+    All ranks run in one process, each with its own params and with states that it keeps from step to step. A program
+    without a mesh has a single rank. `exact` computes in float64. `watch` is called with each node and result. A call
+    raises VerifyError if the ranks return different outputs, unless `agree` is False.
     """
 
     program: Program
@@ -93,7 +105,7 @@ class MeshRun:
 
     @staticmethod
     def load(program: Program, read: Callable[[str], torch.Tensor], *, exact: bool = False) -> "MeshRun":
-        """Return a run with each rank's part of every param, made from checkpoint tensors."""
+        """Return a callable for a program whose params are made from checkpoint tensors, which `read` returns."""
         return MeshRun(program, rank_params(program, read), exact=exact)
 
     def __post_init__(self) -> None:
@@ -122,13 +134,13 @@ def teacher_forced(
     page_size: int = 16,
     seed: int | None = None,
 ) -> list[torch.Tensor]:
-    """Return the logits f32[n, vocab] of every position of each request of n tokens, with all requests in the same
-    steps; for a program that pools, its hidden states.
+    """Run requests (token ids) through a program, and return the logits f32[n, vocab] of the n tokens of each request.
 
-    `inputs` are the program's (`Program.input_types()`, or the types in a plan). A program without a cache runs whole
-    sequences in one step. With a cache, a step runs at most `chunk` tokens of each request (all at once by default).
-    The pages come from a pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. No step samples,
-    because an ending that compares tokens with sampled ones would reject some.
+    For a program that pools, return its hidden states instead. `inputs` are the types of the program's inputs by name;
+    `run` runs one step. All requests run in the same steps. A program without a cache runs whole sequences in one step.
+    With a cache, a step runs at most `chunk` tokens of each request (all at once by default). The pages come from a
+    pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. No step samples, because an ending that
+    compares tokens with sampled ones would reject some.
     """
     if not table_groups(inputs):
         outputs = run(_whole(inputs, requests))
@@ -143,12 +155,15 @@ def teacher_forced(
 
 
 def _rows(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return the output with a row per token of the step."""
+    """Return the output of a step that has a row per token: the logits, or hidden states for a program that pools."""
     return outputs["logits"] if "logits" in outputs else outputs["hidden"]
 
 
 def chunked(lengths: Sequence[int], chunk: int | None) -> Schedule:
-    """Return the schedule of requests of these lengths, at most `chunk` tokens of each per step; None: all at once."""
+    """Return which tokens each step runs: pairs (index of a request, number of its next tokens).
+
+    `lengths` are those of the requests. A step runs at most `chunk` tokens of each; None: all at once.
+    """
     size = chunk or max(lengths)
     return [
         [(index, min(size, length - done)) for index, length in enumerate(lengths) if done < length]
@@ -167,11 +182,12 @@ def scheduled(
     *,
     samples: bool = True,
 ) -> Iterator[Mapping[str, torch.Tensor]]:
-    """Yield the outputs of each step of a program with a cache. Every token of a step has a row of logits. `samples`:
-    the last row of each sequence samples the next token, which stays on the device.
+    """Run the steps of `schedule` on a program with a cache, and yield each step's outputs by name.
 
-    Each request keeps the device row with its index. The cache's pages are drawn as in `teacher_forced`, and differ
-    between cache groups (`turn_of`).
+    A step of the schedule holds pairs (index of a request, number of its next tokens). `inputs` are the types of the
+    program's inputs by name; `run` runs one step. Every token has a row of logits. `samples`: the last row of each
+    sequence samples the next token, which stays on the device. Each request has the device row with its index. Its
+    pages come from a pool of `pages` pages, in an order permuted by `seed`, and differ between cache groups.
     """
     order = list(range(pages))
     if seed is not None:
@@ -194,9 +210,11 @@ def step_inputs(
     page_size: int = 16,
     seed: int | None = None,
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Return the inputs of the steps that `teacher_forced` makes from the same arguments.
+    """Return, for each step, the inputs by name with which requests (token ids) run through a program.
 
-    Without `chunk` that is one step of all tokens, for which programs of all stages compute the same rows.
+    `inputs` are the types of the program's inputs by name. A step has at most `chunk` tokens of each request. None: one
+    step has all tokens, for which programs of all stages compute the same rows. The pages of a KV cache come from a
+    pool of `pages` pages, in an order permuted by `seed`.
     """
     steps: list[Mapping[str, torch.Tensor]] = []
 
@@ -223,7 +241,11 @@ def _step(
     page_size: int,
     samples: bool,
 ) -> dict[str, torch.Tensor]:
-    """Return the inputs of one step with the tokens `fed` after the `done` tokens of each request."""
+    """Return the inputs by name of one step of a program with a cache.
+
+    `fed` holds pairs (index of a request, number of tokens that the step runs); `done` counts the tokens of each
+    request that earlier steps ran. `tables` holds the pages of each request, out of `pages`.
+    """
     sequences = [
         _fed(index, requests[index][done[index] : done[index] + count], done[index], tables[index], samples)
         for index, count in fed

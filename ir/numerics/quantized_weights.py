@@ -1,4 +1,4 @@
-"""Checks of a quantizing pass: each weight is within half a step of the original, and nothing else changes."""
+"""Checks of a quantizing pass: each weight is within half a scale of the original, and nothing else changes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ingot.ir.recipe import Recipe
 
 @dataclass(frozen=True)
 class WeightBreach:
-    """A wrong quantized weight: its wrong param, and the breach."""
+    """A weight that is quantized wrongly: the name of the wrong param (elements, scales or zeros), and the error."""
 
     param: str
     breach: Breach
@@ -24,7 +24,10 @@ class WeightBreach:
 
 @dataclass(frozen=True)
 class _Quantized:
-    """The params of a `quant_linear` by part, their format, and the param of the earlier program that they store."""
+    """A quantized weight of a program. `parts` maps "weight", "scales" and "zeros" to the names of its params.
+
+    `original` is the param of the program before quantization that it stores; None if there is none.
+    """
 
     parts: Mapping[str, str]
     format: Format
@@ -44,9 +47,10 @@ class _Quantized:
 def weight_breaches(
     before: Program, after: Program, before_params: RankParams, after_params: RankParams
 ) -> list[WeightBreach]:
-    """Return the weights that `after` quantizes wrongly: they are not what the format makes of those in `before`.
+    """Return the weights that the program `after` quantizes wrongly, compared with those of the program `before`.
 
-    A value must be within half a step (its scale) of the original, and no step may be larger than the range needs.
+    A value must be within half its scale of the original, and no scale may be larger than the range of its block needs.
+    The params are those of each rank, by name.
     """
     found = []
     for one in _quantized(before, after):
@@ -63,7 +67,7 @@ def weight_breaches(
 
 
 def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, torch.Tensor]) -> str:
-    """Return the only param that differs from the result of `quantize`; that of the elements if several do."""
+    """Return the name of the only param of a quantized weight that is wrong; that of the elements if several are."""
     expected = quantize(original, one.format)
     wrong = [name for part, name in one.parts.items() if not torch.equal(params[name], expected[part])]
     return wrong[0] if len(wrong) == 1 else one.parts["weight"]
@@ -76,7 +80,10 @@ def weight_breach(
     zeros: torch.Tensor | None,
     format: Format,
 ) -> Breach | None:
-    """Return how a quantized matrix is farther from `original` [N, K] than rounding by `format` allows; None if not."""
+    """Return how a quantized matrix differs from `original` [N, K] by more than rounding in `format` allows.
+
+    None if it does not. `weight` holds the packed elements; `scales` and `zeros` are None if the format has none.
+    """
     if scales is None:
         return _moved_breach(original, dequantize(weight, None, None, format))
     exact = original.double()
@@ -102,7 +109,7 @@ def weight_breach(
 
 
 def _moved_breach(original: torch.Tensor, found: torch.Tensor) -> Breach | None:
-    """Return the breach of a lossless format that changes numbers; None if it does not."""
+    """Return how `found`, stored in a lossless format, differs from the weight `original`; None if it does not."""
     if torch.equal(found, original):
         return None
     error = (found.double() - original.double()).abs().nan_to_num(nan=float("inf"))
@@ -120,8 +127,10 @@ def _spread(scales: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def with_rounded_weights(
     before: Program, after: Program, before_params: RankParams, after_params: RankParams
 ) -> tuple[Program, list[dict[str, torch.Tensor]]]:
-    """Return `before` with dequantized weights in each linear that `after` quantizes, and its params, those weights in
-    float64. In float64 it equals `after`, if quantizing changed nothing else.
+    """Return the program `before` with the rounded weights of `after`, and the params of each rank for it.
+
+    Each linear that `after` quantizes reads the dequantized weight, in float64. If quantizing changed nothing else,
+    the float64 results of both programs are equal.
     """
     program, params = before.copy(), [dict(values) for values in before_params]
     kept = {node.name for node in after.calls(ops.linear.overload)}
@@ -139,14 +148,16 @@ def with_rounded_weights(
 
 
 def kl_divergence(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Return the mean Kullback-Leibler divergence of next-token distributions, in nats, from logits [positions,
-    vocab]."""
+    """Return how far next-token distributions moved: the mean Kullback-Leibler divergence over positions, in nats.
+
+    `before` and `after` are logits [positions, vocab].
+    """
     old, new = before.double().log_softmax(-1), after.double().log_softmax(-1)
     return float((old.exp() * (old - new)).sum(-1).mean())
 
 
 def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
-    """Yield the quantized weights that `after` has and `before` lacks."""
+    """Yield the quantized weights that the program `after` has and the program `before` lacks."""
     names = {spec.recipe: name for name, spec in before.params.items()}
     seen = set(before.params)
     for node in after.calls(ops.quant_linear.overload):
@@ -163,7 +174,7 @@ def _quantized(before: Program, after: Program) -> Iterator[_Quantized]:
 
 
 def _quantizing(recipe: Recipe) -> Recipe | None:
-    """Return the quantize step of a recipe, or None."""
+    """Return the quantize step in a weight's recipe; None if it has none."""
     if recipe.step == "quantize":
         return recipe
     return next((found for inner in recipe.inputs if (found := _quantizing(inner))), None)

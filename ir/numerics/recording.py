@@ -1,4 +1,4 @@
-"""Record every tensor that a program computes, with names that allow comparing programs of one model."""
+"""Record every tensor that a program computes, by names with which two programs of one model can be compared."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +19,10 @@ Inputs = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class RecordedValue:
-    """A call's result as on one device, for any mesh.
+    """The result of a call in a recorded step. On a mesh it is assembled from all ranks, as one device computes it.
 
-    `name` is the node's. For a node in a region's body it is CALL/NODE, with the call that ran the body (recordings on
-    a mesh omit bodies). `layer` is its layer, None outside layers.
+    `name` is the node's name. For a node in a region's body it is CALL/NODE, where `call` is the region call that ran
+    the body; recordings on a mesh omit bodies. `measured` is the tensor in the program's own dtypes and in float64.
     """
 
     name: str
@@ -45,18 +45,17 @@ class RecordedValue:
 
 @dataclass(frozen=True)
 class Recording:
-    """The values of a program step by step: by name, in the order of computation."""
+    """The tensors that a program computed: for each step, by name, in the order of computation."""
 
     program: Program
     steps: tuple[Mapping[str, RecordedValue], ...]
 
 
 def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, only_exact: bool = False) -> Recording:
-    """Record all tensors of consecutive steps, in the program's own dtypes and in float64. States are fresh before the
-    first.
+    """Run a program from fresh states, a step for each of `inputs`, and record every tensor that it computes.
 
-    `params` are those of each rank. The recording holds every tensor twice, so use few tokens. With `only_exact` the
-    float64 values serve as both, and params may be in float64.
+    Tensors are recorded in the program's own dtypes and in float64, so use few tokens. `params` holds each rank's
+    params by name. `only_exact`: run in float64 alone, and record these values as both; params may then be in float64.
     """
     runs = []
     for exact in (True,) if only_exact else (False, True):
@@ -76,7 +75,10 @@ def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, on
 
 
 class _Watcher:
-    """Collects the results from `interpret_ranks`: each call by rank, with a body's calls before the region's call."""
+    """Collects the results of all calls while `interpret_ranks` runs a program.
+
+    The interpreter reports each call rank by rank, and the calls in a region's body before the region's call.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -108,7 +110,10 @@ class _Watcher:
 
 
 def assembled(values: Sequence[torch.Tensor], placements: Any, mesh: Mesh) -> torch.Tensor:
-    """Return the tensor of one device from the parts of all ranks."""
+    """Return the whole tensor, as one device would hold it, from the `values` of all ranks of a mesh.
+
+    `placements` say how the tensor is distributed: shards are joined and partial sums added.
+    """
     whole = list(values)
     for place in placements if world_size(mesh) > 1 else ():
         if not isinstance(place, Placement) or place.axis not in mesh:
@@ -131,8 +136,11 @@ def _joined(parts: list[torch.Tensor], place: Placement) -> torch.Tensor:
 
 
 def layer_of(node: fx.Node, call: fx.Node | None = None) -> int | None:
-    """Return the layer of a node from its origin. A region's body names the layers of its first call; for another call,
-    they are shifted by the distance between the calls."""
+    """Return the model's layer that a node belongs to, by its origin; None outside layers.
+
+    For a node in a region's body, `call` is the region call. A body names the layers of its first call; for another
+    call they are shifted by the distance between the calls.
+    """
     layer = _first_layer(node)
     if layer is None or call is None:
         return layer

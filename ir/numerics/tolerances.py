@@ -12,7 +12,10 @@ import torch
 
 @dataclass(frozen=True)
 class Tolerance:
-    """`|found - expected| <= atol + rtol * |expected|`, elementwise. Assumes numbers of the size of activations."""
+    """The bound on an error, elementwise: `|found - expected| <= atol + rtol * |expected|`.
+
+    Assumes numbers of the size of activations, around 1.
+    """
 
     atol: float
     rtol: float

@@ -1,4 +1,4 @@
-"""The ops of the dialect. Each is defined once: a callable in its module, and an entry in `OPS` by name."""
+"""The ops that programs call, in addition to a few of aten. `OPS` holds them by name; each is a callable as well."""
 
 from ingot.ir.ops.activations import activate, clamp, gelu_mul, silu_mul, soft_cap
 from ingot.ir.ops.append_attention import append_attention

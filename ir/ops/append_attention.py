@@ -43,7 +43,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
-    """Call `function` with the arguments of the first part, `qk_norm_rope_append`."""
+    """Call `function`, a form of `qk_norm_rope_append`, with its part of the arguments in `call`, by parameter."""
     names = ("kv", "q", "k", "v", "positions", "table", "slots")
     norms = () if call["q_weight"] is None else (call["q_weight"], call["k_weight"])
     order = {name: True for name in ("interleaved", "norm_last") if call[name]}
@@ -52,7 +52,10 @@ def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
 
 
 def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -> Any:
-    """Call `function` with the arguments of the second part, `paged_attention`; `q` and `kv` come from the first."""
+    """Call `function`, a form of `paged_attention`, with its part of the arguments in `call`, by parameter.
+
+    `q` and the cache `kv` are results of `qk_norm_rope_append`.
+    """
     names = ("page_table", "q_starts", "q_lens", "kv_lens")
     last = [call["sinks"], None, call["sharing"], call["slopes"]]
     while last and last[-1] is None:
@@ -99,7 +102,7 @@ def _fake(
 
 
 def _sum(part: str) -> Callable[..., float]:
-    """Return a function that sums `part` ("flops" or "traffic") over both parts."""
+    """Return a function from a call's arguments to its "flops" or "traffic": the sum over the two ops that it fuses."""
 
     def run(*args: Any, **kwargs: Any) -> float:
         call = append_attention.bind(args, kwargs)
@@ -110,7 +113,7 @@ def _sum(part: str) -> Callable[..., float]:
 
 
 def _traffic(*args: Any, **kwargs: Any) -> float:
-    """Return the bytes of both parts, less the write and read of q between them."""
+    """Return the bytes that a call moves: those of the two fused ops, less the write and read of q between them."""
     call = append_attention.bind(args, kwargs)
     return _sum("traffic")(*args, **kwargs) - 2 * bytes_of(call["q"])
 
@@ -161,12 +164,14 @@ def append_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (attention [T, H, D] of q over the cache, the cache with this step's k and v): `qk_norm_rope_append`, then
-    `paged_attention` over the cache that it wrote.
+    """Norm and rotate q and k, write k and v to the cache, and return (attention [T, H, D] of q, the new cache).
 
-    A token's slot is that of its position in `page_table`. So a backend may read the step's tokens from k and v, and
-    earlier ones from the cache. Results do not depend on this, nor on how a prompt is cut into chunks: the step's k and
-    v are rounded to the cache's dtype, with its scales, before attention reads them.
+    It fuses the ops `qk_norm_rope_append` and `paged_attention`, which explain the arguments: `table` is the rotary
+    table, `q_weight` and `k_weight` are those of the norms. Sequence b has the tokens from `q_starts[b]` on,
+    `q_lens[b]` of them, the last of its `kv_lens[b]` positions. A token's slot is that of its position in `page_table`.
+    So a backend may read the step's tokens from k and v, and earlier ones from the cache. Results do not depend on
+    this, nor on how a prompt is cut into chunks: the step's k and v are rounded to the cache's dtype, with its scales,
+    before attention reads them.
     """
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     order = {"interleaved": interleaved, "norm_last": norm_last}

@@ -1,4 +1,7 @@
-"""The ops of aten that programs may call: views and elementwise arithmetic. `ATEN` holds them by printed name."""
+"""The ops of aten that programs may call: views and elementwise arithmetic.
+
+`ATEN` holds them by the name in a program's text.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +17,13 @@ from ingot.ir.types import TensorType
 
 @dataclass(frozen=True)
 class AtenOp:
-    """An aten op that the dialect adopts.
+    """An aten op that programs may call.
 
-    `overload` is the target of calls in a graph. `parameters` are named as in the dialect: `x` is torch's `self`.
-    `placement` is its rule, as in `ingot.ir.ops.Op`. The result of a `view` shares memory with `x`, so the call costs
-    nothing. `run` executes an instruction of a plan, which passes exactly the first `given` arguments, by position.
+    overload    the target of its calls in a graph
+    parameters  its parameters; `x` is torch's `self`
+    placement   its placement rule: how arguments and results are distributed over a mesh axis
+    view        whether the result shares memory with `x`, so that a call costs nothing
+    run         executes an instruction of a plan, which passes exactly the first `given` arguments, by position
     """
 
     overload: torch._ops.OpOverload
@@ -30,15 +35,18 @@ class AtenOp:
 
     @property
     def name(self) -> str:
-        """Return the printed name."""
+        """Return the op's name in the text of programs, such as "aten.add.Tensor"."""
         return f"aten.{self.overload._schema.name.partition('::')[2]}.{self.overload._overloadname}"
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments by parameter, defaults filled in. Raises TypeError for a call that does not fit."""
+        """Return a call's arguments by parameter name, with defaults filled in. Raises TypeError if they do not fit."""
         return self.parameters.bind(args, kwargs)
 
     def count(self, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[torch.Tensor]) -> Cost:
-        """Return the cost of a call: nothing for a view, else one operation per element of the results."""
+        """Return the flops and bytes of a call: none for a view, else one operation per element of the results.
+
+        Arguments and results may be meta tensors.
+        """
         if self.view:
             return Cost()
         return Cost(sum(result.numel() for result in results), bytes_of(*args, *kwargs.values(), *results))
@@ -70,14 +78,14 @@ def _run_slice(x: torch.Tensor, dim: int, begin: int, end: int) -> torch.Tensor:
 
 
 def _sum(call: Call) -> Fit:
-    """Keep the sum of two partial sums as a partial sum."""
+    """The placement rule of add: two partial sums stay a partial sum; otherwise it is elementwise."""
     if len(call.types) == 2 and all(call.kind(name) == "partial" for name in call.types):
         return Fit(call.at, call.partial)
     return elementwise(call)
 
 
 def _product(call: Call) -> Fit:
-    """Keep the multiple of a partial sum by a constant as a partial sum."""
+    """The placement rule of mul: a partial sum times a constant stays a partial sum; otherwise it is elementwise."""
     if len(call.types) == 1 and all(call.kind(name) == "partial" for name in call.types):
         return Fit(call.at, call.partial)
     return elementwise(call)
@@ -95,7 +103,7 @@ def _view(call: Call) -> Fit:
 
 
 def _slice(call: Call) -> Fit:
-    """Allow a slice along a split axis only if it takes whole segments."""
+    """The placement rule of slice: along a split axis, it may only take whole parts of a merged tensor."""
     x, values = call.at["x"], call.values
     if x is None or x.kind == "partial" or x.dim != values["dim"]:
         return Fit({"x": x}, x)
@@ -131,10 +139,10 @@ _BY_OVERLOAD: Mapping[Any, AtenOp] = {op.overload: op for op in ATEN.values()}
 
 
 def aten_of(target: Any) -> AtenOp | None:
-    """Return the aten op of a graph node's target; None if it is not in `ATEN`."""
+    """Return the aten op that a graph node with this target calls; None if programs may not call it."""
     return _BY_OVERLOAD.get(target)
 
 
 def definition_of(target: Any) -> Op | AtenOp | None:
-    """Return the op, Ingot's or aten's, of a graph node's target; None for `getitem` and regions."""
+    """Return the op that a graph node with this target calls, Ingot's or aten's; None for `getitem` and regions."""
     return op_of(target) or aten_of(target)

@@ -1,4 +1,4 @@
-"""Attention over flattened tokens, as traced. Lowering replaces it by ops over a paged KV cache (`paged_attention`)."""
+"""Attention over the tokens of a step, as traced. A pass replaces it by ops over a paged KV cache."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,10 +25,10 @@ def attention_scores(
     sinks: torch.Tensor | None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention scores [KV, H / KV, n, m] of q [n, H, D] with k [m, KV, D].
+    """Return the attention scores before the softmax, [KV, H / KV, n, m], of q [n, H, D] with k [m, KV, D].
 
-    Adds `bias` [H, n, m]; -inf where the mask [n, m] is False. `sinks` add a column at the end of the last axis, which
-    takes its share of the softmax and has no value.
+    They are scaled, soft-capped (None: no cap), and get `bias` [H, n, m] added. They are -inf where `mask` [n, m] is
+    False. `sinks` [H] add a last column, which takes its share of the softmax and has no value.
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
@@ -44,19 +44,19 @@ def attention_scores(
 
 
 def distance_bias(
-    q: torch.Tensor, slopes: torch.Tensor | None, queries: torch.Tensor, places: torch.Tensor
+    q: torch.Tensor, slopes: torch.Tensor | None, queries: torch.Tensor, keys: torch.Tensor
 ) -> torch.Tensor | None:
     """Return the ALiBi bias [H, n, m]: `slopes` [H] times (key position - query position). None without slopes.
 
-    q is [n, H, D] at the positions `queries` [n]; the keys are at `places` [m].
+    `queries` [n] and `keys` [m] are the positions of queries and keys. The dtype follows q [n, H, D].
     """
     if slopes is None:
         return None
-    return slopes.to(wide(q[:0]).dtype)[:, None, None] * (places[None, :] - queries[:, None])
+    return slopes.to(wide(q[:0]).dtype)[:, None, None] * (keys[None, :] - queries[:, None])
 
 
 def check_slopes(q: torch.Tensor, slopes: torch.Tensor | None) -> None:
-    """Raise VerifyError unless slopes hold one float32 or float64 number per head of q [T, H, D]."""
+    """Raise VerifyError unless the ALiBi `slopes` hold one float32 or float64 number per head of q [T, H, D]."""
     if slopes is not None and (slopes.shape != q.shape[1:2] or slopes.dtype not in (torch.float32, torch.float64)):
         raise VerifyError(f"slopes {slopes.dtype} {list(slopes.shape)}", expected=f"float32 [{q.shape[1]}], by heads")
 
@@ -72,13 +72,20 @@ def attend(
     scales: CacheScales = UNSCALED,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return softmax attention [n, H, V] of q [n, H, D] over k [m, KV, D], v [m, KV, V]; mask [n, m] True: attend."""
+    """Return the softmax attention [n, H, V] of q [n, H, D] over k [m, KV, D] and v [m, KV, V].
+
+    A query attends where `mask` [n, m] is True. `scales` are those of an eight-bit cache that k and v come from.
+    `sinks` [H] are logits that join the softmax; `bias` [H, n, m] is added to the scores.
+    """
     weights = attention_scores(q, k, mask, scale * scales.k, soft_cap, sinks, bias).softmax(-1)[..., : k.shape[0]]
     return weighted_values(q, weights, v, scales.v)
 
 
 def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, v_scale: float) -> torch.Tensor:
-    """Return values v [m, KV, V] times `v_scale`, weighted by [KV, H / KV, n, m]: [n, H, V] in q's dtype."""
+    """Return the attention result [n, H, V] for softmax `weights` [KV, H / KV, n, m] and values v [m, KV, V].
+
+    It is multiplied by `v_scale` and rounded to the dtype of q [n, H, D].
+    """
     mixed = torch.einsum("kgnm,mkd->nkgd", weights, v.to(weights.dtype)).reshape(*q.shape[:2], -1)
     if v_scale != 1.0:
         mixed = mixed * v_scale
@@ -86,15 +93,19 @@ def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, v_s
 
 
 def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -> torch.Tensor:
-    """Return an empty attention result for values as wide as keys. Raises VerifyError, during tracing, for an unknown
-    mask and for the mask "tree"."""
+    """Return an uninitialized attention result of q's shape: the shape function of ops with values as wide as keys.
+
+    Raises VerifyError for an unknown mask and for the mask "tree".
+    """
     check_mask(mask, None)
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 def check_mask(mask: str, ancestors: object, slopes: object = None) -> None:
-    """Raise VerifyError for an unknown mask, for "tree" without ancestors or with slopes, and for ancestors with
-    another mask."""
+    """Raise VerifyError for an unknown mask, and if the other arguments of an attention op do not fit the mask.
+
+    "tree" needs `ancestors`, the tree of the step's tokens, and takes no ALiBi `slopes`; others take no `ancestors`.
+    """
     tree = Mask.named(mask).kind == "tree"
     if tree and ancestors is None:
         raise VerifyError(
@@ -112,33 +123,37 @@ def check_mask(mask: str, ancestors: object, slopes: object = None) -> None:
 
 
 def result_of(q: torch.Tensor, form: CacheForm) -> torch.Tensor:
-    """Allocate the attention result [T, H, V] for q [T, H, D]."""
+    """Return an uninitialized attention result [T, H, V] for q [T, H, D], with the width V of the cache's values."""
     return q.new_empty(*q.shape[:2], form.value_width)
 
 
 def seen_in_step(
-    mask: Mask, queries: torch.Tensor, places: torch.Tensor, ancestors: torch.Tensor | None, cached: int
+    mask: Mask, queries: torch.Tensor, keys: torch.Tensor, ancestors: torch.Tensor | None, cached: int
 ) -> torch.Tensor:
-    """Return bool[n, m]: which positions `places` [m] the queries at positions [n] see.
+    """Return bool[n, m]: whether each query sees each key of the same sequence, with trees of drafts.
 
-    With `ancestors` i64[n], a query sees of the step's positions, `cached` and later, only its ancestors.
+    `queries` [n] and `keys` [m] hold positions. The step's own tokens are at position `cached` and later. With
+    `ancestors` i64[n], bit masks of tree nodes, a query sees only its ancestors among these.
     """
-    seen = mask.seen(queries, places)
+    seen = mask.seen(queries, keys)
     if ancestors is None:
         return seen
-    node = places - cached
+    node = keys - cached
     own = bits_of(ancestors)[:, node.clamp(min=0, max=MAX_NODES - 1).long()] & (node < MAX_NODES)
     return seen & (own | (node < 0) | (ancestors == 0)[:, None])
 
 
 def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mask, cap, value and cache attributes of a bound attention call that differ from their defaults."""
+    """Return the attributes of an attention call that differ from their defaults, by name.
+
+    `call` holds its arguments by parameter. Only mask, soft_cap, value_width, k_scale and v_scale are returned.
+    """
     defaults = {"mask": CAUSAL.name, "soft_cap": None, "value_width": None, "k_scale": 1.0, "v_scale": 1.0}
     return {name: call[name] for name, default in defaults.items() if call.get(name, default) != default}
 
 
 def slopes_sample(heads: int) -> torch.Tensor:
-    """Return slopes for op samples: float32 for any sample dtype, all different."""
+    """Return ALiBi slopes f32[heads] for the samples of ops, all different."""
     return torch.linspace(0.9, 0.05, heads)
 
 
@@ -204,7 +219,7 @@ def _attention_fake(
     value_width: int | None = None,
     **_: object,
 ) -> torch.Tensor:
-    """Raise VerifyError, during tracing, for an unknown mask and for widths or slopes that do not fit."""
+    """Return an uninitialized result. Raises VerifyError for an unknown mask, and widths or slopes that do not fit."""
     check_mask(mask, None)
     check_slopes(q, slopes)
     return result_of(q, CacheForm.given(q, k, v, value_width))
@@ -223,7 +238,10 @@ def _attention_flops(
 
 
 def flops_of(q: torch.Tensor, form: CacheForm) -> int:
-    """Return the operations of both matmuls, q with keys and weights with values, for one key that all of q sees."""
+    """Return the flops of attention per key: of q [T, H, D] with the key, and of the weights with its value.
+
+    `form` has the widths of keys and values.
+    """
     return 2 * q.shape[0] * q.shape[1] * (form.key_width + form.value_width)
 
 
@@ -270,17 +288,17 @@ def attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attention within each sequence; q [T, H, D], k [T, KV, D], v [T, KV, V], H a multiple of KV: [T, H, V].
+    """Return the attention [T, H, V] within each sequence, for q [T, H, D], k [T, KV, D] and v [T, KV, V].
 
-    Values may be narrower or wider than keys. If `v` is None, values are the first `value_width` numbers of the keys,
-    and the cache holds only keys.
+    H is a multiple of KV. Values may be narrower or wider than keys. If `v` is None, values are the first `value_width`
+    numbers of the keys, and the cache holds only keys.
 
     `token_seqs` [T] holds the sequence of each token, `positions` [T] its position there. `layer` names the cache that
     lowering assigns: calls with the same layer take the same k and v, and share a cache. `k_scale` and `v_scale` apply
     to an f8e4m3 cache. `layer` and the scales do not change the result of this op.
 
-    `mask` names the positions that a token sees (`ingot.ir.masks`). `soft_cap` bounds the scores as the op `soft_cap`
-    does. `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are ALiBi's (arXiv 2108.12409):
+    `mask` names the positions that a token sees (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score /
+    cap). `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are ALiBi's (arXiv 2108.12409):
     each score, after the cap, gets slope * (position of the key - position of the query).
 
     Raises VerifyError for an unknown mask, and for widths that do not fit together.

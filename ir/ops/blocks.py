@@ -1,4 +1,4 @@
-"""Block diffusion: each step runs all positions of a block, until every position holds a token."""
+"""The ops of block diffusion: each step runs all positions of a block, until every position holds a token."""
 
 import torch
 
@@ -37,11 +37,12 @@ def _take_fake(tokens: torch.Tensor, *_: torch.Tensor, mask_token: int) -> tuple
 def take_block(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, blocks: torch.Tensor, *, mask_token: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids i32[T], found i32[T]): the input tokens, and 1 for a position with a token, 0 for a masked one.
+    """Return (ids i32[T], found i32[T]): the step's token ids, and whether a position has a token (1) or is masked (0).
 
     `tokens` i32[T] holds an id; -1 for a masked position; or -2 - i for position i of the sequence's row of the state
-    `blocks` i32[R, N], in which -1 is a masked position. A masked position has the id `mask_token`. `token_seqs` i32[T]
-    and `rows` i32[B] are as in `feed`. Padding is unchanged.
+    `blocks` i32[R, N], in which -1 is a masked position. A masked position gets the id `mask_token`. `token_seqs`
+    i32[T] holds the index of each token's sequence, -1 for padding, which is unchanged. `rows` i32[B] holds the row of
+    each sequence in `blocks`.
     """
     row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()
     held = blocks[row, (-2 - tokens).clamp(min=0, max=blocks.shape[1] - 1).long()]
@@ -107,15 +108,17 @@ def fill_block(
     steps: int,
     sure_percent: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (committed i32[L], rejected i32[B], taken i32[B], blocks i32[B, block]) after a step on blocks.
+    """Fill masked positions of each block after a step: (committed i32[L], rejected i32[B], taken i32[B], blocks).
 
     The block of a sequence is its last `block` tokens, if each has a row of `logits` [L, V]; the last row is
-    `sample_index[b]`. A row predicts the token of its own position.
+    `sample_index[b]`. A row predicts the token of its own position. `found` i32[T] is 1 for a token that was not
+    masked. `logit_rows` i32[L] holds the token of each row; `q_starts` and `q_lens` i32[B] the first token of each
+    sequence and their number.
 
-    A block is final if all its tokens were `found` before the step; its keys and values are then final too. Nothing is
-    rejected, `committed` holds its tokens, and its row of `blocks` is masked again (-1). For any other block all
-    `block` tokens are `rejected`, and `taken` is -1 in place of `sample_index`. Its row of `blocks` holds the tokens
-    found before and new ones. New are the most likely tokens of masked positions, if their probability is above
+    A block is final if all its tokens were found before the step; its keys and values are then final too. None of its
+    tokens are rejected, `committed` holds them, and its row of `blocks` i32[B, block] is masked again (-1). For any
+    other block, `rejected` is `block`, and `taken` is -1 in place of `sample_index`. Its row of `blocks` holds the
+    tokens found before and new ones: the most likely tokens of masked positions, if their probability is above
     `sure_percent` percent. The ceil(block / steps) most probable positions always get one, the first among equals.
 
     A sequence with fewer rows, such as a chunk of a prompt, rejects nothing, and its row of `blocks` is masked. A block

@@ -1,7 +1,7 @@
 """Collectives: ops that the ranks of a mesh axis compute together. A collective names an axis, never a rank.
 
-`across` defines each: it maps the arguments of all ranks of the axis, in order, to all their results. A collective has
-no reference for a single rank. `parts` is the size of the axis, on which shapes depend.
+`Op.across` defines each: it maps the arguments of all ranks of the axis, in order, to the results of all ranks. A
+collective has no reference for a single rank. Its attribute `parts` is the size of the axis, on which shapes depend.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,7 +71,7 @@ def _lookup(tokens: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], **_
 
 
 def _move(xs: Sequence[torch.Tensor], *, src: str, dst: str, dim: int = 0, **_: Any) -> Ranks:
-    """Move values from one placement to another with the collective that `collective_of` names."""
+    """Return all ranks' values moved from the placement `src` to `dst` ("replicated", "shard" or "partial")."""
     return _MOVES[src, dst][1](xs, dim=dim)
 
 
@@ -85,7 +85,10 @@ _MOVES: dict[tuple[str, str], tuple[str, Callable[..., Ranks]]] = {
 
 
 def collective_of(source: str, target: str) -> str | None:
-    """Return the op that moves a value from one kind of placement to another; None if there is none."""
+    """Return the name of the collective that moves a value from one kind of placement to another; None if none does.
+
+    Kinds are "replicated", "shard" and "partial".
+    """
     move = _MOVES.get((source, target))
     return move[0] if move else None
 
@@ -99,8 +102,11 @@ def _move_fake(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, 
 
 
 def _collective(source: str = "", target: str = "") -> Rule:
-    """Return the rule of an op that moves x from placement `source` to `target` along its own axis. The op's `src` and
-    `dst` override them. Along other axes it keeps the placement."""
+    """Return the placement rule of a collective that moves x from one kind of placement to another along its axis.
+
+    The kinds are `source` and `target`, or the op's attributes `src` and `dst` if it has them. Along other axes of the
+    mesh the placement stays.
+    """
 
     def rule(call: Call) -> Fit:
         if call.values["axis"] != call.axis:
@@ -137,7 +143,10 @@ def _vocab_placement(call: Call) -> Fit:
     placement=_collective("partial", "replicated"),
 )
 def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
-    """Return the sum of x over the ranks of `axis`, accumulated wider in rank order, rounded once to x's dtype."""
+    """Return the sum of x over the ranks of the mesh axis `axis`, in x's dtype.
+
+    It is added in rank order, in float32 or wider, and rounded once.
+    """
     raise _alone("all_reduce", axis)
 
 
@@ -150,7 +159,7 @@ def all_reduce(x: torch.Tensor, *, axis: str) -> torch.Tensor:
     placement=_collective("shard", "replicated"),
 )
 def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """Concatenate the x of all ranks of `axis` along `dim`."""
+    """Return the x of all ranks of the mesh axis `axis`, concatenated along `dim`; `parts` is the number of ranks."""
     raise _alone("all_gather", axis)
 
 
@@ -163,7 +172,10 @@ def all_gather(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Ten
     placement=_collective("partial", "shard"),
 )
 def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """Return the rank's part along `dim` of the result of `all_reduce`."""
+    """Sum x over the ranks of the mesh axis `axis`, and return this rank's part of the sum along `dim`.
+
+    The sum is that of `all_reduce`. `parts` is the number of ranks.
+    """
     raise _alone("reduce_scatter", axis)
 
 
@@ -176,7 +188,10 @@ def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch
     placement=_collective("replicated", "shard"),
 )
 def take_part(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """Return the rank's part along `dim` of a replicated x. Sends nothing."""
+    """Return this rank's part along `dim` of an x that all ranks of the mesh axis `axis` hold. Sends nothing.
+
+    `parts` is the number of ranks.
+    """
     raise _alone("take_part", axis)
 
 
@@ -195,7 +210,10 @@ def _lookup_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=_vocab_placement,
 )
 def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, parts: int) -> torch.Tensor:
-    """Look up rows [T, D] in a rank's part of the vocabulary, weight [V / parts, D]; zero for tokens of other ranks."""
+    """Return the embedding rows [T, D] of token ids [T] whose rows this rank holds, and zeros for other tokens.
+
+    `weight` [V / parts, D] is the rank's part of the vocabulary. The sum over the ranks of `axis` is the embedding.
+    """
     raise _alone("vocab_embedding", axis)
 
 
@@ -209,6 +227,9 @@ def vocab_embedding(tokens: torch.Tensor, weight: torch.Tensor, *, axis: str, pa
     placement=_collective(),
 )
 def redistribute(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, parts: int = 1) -> torch.Tensor:
-    """Return x in another placement. insert-collectives replaces this op. `src`, `dst` are kinds; `dim` is the
-    shard's."""
+    """Return x in another placement on the mesh axis `axis`, from the kind `src` to the kind `dst`.
+
+    Kinds are "replicated", "shard" (along `dim`) and "partial" (a pending sum). `parts` is the number of ranks. The
+    pass insert-collectives replaces this op.
+    """
     raise _alone("redistribute", axis)

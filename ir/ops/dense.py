@@ -27,7 +27,7 @@ def _embedding_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=whole,
 )
 def embedding(tokens: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Return the rows [T, D] of `weight` [V, D] for token ids [T]."""
+    """Return the embeddings [T, D] of token ids [T]: rows of the table `weight` [V, D]."""
     return weight.index_select(0, tokens)
 
 
@@ -41,7 +41,10 @@ def _linear_flops(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 
 
 def _linear_placement(call: Call) -> Fit:
-    """Split the result for a weight split by rows. For one split by columns, need a split x and return partial sums."""
+    """The placement rule of `linear`: a weight split by rows splits the result.
+
+    A weight split by columns needs x split as well, and the result is a partial sum.
+    """
     weight = call.at["weight"]
     last = len(call.types["x"].shape) - 1
     if weight is not None and weight.kind == "shard" and weight.dim == 0:
@@ -54,14 +57,16 @@ def _linear_placement(call: Call) -> Fit:
 
 
 def check_bias(call: Call) -> None:
-    """Raise VerifyError for a bias that each rank would add to its partial sum."""
+    """Raise VerifyError if a matmul whose result is a partial sum has a bias: every rank would add it."""
     if "bias" in call.types:
         raise VerifyError("a bias on partial sums is added once by each rank", expected="an add after the all_reduce")
 
 
 def _norm_placement(call: Call) -> Fit:
-    """Allow a split along any axis but the last, which is normalized. Split gains with a row per head with the
-    heads."""
+    """The placement rule of norms: x may be split along any axis but the last, which is normalized.
+
+    A weight with a row per head is split together with the heads.
+    """
     x = call.at["x"]
     if len(call.types["weight"].shape) == 2:
         if call.is_shard("x", 1) or call.is_shard("weight", 0):
@@ -90,7 +95,10 @@ def _select_rows_placement(call: Call) -> Fit:
     placement=_linear_placement,
 )
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `x @ weight.T + bias` with x [T, K], weight [N, K], bias [N]: [T, N] in x's dtype, accumulated wider."""
+    """Return `x @ weight.T + bias`, [T, N] in x's dtype, for x [T, K], weight [N, K] and bias [N].
+
+    Sums are accumulated wider than 16-bit dtypes.
+    """
     return F.linear(x, weight, bias)
 
 
@@ -107,8 +115,8 @@ def _norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float) -> torch.Tensor:
     """Return `x / rms(x)` over the last axis, times `weight` [D], in x's dtype (arXiv 1910.07467).
 
-    The quotient is rounded to x's dtype before the multiplication. If the weight has another dtype, only the final
-    result is rounded.
+    `eps` is added to the mean square. The quotient is rounded to x's dtype before the multiplication. If the weight has
+    another dtype, only the final result is rounded.
     """
     full = wide(x)
     normed = full * torch.rsqrt(full.pow(2).mean(-1, keepdim=True) + eps)
@@ -130,10 +138,11 @@ def _layer_norm_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_layer_norm_samples, flops=1, placement=_norm_placement)
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, eps: float) -> torch.Tensor:
-    """Return `(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], plus `bias`, in x's dtype
-    (arXiv 1607.06450).
+    """Return `(x - mean(x)) / std(x)` over the last axis, times `weight` [D] or [H, D], plus `bias` (arXiv 1607.06450).
 
-    Rounds like `rms_norm`. With a bias, of weight's shape and dtype, it rounds once, as torch does.
+    The result has x's dtype; `eps` is added to the variance. The quotient is rounded to x's dtype before the
+    multiplication if the weight has that dtype too. With a bias, of weight's shape and dtype, only the result is
+    rounded, as torch does.
     """
     full = wide(x)
     centred = full - full.mean(-1, keepdim=True)
@@ -162,7 +171,10 @@ def _decompose_add_rms_norm(
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, *, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (rms_norm(s), s), each [T, D], for `s = x + residual` rounded to x's dtype."""
+    """Return (rms_norm(s), s), each [T, D], for the sum `s = x + residual` rounded to x's dtype.
+
+    `weight` [D] and `eps` are those of the norm.
+    """
     total = x + residual
     return rms_norm.reference(total, weight, eps=eps), total
 
@@ -172,7 +184,7 @@ def rope_flops(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, **
 
 
 def rope_reads(positions: torch.Tensor, table: torch.Tensor) -> int:
-    """Return the bytes of the positions and of one table row for each."""
+    """Return the bytes that a rotary embedding reads besides x: the positions, and a row of the table for each."""
     return bytes_of(positions) + positions.numel() * bytes_of(table[:1])
 
 
@@ -193,10 +205,11 @@ def _rope_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=_rope_placement,
 )
 def rope(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False) -> torch.Tensor:
-    """Apply the rotary embedding to x [T, H, D] at positions [T] (arXiv 2104.09864).
+    """Return x [T, H, D] with the rotary embedding of `positions` [T] applied (arXiv 2104.09864).
 
-    `table` is f32[positions, R], cosines then sines, R <= D even; the last D - R elements of a head stay unchanged.
-    Element i is rotated with i + R/2 (NeoX order), or, if `interleaved`, 2i with 2i + 1 (GPT-J order).
+    `table` is f32[N, R] for positions below N: R/2 cosines, then R/2 sines, R <= D even. The last D - R elements of a
+    head stay unchanged. Element i is rotated with i + R/2 (NeoX order), or, if `interleaved`, 2i with 2i + 1 (GPT-J
+    order).
     """
     rotary = table.shape[1]
     half = rotary // 2
@@ -227,7 +240,7 @@ def _select_rows_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]
     placement=_select_rows_placement,
 )
 def select_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return the rows [L] of x [T, …]: [L, …]."""
+    """Return the rows of x [T, …] with the indices `rows` [L], as [L, …]."""
     return x.index_select(0, rows)
 
 
@@ -237,6 +250,6 @@ def _cast_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_cast_samples, flops=1, placement=elementwise)
 def cast(x: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """Return x in another dtype. No pass moves or removes a cast, because it rounds."""
+    """Return x rounded to another dtype. No pass moves or removes a cast, because it rounds."""
     # `copy=True`: an op's result never aliases its input, whatever the dtype.
     return x.to(dtype, copy=True)

@@ -1,4 +1,4 @@
-"""Drafts (tokens in a step before they are verified), and rows of state that pass values between entries."""
+"""The ops of speculative decoding: take drafts into a step, accept them, and read and write rows of states."""
 
 import torch
 
@@ -28,8 +28,11 @@ def _take_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def take_drafts(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, drafts: torch.Tensor
 ) -> torch.Tensor:
-    """Return `tokens` i32[T] with drafts filled in: token -2 - i of sequence b = `token_seqs[t]` becomes draft i,
-    `drafts[rows[b], i]` of the state i32[R, K]. Other tokens, including -1, are unchanged."""
+    """Return the step's `tokens` i32[T] with the ids of drafts (proposed tokens) filled in.
+
+    Token -2 - i of sequence b = `token_seqs[t]` becomes its draft i, `drafts[rows[b], i]` of the state `drafts`
+    i32[R, K]. Other tokens, including -1, are unchanged.
+    """
     row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()
     place = (-2 - tokens).clamp(min=0, max=drafts.shape[1] - 1).long()
     return torch.where((tokens < -1) & (token_seqs >= 0), drafts[row, place], tokens)
@@ -63,12 +66,15 @@ def accept_drafts(
     q_lens: torch.Tensor,
     sample_index: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (rejected i32[B], taken i32[B]): the number of a sequence's last tokens that are rejected, and the row of
-    logits after the last kept one, -1 where `sample_index` is.
+    """Compare drafts with sampled tokens: (rejected i32[B], taken i32[B]).
 
-    Drafts are checked if the sequence has a row of logits for each token, the last one `sample_index[b]`. It then keeps
-    a token if it keeps all before it and the row before it `sampled` it. A sequence with fewer rows, such as a prompt,
-    keeps all tokens.
+    `rejected` is the number of a sequence's last tokens that are rejected. `taken` is the row of logits of its last
+    kept token; -1 where `sample_index` is. `sampled` i32[L] holds the token sampled from each row of logits,
+    `logit_rows` i32[L] the row's index in `tokens` i32[T]. Sequence b has the tokens from `q_starts[b]` on,
+    `q_lens[b]` of them, and its last row of logits is `sample_index[b]`.
+
+    Drafts are checked if the sequence has a row of logits for each token. It then keeps a token if it keeps all before
+    it and the row of the token before it `sampled` it. A sequence with fewer rows, such as a prompt, keeps all tokens.
     """
     ends = q_starts + q_lens
     follows = (logit_rows + 1).clamp(max=tokens.shape[0] - 1).long()
@@ -97,7 +103,7 @@ def _row_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=whole,
 )
 def read_rows(state: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return rows `rows` i32[B] of a state [S, …]; zeros for a row of -1, which is padding."""
+    """Return the rows with indices `rows` i32[B] of a state [R, …], as [B, …]; zeros for the index -1, padding."""
     there = (rows >= 0).view(-1, *[1] * (state.dim() - 1))
     return torch.where(there, state[rows.clamp(min=0).long()], torch.zeros((), dtype=state.dtype, device=state.device))
 
@@ -136,8 +142,10 @@ def _write(state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index:
 def write_rows(
     state: torch.Tensor, rows: torch.Tensor, values: torch.Tensor, index: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the state [S, …] with row `rows[b]` set to `values[index[b]]`, or to `values[b]` without `index` i32[B];
-    `values` is [N, …]. A row or an index of -1 writes nothing."""
+    """Return the state [R, …] with row `rows[b]` set to `values[index[b]]`, or without `index` to `values[b]`.
+
+    `rows` and `index` are i32[B], `values` is [N, …]. A row or an index of -1 writes nothing.
+    """
     result = state.clone()
     _write(result, rows, values, index)
     return result

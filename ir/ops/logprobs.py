@@ -1,4 +1,4 @@
-"""Log-probabilities of the chosen and of the most likely tokens, from the logits before temperature and penalties."""
+"""The op of log-probabilities: of the chosen and the most likely tokens, before temperature and penalties."""
 
 import torch
 
@@ -29,8 +29,10 @@ def _none(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, 
 
 
 def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids of the `count` greatest scores [V], sorted, lower ids first among equals (topk sorts ties
-    freely)."""
+    """Return the token ids of the `count` greatest of `scores` [V], greatest first, lower ids first among equals.
+
+    torch's topk sorts ties freely.
+    """
     if count == 0:
         return torch.empty(0, dtype=torch.int64, device=scores.device)
     least = scores.topk(min(count, scores.shape[0])).values[-1]
@@ -38,14 +40,14 @@ def _most_likely(scores: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _in_order(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Return ascending `ids` sorted by their scores, greatest first."""
+    """Return the token ids `ids`, which ascend, sorted by their `scores` [V], greatest first, stably."""
     return ids[scores[ids].sort(stable=True, descending=True).indices]
 
 
 def _of_equals(
     logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Run `top_logprobs` as for a row in which all tokens are equally likely."""
+    """Allocate what `top_logprobs` does at most: for a row in which all tokens are equally likely."""
     results = _none(logits.shape[0], logits.device)
     chosen = torch.where(targets >= 0, targets, sampled)
     scores = own_row(logits, 0)[0].float()
@@ -53,7 +55,7 @@ def _of_equals(
     least = scores.topk(min(MAX_LOGPROBS, scores.shape[0])).values
     _in_order(scores, torch.zeros(scores.shape, dtype=torch.int64, device=scores.device))
     scores.log_softmax(-1)
-    del chosen, first, least  # they lived until here
+    del chosen, first, least  # `top_logprobs` keeps them until here
     return results
 
 
@@ -72,13 +74,13 @@ def _of_equals(
 def top_logprobs(
     logits: torch.Tensor, sampled: torch.Tensor, targets: torch.Tensor, num_logprobs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]) from logits [L, V], computed in float32; `sampled`,
-    `targets` and `num_logprobs` are i32[L].
+    """Return (ids i32[L, 21], logprobs f32[L, 21], ranks i32[L]) of the chosen and the most likely tokens of each row.
 
-    Column 0 holds the chosen token of a row: `targets[i]`, or `sampled[i]` if that is -1. The `num_logprobs[i]` most
-    likely tokens follow in order, lower ids first among equals. `ranks[i]` is 1 plus the number of tokens that are more
-    likely than the chosen one. Unused entries are id -1, logprob -inf, rank 0: the whole row if `num_logprobs[i]` is -1
-    or the row has no token.
+    They come from logits [L, V], in float32. `sampled`, `targets` and `num_logprobs` are i32[L]. Column 0 holds the
+    chosen token of row i: `targets[i]`, or `sampled[i]` if that is -1. The `num_logprobs[i]` most likely tokens follow
+    in order, lower ids first among equals. `ranks[i]` is 1 plus the number of tokens that are more likely than the
+    chosen one. Unused entries are id -1, logprob -inf, rank 0: the whole row if `num_logprobs[i]` is -1 or the row has
+    no chosen token.
     """
     ids, logprobs, ranks = _none(logits.shape[0], logits.device)
     if not bool((num_logprobs >= 0).any()):

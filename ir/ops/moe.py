@@ -1,4 +1,4 @@
-"""A mixture of experts: each token runs through the `top_k` experts with the highest router weights.
+"""The op of a mixture of experts: each token runs through the `top_k` experts with the highest router weights.
 
 Only the device knows the number of tokens per expert. No size of a program depends on it: there are always T * top_k
 rows, grouped by expert, and a count per expert.
@@ -17,10 +17,10 @@ from ingot.ir.placements import Call, Fit, whole
 
 
 def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (weights f32[T, top_k], experts i64[T, top_k]) for router_logits [T, E], largest weight first.
+    """Choose the `top_k` experts of each token from router_logits [T, E], the one with the largest weight first.
 
-    A weight is the expert's softmax probability over all experts; `renormalize` divides it by the sum over the chosen
-    ones. Among equals the lowest expert index is first.
+    Return (weights f32[T, top_k], experts i64[T, top_k]). A weight is the expert's softmax probability over all
+    experts; `renormalize` divides it by the sum over the chosen ones. Among equals the lowest expert index is first.
     """
     ordered = router_logits.softmax(-1).sort(dim=-1, descending=True, stable=True)
     weights, experts = ordered.values[:, :top_k], ordered.indices[:, :top_k]
@@ -28,7 +28,7 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[t
 
 
 def group_by_expert(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (order i64[T * top_k], counts i64[num_experts]) for experts i64[T, top_k].
+    """Sort the tokens' choices of experts, i64[T, top_k], by expert: (order i64[T * top_k], counts i64[num_experts]).
 
     Row t * top_k + i is the i-th choice of token t. `order` lists the rows of expert 0 first, then those of expert 1,
     and so on, each expert's in token order. `counts` holds the number of rows per expert.
@@ -80,7 +80,7 @@ def _flops(
 def _traffic(
     x: torch.Tensor, router_logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *, top_k: int, **_: object
 ) -> int:
-    """Return the bytes of a call. Counts as many experts as the tokens can reach."""
+    """Return the bytes that a call moves, with the weights of as many experts as the tokens can reach."""
     experts = min(gate_up.shape[0], x.shape[0] * top_k)
     return 2 * bytes_of(x) + bytes_of(router_logits) + experts * bytes_of(gate_up[:1], down[:1])
 
@@ -107,7 +107,10 @@ def _through(
     gate_up: torch.Tensor,
     down: torch.Tensor,
 ) -> torch.Tensor:
-    """Run the rows of x through their experts, `counts[e]` rows for expert e, and sum the results per token."""
+    """Run each token of x through its experts, and return the sums [T, D] weighted by `weights` [T, top_k].
+
+    `order` lists the choices (token * top_k + i) by expert; the first `counts[0]` are those of expert 0, and so on.
+    """
     rows = x[order // weights.shape[1]]
     made = torch.empty_like(rows)
     begin = 0
@@ -132,14 +135,17 @@ def _all_to_the_same(
     top_k: int,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """Run `moe` as if all tokens chose the same experts, so that an expert gets as many rows as it can."""
+    """Allocate what `moe` does at most: when all tokens choose the same experts."""
     weights, experts = route(router_logits, top_k, renormalize)
     order, _ = group_by_expert(experts, gate_up.shape[0])
     return _through(x, weights, order, [x.shape[0]] * top_k, gate_up, down)
 
 
 def _placement(call: Call) -> Fit:
-    """Give each rank a part of each expert, of gate and of up, and return partial sums."""
+    """The placement rule of `moe`: each rank has a part of each expert's gate, up and down, and returns partial sums.
+
+    Otherwise all is replicated.
+    """
     if call.kind("gate_up") != "shard" and not call.is_shard("down", 2):
         return whole(call)
     size = call.size("down", 2)
@@ -168,10 +174,11 @@ def moe(
     top_k: int,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """Run x [T, D] through the `top_k` experts that `route` chooses from router_logits f32[T, E]: [T, D] in x's dtype.
+    """Return the weighted sum [T, D] of the results of the `top_k` experts of each token of x [T, D].
 
-    Expert e is `down[e] @ silu_mul(gate_up[e] @ x)` with gate_up [E, 2F, D], gate first, and down [E, D, F]. Its
-    matmuls round to x's dtype, as `linear` does. The weighted sum over a token's experts is rounded once.
+    Experts and weights come from router_logits f32[T, E] by softmax; `renormalize` makes the weights of a token sum to
+    1. Expert e is `down[e] @ silu_mul(gate_up[e] @ x)` with gate_up [E, 2F, D], gate first, and down [E, D, F]. Its
+    matmuls round to x's dtype, as `linear` does. The weighted sum is rounded once, to x's dtype.
     """
     _checked(x, router_logits, gate_up, down, top_k)
     weights, experts = route(router_logits, top_k, renormalize)

@@ -71,7 +71,7 @@ def _write_padded(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Run `_write` as with a padding slot, where it first copies the rows of the other slots."""
+    """Write k and v with the most memory that a call needs: with a padding slot, `_write` copies the other rows."""
     v = None if v is None else v.clone()
     _write_real(kv, k.clone(), v, slots.clone(), CacheScales(k_scale, v_scale))
 
@@ -91,7 +91,7 @@ def _kv_fake(
 
 
 def _kv_traffic(kv: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, slots: torch.Tensor, **_: object) -> int:
-    """Return the bytes of a call; of the cache, only the rows written."""
+    """Return the bytes that a call of `kv_append` moves; of the cache, only the rows written."""
     written = (k.numel() + (0 if v is None else v.numel())) * kv.element_size()
     return bytes_of(k, v, slots) + written
 
@@ -125,10 +125,10 @@ def kv_append(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Return the cache with k [T, KV, D] and v [T, KV, V] written at slots i64[T]; a negative slot is padding.
+    """Return the KV cache `kv` with k [T, KV, D] and v [T, KV, V] written at `slots` i64[T].
 
-    If `v` is None, values are part of the keys, and a row of the cache is a key. Stores k / `k_scale` and v / `v_scale`
-    in the cache's dtype (`ingot.ir.cache.dtype`).
+    A slot is page * page size + offset; a negative one is padding. If `v` is None, values are part of the keys, and a
+    row of the cache is a key. Stores k / `k_scale` and v / `v_scale`, rounded to the cache's dtype.
 
     Raises VerifyError if the cache's shape does not fit k and v, or if its dtype is neither theirs nor f8e4m3.
     """
@@ -138,7 +138,7 @@ def kv_append(
 
 
 def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return samples with two sequences over unordered pages: three tokens of one, one of the other."""
+    """Return sample calls of `paged_attention` for tests: two sequences over unordered pages, with 3 tokens and 1."""
     kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
     q = torch.randn(4, 4, 8, generator=g).to(dtype)
 
@@ -157,8 +157,10 @@ def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Sample]:
-    """Return samples of `paged_attention` with unequal key and value widths and with shared rows, from one with
-    equal."""
+    """Return sample calls of `paged_attention` with other forms of caches, from the arguments of one call.
+
+    One cache has keys and values of different widths, in the other the values are part of the keys.
+    """
     q, kv, *lens = args
     pages, _, page, heads, dim = kv.shape
     two_widths, shared = (torch.randn(pages, 1, page, heads, row, generator=g).to(kv.dtype) for row in (dim + 5, dim))
@@ -169,8 +171,11 @@ def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Samp
 
 
 def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return `paged_samples`, a tree of three nodes with a token outside it, three sequences of which two share their
-    first page, and samples with slopes."""
+    """Return sample calls of `paged_attention` with all of its arguments.
+
+    In addition to `paged_samples`: a tree of three nodes with a token outside it, three sequences with a first page
+    that two share, and calls with ALiBi slopes.
+    """
     found = paged_samples(g, dtype)
     tree = Sample((*found[0].args, None, torch.tensor([1, 3, 5, 0])), {"scale": 0.35, "mask": "tree"})
     kv = torch.randn(6, 2, 16, 2, 8, generator=g).to(dtype)
@@ -224,8 +229,11 @@ def _paged_rowwise(
 
 
 def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, mask: str) -> tuple[float, float]:
-    """Return (keys that a token sees on average, positions read per sequence). Assumes full pages, and equally many
-    tokens of each sequence in the step, at their ends."""
+    """Return (keys that a token sees on average, positions that a call reads per sequence), for cost estimates.
+
+    Assumes that the pages of `page_table` are full, and that the step has equally many tokens of each sequence, its
+    last ones.
+    """
     length = page_table.shape[1] * kv.shape[2]
     count = min(q.shape[0] / page_table.shape[0], length)
     by = Mask.named(mask)
@@ -243,7 +251,10 @@ def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor,
 
 
 def _seen_in_chunks(length: float, size: int) -> float:
-    """Return the sum of the keys that the first `length` tokens see, each those of its chunk up to itself."""
+    """Return how many keys the first `length` tokens of a sequence see in all, each those of its chunk up to itself.
+
+    Chunks have `size` tokens.
+    """
     rest = length % size
     return length // size * (size * (size + 1) / 2) + rest * (rest + 1) / 2
 
@@ -304,10 +315,10 @@ def _paged_traffic(
 def cached_keys(
     kv: torch.Tensor, form: CacheForm, table: torch.Tensor, mask: Mask, first: int, end: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (keys, values, their positions) of one sequence in the pages of `table` [P].
+    """Read keys and values of one sequence from the cache: (keys [m, KV, D], values [m, KV, V], positions [m]).
 
-    They cover the positions below `end` that queries at `first` or later see. Pages that no such query sees are not
-    read.
+    `table` [P] holds the sequence's pages. The positions are those below `end`, from the first page on that queries at
+    the position `first` or later see. Earlier pages are not read.
     """
     page_size = kv.shape[2]
     page = max(0, mask.first(first)) // page_size
@@ -331,8 +342,10 @@ def _attend_pages(
     scales: CacheScales,
     slopes: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Compute the attention of one sequence: q [n, H, D] are the last of `length` positions in the pages of `table`
-    [P]."""
+    """Return the attention [n, H, V] of one sequence: q [n, H, D] are the last n of its `length` positions.
+
+    Its keys and values are in the pages `table` [P] of the cache.
+    """
     cached = length - q.shape[0]
     k, v, places = cached_keys(kv, form, table, mask, cached, length)
     queries = places[-q.shape[0] :]
@@ -342,7 +355,10 @@ def _attend_pages(
 
 @cache
 def longest_read(tokens: int, pages: int, page_size: int, mask: Mask) -> tuple[int, int]:
-    """Return (tokens in the step, sequence length) of the sequence that reads the most positions of its `pages`."""
+    """Return (tokens in the step, length) of a sequence that reads as many positions of the cache as a call can.
+
+    The step has `tokens` tokens, and a sequence at most `pages` pages.
+    """
     most = pages * page_size
     count = min(tokens, most)
     if not mask.forgets:
@@ -371,7 +387,7 @@ def _paged_costliest(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Run as if all tokens belonged to one sequence at the end of its pages."""
+    """Allocate what a call does at most: when all tokens belong to one sequence, at the end of its pages."""
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()
     by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
@@ -416,15 +432,16 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Attention of q [T, H, D] over the pages of each sequence: [T, H, V].
+    """Return the attention [T, H, V] of q [T, H, D] over the keys and values in the pages of each sequence.
 
-    The cache's shape determines V (`ingot.ir.cache.form`). Only if values are the first numbers of the keys,
-    `value_width` is set.
+    The shape of the cache `kv` determines V (`ingot.ir.cache.form`). `value_width` is set only if values are the first
+    numbers of the keys. Sequence b has the tokens from `q_starts[b]` on, `q_lens[b]` of them, which are the last of its
+    `kv_lens[b]` cached positions. Position p is stored in page `page_table[b, p // page_size]`. Rows of padding are
+    zero.
 
-    Sequence b owns tokens `q_starts[b] … + q_lens[b]`, the last of its `kv_lens[b]` cached positions. Position p is
-    stored in page `page_table[b, p // page_size]`. Rows of no sequence are zero. `sinks`, `slopes`, `mask` and
-    `soft_cap` are as in `attention`. The mask `tree` needs `ancestors` i64[T], the step's tokens that each token sees
-    (`ingot.ir.ops.tree`), and takes no slopes.
+    `mask` names the positions that a token sees (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score /
+    cap). `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are ALiBi's. The mask "tree" needs
+    `ancestors` i64[T], bit masks of the step's tokens that each token sees, and takes no slopes.
 
     `sharing` i32[G, 6] is the table of shared prefixes (`ingot.ir.features.sharing`). A backend may use it to read a
     prefix once for all sequences that share it, or ignore it. `k_scale` and `v_scale` are those of the cache's writes

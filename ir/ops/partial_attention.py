@@ -30,8 +30,11 @@ def _attend_part(
     sinks: torch.Tensor | None,
     scales: CacheScales,
 ) -> Part:
-    """Return ([n, H, V], [n, H]): attention and log-sum-exp of q [n, H, D] over k [m, KV, D] and v [m, KV, V], where
-    `seen` [n, m] is True. A query that sees nothing gets zeros and -inf."""
+    """Return (attention [n, H, V], log-sum-exp [n, H]) of q [n, H, D] over k [m, KV, D] and v [m, KV, V].
+
+    A query sees the keys where `seen` [n, m] is True. One that sees nothing gets zeros and -inf. `scales` are those of
+    an eight-bit cache that k and v come from.
+    """
     scores = attention_scores(q, k, seen, scale * scales.k, soft_cap, sinks)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.clamp(min=torch.finfo(lse.dtype).min)[..., None]).exp()[..., : k.shape[0]]
@@ -39,7 +42,7 @@ def _attend_part(
 
 
 def _empty(q: torch.Tensor, form: CacheForm) -> Part:
-    """Return the part of tokens without a sequence: zeros and -inf."""
+    """Return the attention [T, H, V] and log-sum-exp [T, H] of tokens that see nothing: zeros and -inf."""
     return result_of(q, form).zero_(), torch.full(q.shape[:2], float("-inf"), dtype=wide(q[:0]).dtype, device=q.device)
 
 
@@ -56,7 +59,11 @@ def _part_of_pages(
     soft_cap: float | None,
     scales: CacheScales,
 ) -> Part:
-    """Return the part of one sequence: q [n, H, D], from position `first` on, over `length` positions of `table`."""
+    """Return (attention [n, H, V], log-sum-exp [n, H]) of one sequence.
+
+    q [n, H, D] is at the positions from `first` on. Keys and values are the first `length` positions in the pages
+    `table` of the cache.
+    """
     k, v, places = cached_keys(kv, form, table, mask, first, length)
     queries = torch.arange(first, first + q.shape[0], device=q.device)
     return _attend_part(q, k, v, mask.seen(queries, places), scale, soft_cap, sinks, scales)
@@ -72,8 +79,7 @@ def _form(call: dict[str, Any]) -> CacheForm:
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return the samples of `paged_attention`, and one in which a sequence's tokens read a shared prefix, or
-    nothing."""
+    """Return sample calls: those of `paged_attention`, and one with prefixes of 2 positions and of none."""
     q, kv, table, starts, lens, _ = paged_samples(g, dtype)[0].args
     shared = (q, kv, table, starts, lens, torch.tensor([2, 0], dtype=torch.int32))
     return [*paged_samples(g, dtype), Sample(shared, {"scale": 0.35, "mask": "bidirectional"})]
@@ -97,7 +103,7 @@ def _rowwise(*args: Any, **kwargs: Any) -> Part:
 
 
 def _costliest(*args: Any, **kwargs: Any) -> Part:
-    """Run as if all tokens belonged to one sequence at the end of its pages."""
+    """Allocate what a call does at most: when all tokens belong to one sequence, at the end of its pages."""
     call = partial_attention.bind(args, kwargs)
     form = _form(call)
     out, lse = _empty(call["q"], form)
@@ -110,7 +116,7 @@ def _costliest(*args: Any, **kwargs: Any) -> Part:
 
 
 def _traffic(q: torch.Tensor, *args: Any, **kwargs: Any) -> float:
-    """Return the bytes of `paged_attention` plus those of the float32 log-sum-exps."""
+    """Return the bytes that a call moves: those of `paged_attention`, and the float32 log-sum-exps."""
     assert paged_attention.traffic is not None
     return float(paged_attention.traffic(q, *args, **kwargs)) + 4 * q.shape[0] * q.shape[1]
 
@@ -156,11 +162,12 @@ def partial_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over a part of the pages of each sequence.
 
-    The arguments are as in `paged_attention`, with the pages and lengths of the part. The part is the end of the
-    sequence for a mask that depends on distances, or, with the mask `bidirectional`, any part that is seen whole. A
-    part may hold fewer positions than the sequence has tokens in the step. A token that sees nothing gets attention
-    zero and log-sum-exp -inf. Pass `sinks` with one of the parts only. There are no slopes: they need distances, and
-    the op does not know the part's place in its sequence.
+    The part of sequence b has the pages `page_table[b]` and `kv_lens[b]` positions; the other arguments are those of
+    `paged_attention`. The op `merge_attention` combines two parts. With the mask "bidirectional", a part may be any
+    positions that all tokens see. For masks that depend on distances it must be the end of the sequence. It may hold
+    fewer positions than the sequence has tokens in the step. A token that sees nothing gets attention zero and
+    log-sum-exp -inf. Pass `sinks` with one of the parts only. There are no ALiBi slopes: they need distances, and the
+    op does not know where in its sequence the part is.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out, lse = _empty(q, form)
@@ -192,9 +199,10 @@ def _merge_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def merge_attention(
     one: torch.Tensor, one_lse: torch.Tensor, other: torch.Tensor, other_lse: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (attention [T, H, D], log-sum-exp f32[T, H]) over two disjoint parts, from those of each.
+    """Return (attention [T, H, D], log-sum-exp f32[T, H]) over the positions of two disjoint parts together.
 
-    A part in which a token sees nothing has log-sum-exp -inf. If both parts do, the attention is zero.
+    `one`, `one_lse` and `other`, `other_lse` are the attention and log-sum-exp over each part. The log-sum-exp of a
+    token that sees nothing of a part is -inf. If it sees nothing of both, the attention is zero.
     """
     peak = torch.maximum(one_lse, other_lse).clamp(min=torch.finfo(one_lse.dtype).min)
     one_share, other_share = (one_lse - peak).exp(), (other_lse - peak).exp()

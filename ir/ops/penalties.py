@@ -1,4 +1,4 @@
-"""Penalties for tokens that a sequence contains already, and bans of tokens that it may not choose yet.
+"""Penalties for tokens that a sequence contains already, and bans of tokens (`min_tokens`), applied to logits.
 
 Each row of the state `token_counts` [R, vocab] belongs to a running sequence. Bit 0 of an entry is set if the token is
 in the prompt; the higher bits count how often it was generated. Penalties need both.
@@ -61,7 +61,7 @@ def _count_all(
     rows: torch.Tensor,
     prompt_ends: torch.Tensor,
 ) -> None:
-    """Run `_count` as if every token were in a prompt, began a row and were generated: an upper bound on any step."""
+    """Allocate what counting tokens does at most: as if every token were in a prompt, began a row and was generated."""
     ends = prompt_ends[token_seqs.clamp(min=0).long()]
     row, token = rows[token_seqs.clamp(min=0).long()].long(), ids.long()
     counted, prompt, generated = token_seqs >= 0, positions < ends, positions >= ends
@@ -91,12 +91,12 @@ def count_tokens(
     rows: torch.Tensor,
     prompt_ends: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the state `token_counts` i32[R, vocab] with the tokens of this step counted.
+    """Return the state `token_counts` i32[R, vocab], which penalties need, with the tokens of this step counted.
 
     Token `ids[t]` at `positions[t]` of sequence b = `token_seqs[t]` (-1: padding) is counted in row `rows[b]`: as a
-    prompt token below position `prompt_ends[b]`, as generated from there on. Position 0 clears the row, so that a
-    recomputed sequence is counted from the start. If `prompt_ends[b]` is -1, no count is needed, and the row is
-    unchanged.
+    prompt token below position `prompt_ends[b]`, as generated from there on. Bit 0 of an entry is set for a prompt
+    token; each generated one adds 2. Position 0 clears the row, so that a recomputed sequence is counted from the
+    start. If `prompt_ends[b]` is -1, no count is needed, and the row is unchanged.
     """
     counts = token_counts.clone()
     _count(counts, ids, positions, token_seqs, rows, prompt_ends)
@@ -105,8 +105,14 @@ def count_tokens(
 
 @dataclass(frozen=True)
 class Penalties:
-    """The penalties and bans of L rows of logits. Row i is penalized by row `count_rows[i]` i32 of the state
-    `token_counts` (-1: not at all), and may not choose the ids in `banned` i32[L, K] (-1: none)."""
+    """The penalties and bans of L rows of logits.
+
+    token_counts  the state i32[R, vocab] with the tokens of each running sequence: 1 for one in the prompt, plus 2 for
+                  each time that it was generated
+    count_rows    i32[L], the row of `token_counts` of each row of logits; -1: no penalty
+    repetition, frequency, presence: f32[L], the penalties of each row
+    banned        i32[L, K], ids that may not be chosen; -1: none
+    """
 
     token_counts: torch.Tensor
     count_rows: torch.Tensor
@@ -117,7 +123,7 @@ class Penalties:
 
     @property
     def asked(self) -> bool:
-        """Return whether any row has a penalty or a ban. Reads tensor data."""
+        """Return whether any row of logits has a penalty or a ban. Reads tensor data."""
         return bool((self.count_rows >= 0).any()) or bool((self.banned >= 0).any())
 
 
@@ -125,9 +131,9 @@ NUM_PENALTIES = len(fields(Penalties))
 
 
 def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
-    """Return logits [L, V] after penalties and bans, in float32 or wider.
+    """Return logits [L, V] after the penalties and bans `asked`, in float32 or wider.
 
-    The order is vLLM's. A positive logit of a token in prompt or output is divided by `repetition[i]`, any other
+    The order is vLLM's. For a token in prompt or output, a positive logit is divided by `repetition[i]` and any other
     multiplied by it (CTRL, arXiv 1909.05858, section 4.1). Then a token that was generated n > 0 times loses n *
     `frequency[i]` and `presence[i]` (OpenAI's API reference, "frequency and presence penalties"). Banned tokens get
     -inf.
@@ -144,7 +150,7 @@ def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
 
 
 def penalized_most(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
-    """Run `penalized` as if every row contained the whole vocabulary. Reads no tensor data."""
+    """Allocate what `penalized` does at most: as if every sequence contained the whole vocabulary. Reads no data."""
     result = wide_copy(logits)
     rows = torch.arange(min(logits.shape[0], _ROWS_AT_ONCE), device=logits.device)
     held = asked.token_counts[asked.count_rows[rows].long()]
@@ -161,7 +167,11 @@ def _penalize(
     rows: torch.Tensor,
     asked: Penalties,
 ) -> None:
-    """Penalize `rows` of `result` for their tokens; `held[place, token]` are the tokens' entries."""
+    """Apply the penalties `asked` to the logits `result` in place, for tokens that sequences contain.
+
+    `rows` are rows of `result`, and `held` their rows of counts. The tokens are pairs of `place`, an index into `rows`,
+    and `token`, an id.
+    """
     row, times = rows[place], held[place, token] // GENERATED
     chosen, factor = result[row, token], asked.repetition[row]
     repeated = torch.where(chosen > 0, chosen / factor, chosen * factor)

@@ -1,4 +1,4 @@
-"""Pooling: one vector per sequence of a step, from the hidden states of its tokens."""
+"""The op of pooling: one vector (embedding) per sequence of a step, from the hidden states of its tokens."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LEAST_NORM = 1e-12
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return samples with a sequence of five tokens, an empty one, one of a single token, and two tokens of none."""
+    """Return sample calls with sequences of five tokens, of none and of one, and with two tokens of no sequence."""
 
     def ints(*values: int) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32)
@@ -29,7 +29,7 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def check_pooling(pooling: str) -> None:
-    """Raise VerifyError for an unknown pooling."""
+    """Raise VerifyError unless `pooling` is "last", "mean" or "cls"."""
     if pooling not in POOLINGS:
         raise VerifyError(f"unknown pooling '{pooling:.80}'", expected=", ".join(POOLINGS))
 
@@ -40,7 +40,7 @@ def _fake(x: torch.Tensor, q_starts: torch.Tensor, *_: object, pooling: str) -> 
 
 
 def _costliest(x: torch.Tensor, q_starts: torch.Tensor, *rest: torch.Tensor, pooling: str) -> torch.Tensor:
-    """Run as if all tokens belonged to one sequence."""
+    """Allocate what `pool` does at most: when all tokens belong to one sequence."""
     out = _fake(x, q_starts, *rest, pooling=pooling)
     own = wide_copy(x)
     out[0] = own.mean(0)
@@ -66,9 +66,10 @@ def pool(
     *,
     pooling: str,
 ) -> torch.Tensor:
-    """Return f32[B, N]: of the hidden states x [T, N] of each sequence the `last`, their `mean` or the first (`cls`).
+    """Return one vector per sequence, f32[B, N], from the hidden states x [T, N] of its tokens.
 
-    Sequence b owns tokens `q_starts[b] … + q_lens[b]`; an empty one gets zeros. `dimensions[b]` keeps that many leading
+    `pooling` "last" takes that of the last token, "cls" that of the first, "mean" their mean. Sequence b has the tokens
+    from `q_starts[b]` on, `q_lens[b]` of them; an empty one gets zeros. `dimensions[b]` keeps that many leading
     elements and zeroes the rest (arXiv 2205.13147); 0 keeps all. If `normalize[b]` is not 0, the vector is then scaled
     to length 1. Raises VerifyError for an unknown pooling.
     """

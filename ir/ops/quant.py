@@ -1,4 +1,4 @@
-"""The linear over a weight in any storage format: one op for all formats."""
+"""The op that multiplies by a weight in any storage format, quantized or plain."""
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +37,11 @@ def _fake(
     *,
     format: str,
 ) -> torch.Tensor:
-    """Return a result of the right shape. Raises ValueError for a part that does not fit the format, such as a scale of
-    a wrong group, which no other check finds."""
+    """Return a result of the right shape for meta tensors: the op's shape function.
+
+    Raises ValueError for stored tensors that do not fit the format, such as scales of a wrong group size, which no
+    other check finds.
+    """
     found = find_format(format)
     if weight.dim() < 2:
         raise ValueError(f"format {format}: packed elements of shape {list(weight.shape)}")
@@ -59,7 +62,10 @@ def _fake(
 
 
 def _placement(call: Call) -> Fit:
-    """Split like `linear`. Scales and zeros are split with the packed elements, each in its own units."""
+    """The placement rule of `quant_linear`, like that of `linear`: a weight split by rows splits the result.
+
+    For one split by columns the result is a partial sum. Scales and zeros are split with the packed elements.
+    """
     weight, format = call.at["weight"], find_format(call.values["format"])
     if weight is None or weight.kind != "shard" or weight.dim > 1 or (weight.dim and weight.segments):
         return whole(call)
@@ -93,9 +99,11 @@ def quant_linear(
     *,
     format: str,
 ) -> torch.Tensor:
-    """Return `x @ w.T + bias` with x [T, K], bias [N], and w [N, K] stored as weight, scales and zeros in `format`
-    (`ingot.ir.formats`): [T, N] in x's dtype. A lossless format computes like `linear`; others compute in float32 or
-    wider and round once."""
+    """Return `x @ w.T + bias`, [T, N] in x's dtype, for x [T, K], bias [N] and a weight w [N, K] in a storage format.
+
+    `format` names the format (`ingot.ir.formats`), in which w is stored as the tensors `weight`, `scales` and `zeros`.
+    A lossless format computes like `linear`; others compute in float32 or wider and round once.
+    """
     found = find_format(format)
     if found.lossless:
         return linear.reference(x, dequantize(weight, scales, zeros, found), bias)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Define ops, each by one function, which serves as reference, fallback, shape function and test oracle."""
+"""Define ops: one function defines an op's results, and serves as fallback, shape function and oracle of tests."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +17,11 @@ _LIBRARY = torch.library.Library("ingot", "DEF")
 
 
 class Effect(enum.Enum):
-    """The inputs and effects of a call other than its arguments and results. Passes rely on it.
+    """How a call of an op uses state and random numbers. Passes rely on it to join and remove calls.
 
-    PURE: equal arguments give equal bits. READS_STATE: the same, with a version of a state among the arguments.
-    WRITES_STATE: the call makes the next version of a state. RANDOM: each call draws new numbers. (`sample` is pure:
-    its arguments key its draws.)
+    PURE: equal arguments return equal bits. READS_STATE: so too, and an argument is a version of a state. WRITES_STATE:
+    the call makes the next version of a state. RANDOM: each call draws new random numbers. (`sample` is not random: its
+    arguments key its draws.)
     """
 
     PURE = "pure"
@@ -31,18 +31,18 @@ class Effect(enum.Enum):
 
     @property
     def joinable(self) -> bool:
-        """Return whether one call may replace two equal ones."""
+        """Return whether a pass may replace two equal calls by one."""
         return self in (Effect.PURE, Effect.READS_STATE)
 
     @property
     def droppable(self) -> bool:
-        """Return whether a call without users may be removed."""
+        """Return whether a pass may remove a call that nothing uses."""
         return self is not Effect.WRITES_STATE
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The least cost of a call: floating-point operations, and bytes, each read or written once."""
+    """The least cost of a call: its floating-point operations, and the bytes of memory that it reads and writes."""
 
     flops: int = 0
     bytes: int = 0
@@ -53,7 +53,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Sample:
-    """The arguments of one call, for tests of backends."""
+    """The arguments of one call of an op, with which tests run it."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -65,24 +65,26 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Op:
-    """One op of the dialect.
+    """One op that programs may call.
 
-    - `reference`: defines the results.
-    - `placement`: the rule for a mesh axis, from the placements of arguments to those of results.
+    - `schema`: its signature in torch's schema language.
+    - `reference`: the function that defines the results.
+    - `placement`: the rule for a mesh axis: how arguments must be distributed, and how results are then.
     - `flops`: operations per element of the results (0 for pure data movement), or a function of the arguments.
-    - `traffic`: a function that returns the bytes; by default those of all arguments and results but written states.
-      `flops` and `traffic` look at shapes only.
+    - `traffic`: a function that returns the bytes that a call moves; by default those of all arguments and results but
+      written states. `flops` and `traffic` look at shapes only.
     - `multiplies`: the call multiplies rows by its weights.
     - `fake`: returns results of the right shape for meta tensors.
     - `rowwise`: computes the same with each token independent of the others in the step (bitwise batch-invariant), one
       row of the parameters `rows` at a time.
-    - `states`: the parameters that are states. `in_place` updates them and returns only the other results; lowered
-      programs call it.
+    - `samples`: returns sample calls for tests.
+    - `states`: the parameters that are states that the op writes. `in_place` updates them and returns only the other
+      results; lowered programs call it.
     - `costliest`: allocates the most that a call (in place, if it has states) can allocate, without reading data.
       Memory is planned by it.
-    - `decompose`: rebuilds a fused op from simpler ones.
+    - `decompose`: computes a fused op by calls of the ops that it fuses; None for other ops.
     - `fusible`: a region compiler may put the op into a region.
-    - `legal`: "any" stage, "pure" before states exist, "cached" once they do, or "open" only until insert-collectives.
+    - `legal`: "any" stage, "pure" before states exist, "cached" once they do, or "open" until insert-collectives.
     - `effect`: whether passes may join or remove calls.
     - `across`: computes a collective for all ranks of its axis, from one list per tensor argument to a list of results.
     - `on_device`: the forms that run use tensors alone and copy nothing from the host, so a CUDA graph can
@@ -116,7 +118,7 @@ class Op:
 
     @property
     def overload(self) -> torch._ops.OpOverload:
-        """Return the target of calls in a graph."""
+        """Return the torch op that graph nodes have as the target of their calls."""
         overload = getattr(torch.ops.ingot, self.name).default
         assert isinstance(overload, torch._ops.OpOverload)
         return overload
@@ -126,17 +128,17 @@ class Op:
 
     @cached_property
     def parameters(self) -> Parameters:
-        """Return the parameters of the reference."""
+        """Return the op's parameters: names, defaults, and how many may be passed by position."""
         return Parameters.of(self.reference)
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments by parameter, defaults filled in. Raises TypeError for a call that does not fit."""
+        """Return a call's arguments by parameter name, with defaults filled in. Raises TypeError if they do not fit."""
         return self.parameters.bind(args, kwargs)
 
     def changed(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], change: Callable[[str, Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call, each replaced by `change(name, value)`."""
+        """Return the arguments of a call, each replaced by `change(parameter name, value)`, as (args, kwargs)."""
         names = self.parameters.names
         return (
             tuple(change(names[place], value) for place, value in enumerate(args)),
@@ -144,14 +146,19 @@ class Op:
         )
 
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
-        """Return the cost of a call with these tensors, which may be meta tensors. Assumes requests without extra
-        features."""
+        """Return the flops and bytes of a call with these arguments, whose tensors may be meta tensors.
+
+        Assumes requests without penalties, log-probabilities and the like.
+        """
         with torch.device("meta"):
             result = self.fake(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
         return self.count(args, kwargs, [result] if isinstance(result, torch.Tensor) else list(result))
 
     def count(self, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[torch.Tensor]) -> Cost:
-        """Return the cost of a call from its arguments and results, or tensors like them. Computes nothing."""
+        """Return the flops and bytes of a call from the shapes of its arguments and results. Computes nothing.
+
+        `results` include the new versions of written states, last.
+        """
         written = results[: len(results) - len(self.states)]
         read = [value for name, value in self.bind(args, kwargs).items() if name not in self.states]
         if isinstance(self.flops, int):
@@ -166,17 +173,20 @@ OPS: dict[str, Op] = {}
 
 
 def bytes_of(*values: Any) -> int:
-    """Return the bytes of the tensors among the values."""
+    """Return the bytes of the tensors among `values`; other values count as 0."""
     return sum(value.numel() * value.element_size() for value in values if isinstance(value, torch.Tensor))
 
 
 def lookup_traffic(indices: torch.Tensor, table: torch.Tensor, **_: object) -> int:
-    """Return the bytes of a table lookup: the indices, and the selected rows read and written."""
+    """Return the bytes that a lookup of table rows moves: the indices, and the selected rows, read and written."""
     return bytes_of(indices) + 2 * indices.numel() * bytes_of(table[:1])
 
 
 def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
-    """Return `reference` applied to one row at a time of the parameters `rows`."""
+    """Return a function that computes an op row by row, so that no row's bits depend on the others.
+
+    It applies `reference` to one row at a time of the arguments `rows`, and concatenates the results.
+    """
     parameters = Parameters.of(reference)
 
     def rowwise(*args: Any, **kwargs: Any) -> Any:
@@ -194,7 +204,10 @@ def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
 
 
 def _schema_of(reference: Function) -> str:
-    """Return a function's signature in torch's schema language, "f(Tensor x, *, int n=1) -> Tensor"."""
+    """Return a function's signature in torch's schema language: "f(Tensor x, *, int n=1) -> Tensor".
+
+    Raises InternalError if its annotations do not declare all types.
+    """
     try:
         inferred: str = torch.library.infer_schema(reference, mutates_args=(), op_name=reference.__name__)
     except ValueError as error:
@@ -227,16 +240,17 @@ def define(
     on_device: bool = False,
     needs_kernel: bool = False,
 ) -> Callable[[Function], Op]:
-    """Define an op from its reference, whose name and annotations give the op's name and schema. Attributes are
-    keyword-only.
+    """Return a decorator that defines an op from its reference function, which defines the op's results.
 
-    Every op must set `samples` (how tests call it), `placement` (`ingot.ir.placements.whole` if every rank takes and
-    returns whole values) and `flops`. `rows` names the parameters with independent rows along their first axis. An op
-    without `rows` must not depend on the batch, or must set `rowwise`.
+    The op has the function's name, and its schema comes from the annotations; attributes are keyword-only. The
+    arguments are fields of `Op`. Every op must set `samples` (how tests call it), `placement`
+    (`ingot.ir.placements.whole` if every rank takes and returns whole values) and `flops`. `rows` names the parameters
+    with independent rows along their first axis. An op without `rows` must not depend on the batch, or must set
+    `rowwise`.
 
-    `fake` defaults to the reference, `costliest` to the form that runs; the default must then run on meta tensors.
-    State results come last, in the order of `states`. An op with `states` writes state; one that only reads a state
-    declares it in `effect`. Raises InternalError if the name is defined already.
+    `fake` defaults to the reference, `costliest` to `in_place` or the reference; the default must then run on meta
+    tensors. New versions of states are the last results, in the order of `states`. An op with `states` writes state;
+    one that only reads a state declares it in `effect`. The decorator raises InternalError if the name is taken.
     """
 
     def register(reference: Function) -> Op:
@@ -281,14 +295,14 @@ def define(
 
 
 def op_of(target: Any) -> Op | None:
-    """Return the op of a graph node's target; None if it is not one of Ingot's."""
+    """Return the op that a graph node with this target calls; None if it is not an op of Ingot."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace == "ingot":
         return OPS.get(target._schema.name.partition("::")[2])
     return None
 
 
 def own_row(tensor: torch.Tensor, index: int) -> torch.Tensor:
-    """Return a copy of row `index` of a tensor, [1, …].
+    """Return a copy of row `index` of a tensor, [1, …], whose memory address does not depend on the index.
 
     Math libraries choose kernels by alignment, so the address of a row in its batch would change its bits (seen with
     MKL 2024.2 on an AMD EPYC: one-row matmuls differ between addresses 4 and 16 bytes apart).
@@ -297,12 +311,12 @@ def own_row(tensor: torch.Tensor, index: int) -> torch.Tensor:
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in the dtype that references compute in: float64 for float64, else float32."""
+    """Return a tensor in the dtype that reference functions compute in: float64 for float64, else float32."""
     return tensor.to(_wide_dtype(tensor))
 
 
 def wide_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the tensor as `wide` returns it."""
+    """Return a copy of a tensor in the dtype that reference functions compute in: float64 for float64, else float32."""
     return tensor.to(_wide_dtype(tensor), copy=True)
 
 

@@ -50,7 +50,10 @@ def _prepared(
 
 
 def _with_append(append: Callable[..., Any] | None) -> Callable[..., torch.Tensor]:
-    """Return the op built on an in-place form of `kv_append`, which returns nothing."""
+    """Return a function that computes `qk_norm_rope_append` with the cache updated in place, and returns q.
+
+    `append` is an in-place form of `kv_append`.
+    """
     assert append is not None
 
     def run(
@@ -144,7 +147,7 @@ def _traffic(
     *rest: torch.Tensor | None,
     **_: object,
 ) -> int:
-    """Return the bytes of a call: q, k and v read, q written in its dtype, k and v in the cache's."""
+    """Return the bytes that a call moves: q, k and v read, q written in its dtype, k and v in the cache's."""
     written = (k.numel() + v.numel()) * kv.element_size()
     return bytes_of(q, k, v) + bytes_of(q) + written + rope_reads(positions, table) + bytes_of(*rest)
 
@@ -183,11 +186,13 @@ def qk_norm_rope_append(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (q [T, H, D] normed by `q_weight` [D] and rotated, the cache with k, treated the same, and v at `slots`).
+    """Norm and rotate q and k, write k and v to the KV cache, and return (q [T, H, D], the new cache).
 
-    k and v are [T, KV, D]. Without weights nothing is normed. With `norm_last` the norms follow the rotation. The parts
-    are `rms_norm`, `rope` and `kv_append` with their roundings: each result is rounded before the next part, and before
-    the cache's dtype and scales apply.
+    k and v are [T, KV, D]. `q_weight` and `k_weight` [D] are the weights of the RMS norms, with `eps`; without them
+    nothing is normed. With `norm_last` the norms follow the rotation. `positions` [T] and `table` f32[N, R] are those
+    of the op `rope`, as is `interleaved`. Keys and values are written at `slots` i64[T] (negative: padding), divided by
+    `k_scale` and `v_scale`. The op fuses `rms_norm`, `rope` and `kv_append` with their roundings: each result is
+    rounded before the next one, and before the cache's dtype and scales apply.
     """
     q, k = _prepared(q, k, positions, table, q_weight, k_weight, eps, interleaved, norm_last)
     return q, kv_append.reference(kv, k, v, slots, k_scale=k_scale, v_scale=v_scale)

@@ -1,4 +1,4 @@
-"""Sample the next token from logits, with random numbers keyed by (seed, position)."""
+"""The op that samples the next token from logits, with random numbers keyed by (seed, position)."""
 
 import torch
 
@@ -14,7 +14,10 @@ _LOW = 0xFFFFFFFF
 
 
 def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Run Philox 4x32-10 on int64 tensors of unsigned 32-bit words: four words per counter of four."""
+    """Return four random words per counter by Philox 4x32-10.
+
+    `counter` has four words, `key` two; each word is an int64 tensor of unsigned 32-bit numbers.
+    """
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -28,9 +31,10 @@ def philox(counter: tuple[torch.Tensor, ...], key: tuple[torch.Tensor, torch.Ten
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.Tensor:
-    """Return f32[L, count] in the open interval (0, 1); row i depends only on (seeds[i], positions[i]).
+    """Return random numbers f32[L, count] in the open interval (0, 1).
 
-    Word j of a row is word j % 4 of counter (j // 4, position, 0, 0) under the key (seed's low and high half).
+    Row i depends only on (seeds[i], positions[i]). Its number j comes from word j % 4 of the Philox counter
+    (j // 4, position, 0, 0) with the key (low half of the seed, high half).
     """
     blocks = torch.arange(-(-count // 4), device=seeds.device)[None, :]
     position = positions.long()[:, None]
@@ -42,10 +46,10 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, count: int) -> torch.T
 
 
 def keep_mask(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
-    """Return bool[L, V]: tokens that survive min-p, then top-k, then top-p, on logits [L, V] after temperature.
+    """Return bool[L, V]: which tokens min-p, then top-k, then top-p keep, on logits [L, V] after temperature.
 
-    The order is vLLM's. `top_k` 0 and `top_p` 1 are off. Ties with the k-th logit survive; among ties at the edge of
-    top-p, the lowest ids survive. The most likely token always survives.
+    The order is vLLM's. `top_k` 0 and `top_p` 1 are off. Ties with the k-th logit are kept; among ties at the edge of
+    top-p, the lowest ids are kept. The most likely token is always kept.
     """
     vocab = logits.shape[-1]
     probs = logits.softmax(-1)
@@ -103,7 +107,7 @@ def _draw(
     seeds: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Draw a token i64[L] for each row; all temperatures are above 0."""
+    """Draw a random token for each row of logits, and return the ids i64[L]; all temperatures are above 0."""
     logits = wide(logits)
     # Subtract the row's maximum, so that no temperature makes it overflow.
     scaled = (logits - logits.amax(-1, keepdim=True)) / temperature[:, None]
@@ -113,7 +117,11 @@ def _draw(
 
 
 def _choose(logits: torch.Tensor, columns: tuple[torch.Tensor, ...], drawn: torch.Tensor) -> torch.Tensor:
-    """Sample from penalized logits: draw the rows `drawn` i64[n], take the most likely token of the others."""
+    """Return a token i32[L] for each row of penalized logits [L, V].
+
+    For the rows `drawn` i64[n] it is drawn at random, by `columns`: temperature, top_k, top_p, min_p, seeds and
+    positions. For other rows it is the most likely token. -1 for a row whose largest logit is not finite.
+    """
     tokens = logits.argmax(-1)
     for rows in drawn.split(_ROWS_AT_ONCE) if drawn.numel() else ():  # greedy requests need no random numbers
         tokens[rows] = _draw(logits[rows], *(column[rows] for column in columns))
@@ -127,7 +135,7 @@ def _choose_most(logits: torch.Tensor, *asked: torch.Tensor) -> torch.Tensor:
 
 
 def _traffic(logits: torch.Tensor, *asked: torch.Tensor) -> int:
-    """Return the bytes of a call without penalties, which does not read `token_counts`."""
+    """Return the bytes that a call moves without penalties, when it does not read the state `token_counts`."""
     counts = asked[-NUM_PENALTIES]
     return bytes_of(logits, *(one for one in asked if one is not counts)) + logits.shape[0] * torch.int32.itemsize
 
@@ -172,15 +180,17 @@ def sample(
     presence: torch.Tensor,
     banned: torch.Tensor,
 ) -> torch.Tensor:
-    """Return a token i32[L] for each row of logits [L, V]; each parameter is [L], `banned` i32[L, K].
+    """Return a token i32[L] for each row of logits [L, V], greedily or at random.
 
-    `ingot.ir.ops.penalties.penalized` first changes the logits. Row i is penalized by row `count_rows[i]` i32 of the
-    state `token_counts` i32[R, V] (-1: no penalty), with `repetition`, `frequency` and `presence`, each f32. The ids in
-    `banned` (-1: none) are not chosen. A row without penalties and bans is unchanged.
+    Each sampling parameter has a value per row, [L]; `banned` is i32[L, K]. First penalties change the logits: of row i
+    by the tokens in row `count_rows[i]` i32 of the state `token_counts` i32[R, V] (-1: no penalty), with `repetition`,
+    `frequency` and `presence`, each f32. The ids in `banned` (-1: none) are not chosen. A row without penalties and
+    bans is unchanged.
 
     Temperature 0 takes the most likely token (the lowest id among equals). Otherwise one token is drawn from
-    `softmax(logits / temperature)`, restricted by `keep_mask`, by the Gumbel-max method with noise keyed by (seeds i64,
-    positions i32). All computation is in float32. A row with NaN or +inf, or without any finite logit, returns -1.
+    `softmax(logits / temperature)`, restricted by min_p, top_k and top_p, by the Gumbel-max method with noise keyed by
+    (seeds i64, positions i32). All computation is in float32. A row with NaN or +inf, or without any finite logit,
+    returns -1.
     """
     asked = Penalties(token_counts, count_rows, repetition, frequency, presence, banned)
     logits = penalized(logits, asked) if asked.asked else logits

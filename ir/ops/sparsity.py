@@ -1,4 +1,4 @@
-"""Sparse activations, which keep the largest elements of a row."""
+"""The op of sparse activations, which keeps the largest elements of a row."""
 
 import torch
 
@@ -16,10 +16,10 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x",), samples=_samples, flops=1, placement=whole)
 def gaussian_top_k(x: torch.Tensor, *, deviations: float) -> torch.Tensor:
-    """Return `relu(x - cutoff)` with `cutoff = mean(x) + deviations * std(x)` per row, in x's dtype; x is [T, F].
+    """Return `relu(x - cutoff)` in x's dtype, for x [T, F] and `cutoff = mean(x) + deviations * std(x)` of each row.
 
-    If a row is normally distributed, the share of elements above the cutoff is that of the normal distribution above
-    `deviations`: the statistical top-k of arXiv 2506.06644. The standard deviation divides by F, not F - 1.
+    Keeps about a fixed share of a normally distributed row: the share of the normal distribution above `deviations`
+    (the statistical top-k of arXiv 2506.06644). The standard deviation divides by F, not F - 1.
     """
     full = wide(x)
     centred = full - full.mean(-1, keepdim=True)

@@ -29,7 +29,7 @@ def _copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
 
 
 def _between_steps(call: Call) -> Fit:
-    """Keep the placement of a state that is split along any axis but that of pages or slots."""
+    """The placement rule of ops on pages or slots of a state: it keeps a split along any axis but theirs."""
     state = call.at["state"]
     kept = state is None or (state.kind == "shard" and state.dim != call.values["axis"])
     return Fit({"state": state}, state) if kept else whole(call)
@@ -45,7 +45,10 @@ def _between_steps(call: Call) -> Fit:
     placement=_between_steps,
 )
 def state_copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """Return the state with entries `sources` i64[N] along `axis` copied to `targets` i64[N], which are distinct."""
+    """Return the state with its pages or slots `sources` i64[N] copied to `targets` i64[N], which are distinct.
+
+    `axis` is the axis of the state that counts pages or slots.
+    """
     result = state.clone()
     _copy(result, sources, targets, axis=axis)
     return result
@@ -68,7 +71,10 @@ def _move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
     placement=_between_steps,
 )
 def state_move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """Do as `state_copy`, then zero the sources that are not targets."""
+    """Return the state with its pages or slots `sources` i64[N] moved to `targets` i64[N], which are distinct.
+
+    Sources that are not targets become zero. `axis` is the axis of the state that counts pages or slots.
+    """
     result = state.clone()
     _move(result, sources, targets, axis=axis)
     return result
@@ -93,7 +99,10 @@ def _zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
     placement=_between_steps,
 )
 def state_zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """Return the state with entries `targets` i64[N] along `axis` set to zero."""
+    """Return the state with its pages or slots `targets` i64[N] set to zero.
+
+    `axis` is the axis of the state that counts pages or slots.
+    """
     result = state.clone()
     _zero(result, targets, axis=axis)
     return result

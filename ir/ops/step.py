@@ -1,7 +1,7 @@
-"""The first and last ops of an engine step: from the host's few integers to positions and slots, and on to the next.
+"""The first and last ops of a step: `feed` computes ids, positions and cache slots, `advance` updates the states.
 
-Each running request owns a row of per-sequence state on the device: its last token and its position. A step reads the
-row first and updates it last, so the next step needs nothing from the host.
+Each running request has a device row: a row of the states `last_token` and `position`. A step reads the row first and
+updates it last, so the next step needs nothing from the host.
 """
 
 import torch
@@ -17,7 +17,10 @@ def _ints(*values: int) -> torch.Tensor:
 def _slots(
     positions: torch.Tensor, seq: torch.Tensor, real: torch.Tensor, page_table: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """Return i64[T]: the cache slots of tokens in the pages of their sequences; -1 for padding."""
+    """Return i64[T]: the cache slots of tokens at `positions` [T]; -1 where `real` [T] is False (padding).
+
+    `seq` [T] holds each token's sequence, `page_table` [B, P] the pages of each sequence.
+    """
     page = page_table[seq, (positions // page_size).long()].long()
     return torch.where(real, page * page_size + positions % page_size, -1)
 
@@ -88,12 +91,14 @@ def feed(
     *,
     page_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]) of the tokens in this step.
+    """Return (ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]) of the tokens and sequences of a step.
 
-    Token -1 means the last token of its sequence's row. Sequence b starts at position `starts[b]`, or, if that is -1,
-    at the position in its row `rows[b]` of the state `position` [R]. A token with `token_seqs` -1 and a sequence with
-    row -1 are padding: id 0, position 0, slot -1, length 0. Without a page table (a model without a paged cache), all
-    slots are -1.
+    `slots` are the cache slots of the tokens, `kv_lens` the lengths of the sequences after the step. Token t belongs to
+    sequence b = `token_seqs[t]`, which has `q_lens[b]` tokens from `q_starts[b]` on. Token -1 means
+    `last_token[rows[b]]`, a state [R]. The sequence starts at position `starts[b]`, or, if that is -1, at
+    `position[rows[b]]`, another state [R]. `page_table` [B, P] holds its pages. A token with `token_seqs` -1 and a
+    sequence with row -1 are padding: id 0, position 0, slot -1, length 0. Without a page table (a model without a paged
+    cache), all slots are -1.
     """
     real = token_seqs >= 0
     seq = token_seqs.clamp(min=0).long()
@@ -124,10 +129,10 @@ def _page_slots_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def page_slots(
     positions: torch.Tensor, token_seqs: torch.Tensor, page_table: torch.Tensor, *, page_size: int
 ) -> torch.Tensor:
-    """Return i64[T]: the slots of tokens at `positions` in the pages of a further cache group, as `feed` does for one.
+    """Return i64[T]: the cache slots of tokens at `positions` [T] in a further cache group; `feed` does it for one.
 
-    Token t belongs to sequence `token_seqs[t]`, whose pages are in that row of `page_table` [B, P]; -1 is padding, slot
-    -1.
+    Token t belongs to sequence `token_seqs[t]`, whose pages are in that row of `page_table` [B, P]. -1 is padding, with
+    slot -1.
     """
     return _slots(positions, token_seqs.clamp(min=0).long(), token_seqs >= 0, page_table, page_size)
 
@@ -164,7 +169,7 @@ def _move_all(
     sample_index: torch.Tensor,
     rejected: torch.Tensor | None = None,
 ) -> None:
-    """Run `_move` as if all sequences were real and sampled."""
+    """Allocate what `advance` does at most: when no sequence is padding and all sampled a token."""
     if rejected is not None:
         kv_lens, sample_index = kv_lens - rejected, torch.where(sample_index >= 0, sample_index - rejected, -1)
     position[rows.long()] = kv_lens.clone()
@@ -190,15 +195,14 @@ def advance(
     sample_index: torch.Tensor,
     rejected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the states `last_token` and `position` [R] after the step.
+    """Return the states `last_token` and `position`, both [R], as they are after a step.
 
-    Row `rows[b]` moves to position `kv_lens[b]` and, if `sample_index[b]` is not -1, takes the token
-    `sampled[sample_index[b]]`. A row of -1 is padding.
+    Sequence b has the row `rows[b]`; -1 is padding. Its position becomes `kv_lens[b]`. Its last token becomes
+    `sampled[sample_index[b]]`, the token sampled from its last row of logits, unless `sample_index[b]` is -1.
 
-    The last `rejected[b]` tokens of the step are not committed: the row moves that much less, and takes the token
-    sampled after the last committed one. Each rejected token has its own row of logits. `sample_index[b]` is the last
-    row of its sequence, or -1 if nothing is committed. Cache entries of rejected tokens are past the row's position:
-    they are never read, and later tokens overwrite them.
+    With `rejected` i32[B], the last `rejected[b]` tokens of the step do not count: the position is that much less, and
+    the last token is the one sampled after the last kept token. Each rejected token has its own row of logits. Cache
+    entries of rejected tokens are past the position: they are never read, and later tokens overwrite them.
     """
     tokens, positions = last_token.clone(), position.clone()
     _move(tokens, positions, rows, kv_lens, sampled, sample_index, rejected)

@@ -1,4 +1,4 @@
-"""Attention within a step: each step holds whole sequences, which see only their own tokens. Nothing is cached."""
+"""The op of attention without a KV cache, for steps that hold whole sequences, as in encoders."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ingot.ir.placements import Call, Fit, by_heads
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return samples with a sequence of five tokens, an empty one, one of a single token, and a token of none."""
+    """Return sample calls with sequences of five tokens, of none and of one, and with a token of no sequence."""
 
     def randn(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=g).to(dtype)
@@ -31,7 +31,8 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _by_sequence(form: Function, args: Any, kwargs: Any) -> torch.Tensor:
-    """Run a form of `attention` on one sequence after the other."""
+    """Compute a call of `step_attention`, one sequence after the other, by `form`, a function with the arguments of
+    the op `attention`."""
     call = step_attention.bind(args, kwargs)
     q, k, v = call["q"], call["k"], call["v"]
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -50,7 +51,7 @@ def _rowwise(*args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def _flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_starts: torch.Tensor, *_: object, **kw: Any) -> float:
-    """Return the operations of both matmuls, q with keys and weights with values, for sequences of equal length."""
+    """Return the flops of both matmuls, q with keys and weights with values, if all sequences are equally long."""
     length = q.shape[0] / q_starts.shape[0]
     mask = Mask.named(kw.get("mask", CAUSAL.name))
     seen = length if mask.looks_ahead else (length + 1) / 2
@@ -58,7 +59,7 @@ def _flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_starts: torch.Te
 
 
 def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Run as if all tokens belonged to one sequence."""
+    """Allocate what `step_attention` does at most: when all tokens belong to one sequence."""
     call = step_attention.bind(args, kwargs)
     q, k, v = call["q"], call["k"], call["v"]
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -99,10 +100,12 @@ def step_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Attention within each sequence of a step that holds it whole; q [T, H, D], k and v [T, KV, D]: [T, H, D].
+    """Return the attention [T, H, D] within each sequence of a step, for q [T, H, D], k and v [T, KV, D].
 
-    Sequence b owns tokens `q_starts[b] … + q_lens[b]`, at positions from 0 on. Rows of no sequence are zero. `sinks`,
-    `slopes`, `mask` and `soft_cap` are as in `attention`.
+    The step holds every token of its sequences, so no cache is read. Sequence b has the tokens from `q_starts[b]` on,
+    `q_lens[b]` of them, at positions from 0 on. Rows of padding are zero. `mask` names the positions that a token sees
+    (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score / cap). `sinks` [H] are logits that join the
+    softmax of each head. `slopes` f32[H] are ALiBi's.
     """
     args = (q, k, v, q_starts, q_lens, sinks, slopes)
     return _by_sequence(attention.reference, args, {"scale": scale, "mask": mask, "soft_cap": soft_cap})

@@ -1,4 +1,4 @@
-"""Ops of models whose layers carry several streams of hidden states: x [T, n, D], n streams of each token."""
+"""The ops of models whose layers carry several hidden states per token, called streams: x [T, n, D]."""
 
 import torch
 
@@ -27,8 +27,11 @@ def _mix_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
     placement=whole,
 )
 def mix(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return weighted sums of the streams of each token: x [T, n, D], weights [T, m, n]: [T, m, D], rounded once to x's
-    dtype (the prediction and the correction of AltUp, arXiv 2301.13310)."""
+    """Return m weighted sums [T, m, D] of the n hidden states (streams) of each token, x [T, n, D].
+
+    The weights are [T, m, n]. The sums are rounded once, to x's dtype. AltUp predicts and corrects streams with them
+    (arXiv 2301.13310).
+    """
     full, factors = wide(x), wide(weights)
     total = factors[..., :1] * full[:, :1]
     for stream in range(1, x.shape[1]):
@@ -46,7 +49,7 @@ def _concat_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 @define(rows=("x", "y"), samples=_concat_samples, flops=0, placement=whole)
 def concat(x: torch.Tensor, y: torch.Tensor, *, dim: int) -> torch.Tensor:
-    """Concatenate x and y along an axis other than that of the tokens.
+    """Return x and y concatenated along the axis `dim`, which is not 0, the axis of tokens.
 
     Raises VerifyError for axis 0, and for an axis that x lacks.
     """

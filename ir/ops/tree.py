@@ -1,4 +1,4 @@
-"""A tree of drafts: several continuations of a sequence in one step. The longest correct one is kept.
+"""The ops of trees of drafts: several continuations of a sequence run in one step, and the longest correct one is kept.
 
 Node 0 is the root, the sequence's last token; node 1 + i is draft i. A node comes after its parent. `ancestors` of a
 token is a bit mask: bit j is set if the token sees node j, itself included. 0 marks a token outside a tree, which sees
@@ -19,7 +19,7 @@ def _ints(*values: int) -> torch.Tensor:
 
 
 def bits_of(ancestors: torch.Tensor, nodes: int = MAX_NODES) -> torch.Tensor:
-    """Return bool[…, nodes]: the nodes that each token sees."""
+    """Return the bit masks `ancestors` i64[…] as bool[…, nodes]: whether each token sees each node of its tree."""
     return ((ancestors[..., None] >> torch.arange(nodes, device=ancestors.device)) & 1) > 0
 
 
@@ -51,11 +51,12 @@ def _ancestor_fake(
 def tree_ancestors(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, parents: torch.Tensor
 ) -> torch.Tensor:
-    """Return the `ancestors` i64[T] of the step's tokens, before `take_drafts` puts drafts into `tokens` i32[T].
+    """Return i64[T]: for each token of a step, a bit mask of the nodes that it sees in its tree of drafts.
 
-    Token -1 is the root. Token -2 - i is draft i, with parent node `parents[rows[b], i]` of the state i32[R, K]. Any
-    other token is outside the tree. A parent index that does not come before its draft is clamped to the node just
-    before it.
+    Bit j is set if the token sees node j, itself included; 0 marks a token outside a tree. In `tokens` i32[T], -1 is
+    the root (node 0) and -2 - i is draft i (node 1 + i). The op `take_drafts` replaces these later. The draft's parent
+    node is `parents[rows[b], i]` of the state `parents` i32[R, K], for its sequence b = `token_seqs[t]`. A parent that
+    does not come before its draft is clamped to the node just before it.
     """
     nodes = parents.shape[1] + 1
     place = torch.arange(nodes, device=tokens.device)
@@ -86,8 +87,12 @@ def _position_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def tree_positions(
     positions: torch.Tensor, token_seqs: torch.Tensor, q_starts: torch.Tensor, ancestors: torch.Tensor
 ) -> torch.Tensor:
-    """Return `positions` i32[T] of tree nodes: the root's position plus one per ancestor. Takes consecutive positions,
-    and leaves tokens outside a tree unchanged."""
+    """Return i32[T]: the positions of a step's tokens, with those of tree nodes corrected.
+
+    A node's position is the root's plus one per ancestor. `positions` are consecutive in each sequence; tokens outside
+    a tree keep them. `token_seqs` [T] holds each token's sequence, `q_starts` [B] its first token, and `ancestors`
+    i64[T] the nodes that each token sees, as a bit mask; 0 outside a tree.
+    """
     token = torch.arange(positions.shape[0], dtype=torch.int32, device=positions.device)
     index = token - q_starts[token_seqs.clamp(min=0).long()]
     depth = bits_of(ancestors).sum(-1) - 1
@@ -133,16 +138,19 @@ def accept_tree(
     *,
     drafted: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (order i32[L], rejected i32[B], taken i32[B], source i32[T]) after a step with trees of up to `drafted`
-    drafts.
+    """Find the drafts to keep in trees of up to `drafted`, and return (order, rejected i32[B], taken i32[B], source).
 
-    A tree is checked if its sequence has a row of logits for each node, the last one `sample_index[b]`. A node is kept
-    if its parent is kept and the parent's row `sampled` it. The kept path ends in the deepest kept node, the first
-    among equals. `rejected[b]` nodes are not on it, and `taken[b]` is the row of its last node.
+    A tree is checked if its sequence has a row of logits for each node; the last row is `sample_index[b]`. A node is
+    kept if its parent is kept and the token `sampled` from the parent's row is the node's. The kept path ends in the
+    deepest kept node, the first among equals. `rejected[b]` nodes are not on it, and `taken[b]` is the row of logits of
+    its last node; without a tree it is `sample_index[b]`.
 
-    `order` permutes the rows of a sequence so that those of the path come first, and `source` its tokens in the same
-    way: for a path of n nodes, entry i < n is that of the path's node i. Rows and tokens outside a tree stay in place,
-    and their `taken` is `sample_index`.
+    `order` i32[L] and `source` i32[T] say how to put the path first: entry i of a sequence's rows of logits (`order`),
+    or of its tokens (`source`), is the index of the path's node i. Entries after the path, and those outside trees,
+    hold their own index.
+
+    `logit_rows` i32[L] holds the token of each row, `token_seqs` the sequence of each token. Sequence b has `q_lens[b]`
+    tokens from `q_starts[b]` on. `ancestors` i64[T] are bit masks of the nodes that each token sees.
     """
     device = tokens.device
     nodes = torch.arange(drafted + 1, device=device)
@@ -168,7 +176,10 @@ def accept_tree(
     at = torch.where(nodes < length[:, None], at, nodes)
 
     def moved(places: torch.Tensor, begin: torch.Tensor, seqs: torch.Tensor) -> torch.Tensor:
-        """Return `places` with the entries of each tree, which begins at `begin`, in the order of `at`."""
+        """Return the indices `places`, with those of each tree in the order `at`: a tree's indices start at `begin`.
+
+        `seqs` holds the sequence of each index.
+        """
         seq = seqs.clamp(min=0).long()
         index = places - begin[seq]
         own = tree[seq] & (seqs >= 0) & (index >= 0) & (index < q_lens[seq])
@@ -212,8 +223,11 @@ def _slots_placement(call: Call) -> Fit:
     placement=_slots_placement,
 )
 def move_slots(kv: torch.Tensor, slots: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Return the cache with slot `slots[t]` i64[T] of each token replaced by the contents of token `source[t]` i32[T]'s
-    slot. A negative slot is padding; `source` of a real token must not be padding."""
+    """Return the KV cache `kv` with keys and values moved between the slots of a step's tokens.
+
+    The slot `slots[t]` gets the contents of the slot of token `source[t]`; `slots` is i64[T], `source` i32[T]. A
+    negative slot is padding; `source` of a real token must not be padding.
+    """
     result = kv.clone()
     _move(result, slots, source)
     return result
