@@ -7,9 +7,12 @@ from typing import Any
 
 
 class Numerics(enum.Enum):
-    """The numerics contract of a pass. EXACT: bitwise the same under the interpreter, but for the sign of a zero.
-    ROUNDING: the error against a float64 interpretation is at most 1.25 times that of the program before, plus the
-    tolerance table. LOSSY: needs a quality score."""
+    """How much a pass may change the results of a program.
+
+    EXACT: they stay bitwise the same under the interpreter, but for the sign of a zero. ROUNDING: the error against a
+    float64 interpretation is at most 1.25 times that of the program before, plus the tolerance of the dtype. LOSSY:
+    they may change, as with quantization, and need a quality score.
+    """
 
     EXACT = "exact"
     ROUNDING = "rounding"

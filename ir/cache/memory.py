@@ -103,8 +103,10 @@ class MemoryNeed:
         return own + steps * self.extra_in_step(name) + CacheGroup.named(name).reserved
 
     def extra_in_step(self, name: str) -> int:
-        """Return the most pages of a group that a step needs in addition to those that sequences hold between steps.
-        With scratch pages, these are the pages that a prompt chunk leaves to later steps."""
+        """Return the most pages that a step needs in the cache group `name` on top of those held between steps.
+
+        If the group has scratch pages, only the pages count that a prompt chunk leaves to later steps.
+        """
         group = self.groups[name]
         return min(group.pages_per_step, group.pages_per_sequence) if self.has_scratch(name) else group.pages_per_step
 

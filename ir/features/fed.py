@@ -42,14 +42,15 @@ class Fed:
     sample_index   i32[B], the last of its rows of logits, from which a token is sampled; -1: none
     request_rows   i32[L], the device row of the request that each row of logits serves, for its sampling parameters;
                    -1: none, as in rows of logits that compute prompt_logprobs
-    tables         the values that sequences request, by device row, by the name of the table
+    tables         the values that sequences request, such as temperatures: by the table's name, an array by device row
     pages          i32[rows, P], the pages of every device row
     group_pages    the pages of every device row in other groups of caches; a group that is not in it has `pages`
     page_size      tokens of a page
-    totals         returns i32[n], for each of the first n rows of logits: the most tokens that its sequence then has
+    totals         returns i32[n], for each row of logits that samples a token (the first n): the most tokens that its
+                   sequence then has, that token included
     prompt_logprobs
-                   rows of logits that compute prompt_logprobs
-    sampled        the sequences from whose first rows of logits tokens are sampled, in their order
+                   the rows of logits that compute prompt_logprobs
+    sampled        the sequences that sample tokens, in the order of their rows of logits
     places         i32[B], the start position of each sequence, even if `starts` leaves it to the device; None:
                    not known
     sharing        i32[B, 6], the table of shared prefixes (`ingot.ir.features.sharing`); None: nothing is shared
@@ -82,7 +83,7 @@ class Fed:
         return self.group_pages.get(group, self.pages)
 
     def drop_requests(self) -> None:
-        """Drop all references to sequences; keep the data by device row."""
+        """Drop all references to requests, so that they can be freed; keep the arrays."""
         self.totals, self.prompt_logprobs, self.sampled = _unknown, (), ()
 
     @cached_property
@@ -97,7 +98,7 @@ class Fed:
 
     @cached_property
     def has_idle_rows(self) -> bool:
-        """Return whether there is a row of logits for which no sequence requests anything."""
+        """Return whether the step has a row of logits without sampling parameters."""
         return bool((self.request_rows < 0).any())
 
     @property

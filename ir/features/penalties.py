@@ -15,7 +15,10 @@ _FLOAT, _INT = TensorType(torch.float32, ("L",)), TensorType(torch.int32, ("L",)
 
 
 def _penalty(name: str, param: str, nothing: float, other: float) -> StepInput:
-    """Return the input of a penalty, by its sampling parameter; `nothing` turns it off, and tests also draw `other`."""
+    """Return the step input `name` of a penalty, with the values of the sampling parameter `param`.
+
+    The value `nothing` turns the penalty off; tests also use the value `other`.
+    """
 
     def of(sequence: RequestView) -> Any:
         return getattr(sequence.params, param) if sequence.params.penalizes else None
@@ -49,7 +52,7 @@ PENALTIES = Feature(
 
 
 def _banned_ids(sequence: RequestView) -> list[int] | None:
-    """Return the end tokens, which a sequence may not choose before it has `min_tokens`."""
+    """Return the ids banned until a sequence has `min_tokens`: those that would end it. None without `min_tokens`."""
     return sorted(sequence.end_tokens()) if sequence.params.min_tokens else None
 
 
@@ -59,7 +62,7 @@ def _unbanned_at(sequence: RequestView) -> int | None:
 
 
 def _banned(array: Array, fed: Fed) -> None:
-    """Fill in the banned ids of each row, while its sequence has too few tokens."""
+    """Fill the step input `banned`: the banned ids of each row of logits whose sequence has too few tokens, else -1."""
     fed.tables["banned"].take(fed.request_rows, axis=0, out=array, mode="clip")
     array[fed.request_rows < 0] = -1
     if (array >= 0).any():

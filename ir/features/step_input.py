@@ -47,7 +47,7 @@ class ServedParam:
     matters: Callable[[Any], bool] = lambda params: True
 
     def used_by(self, params: Any) -> bool:
-        """Return whether a request with these sampling parameters uses it."""
+        """Return whether a request with the sampling parameters `params` uses this parameter."""
         return bool(getattr(params, self.name) != self.nothing and self.matters(params))
 
 
