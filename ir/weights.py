@@ -21,7 +21,7 @@ class StoredWeight:
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """The operands of a matmul with a weight in any storage format: `x @ weight.T + bias`; `bias` None adds none."""
 
     x: fx.Node
@@ -39,14 +39,14 @@ class Product:
         return ops.quant_linear, _trimmed([self.x, *parts, self.bias]), {"format": self.weight.format.name}
 
 
-def product_of(node: fx.Node) -> Product | None:
+def matmul_of(node: fx.Node) -> Matmul | None:
     """Return the matmul that a call of `linear` or `quant_linear` computes; None for any other node."""
     op = op_of(node.target)
     if op not in (ops.linear, ops.quant_linear) or op is None:
         return None
     bound = named_arguments(node)
     format = find_format(bound.get("format", "plain"))
-    return Product(bound["x"], StoredWeight(format, {part: bound[part] for part in format.parts}), bound["bias"])
+    return Matmul(bound["x"], StoredWeight(format, {part: bound[part] for part in format.parts}), bound["bias"])
 
 
 def _trimmed(args: list[Any]) -> list[Any]:

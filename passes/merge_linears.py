@@ -12,7 +12,7 @@ from ingot.ir.mesh import Mesh
 from ingot.ir.program import ParamSpec, tensor_type
 from ingot.ir.recipe import Recipe, concat, shard
 from ingot.ir.types import DTYPE_NAMES, Placement, Split, TensorType, concatenated
-from ingot.ir.weights import Product, StoredWeight, product_of
+from ingot.ir.weights import Matmul, StoredWeight, matmul_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
 
@@ -35,8 +35,8 @@ class MergeLinears(Pass):
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
         groups: dict[tuple[fx.Node, bool], list[fx.Node]] = {}
         for node in rewriter.program.calls():
-            if (product := product_of(node)) is not None:
-                groups.setdefault((product.x, product.bias is None), []).append(node)
+            if (matmul := matmul_of(node)) is not None:
+                groups.setdefault((matmul.x, matmul.bias is None), []).append(node)
         for linears in groups.values():
             if len(linears) > 1:
                 if reason := _why_not_merge(linears):
@@ -47,10 +47,10 @@ class MergeLinears(Pass):
                     _merge(rewriter, linears)
 
 
-def _product(node: fx.Node) -> Product:
-    product = product_of(node)
-    assert product is not None
-    return product
+def _matmul(node: fx.Node) -> Matmul:
+    matmul = matmul_of(node)
+    assert matmul is not None
+    return matmul
 
 
 def _why_not_merge(linears: list[fx.Node]) -> str | None:
@@ -58,7 +58,7 @@ def _why_not_merge(linears: list[fx.Node]) -> str | None:
 
     Weights stored row by row can be stacked: each row keeps its elements, scales and zeros.
     """
-    formats = {_product(node).weight.format.name: _product(node).weight.format for node in linears}
+    formats = {_matmul(node).weight.format.name: _matmul(node).weight.format for node in linears}
     if len(formats) > 1:
         return f"the weight formats differ: {', '.join(sorted(formats))}"
     (format,) = formats.values()
@@ -68,9 +68,9 @@ def _why_not_merge(linears: list[fx.Node]) -> str | None:
 def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
     """Return the operands of the linears to concatenate, by name: the tensors that their weights consist of, and biases
     if they have any."""
-    products = [_product(node) for node in linears]
-    parts = {part: [one.weight.parts[part] for one in products] for part in products[0].weight.parts}
-    biases = [one.bias for one in products if one.bias is not None]
+    matmuls = [_matmul(node) for node in linears]
+    parts = {part: [one.weight.parts[part] for one in matmuls] for part in matmuls[0].weight.parts}
+    biases = [one.bias for one in matmuls if one.bias is not None]
     return {**parts, "bias": biases} if biases else parts
 
 
@@ -124,11 +124,11 @@ def _merged_split(specs: list[ParamSpec]) -> tuple[Split | None] | None:
 def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
     first = linears[0]
     # Read x here, because an earlier merge may have replaced it by a slice.
-    x, format = _product(first).x, _product(first).weight.format
+    x, format = _matmul(first).x, _matmul(first).weight.format
     merged = {part: _merged_param(rewriter, params) for part, params in _operands(linears).items()}
     bias = merged.pop("bias", None)
-    op, args, attributes = Product(x, StoredWeight(format, merged), bias).call()
-    product = rewriter.call(op, *args, before=first, **attributes)
+    op, args, attributes = Matmul(x, StoredWeight(format, merged), bias).call()
+    matmul = rewriter.call(op, *args, before=first, **attributes)
     users = [user for node in linears for user in node.users]
     parts: list[fx.Node] = []
     begin = 0
@@ -137,7 +137,7 @@ def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
         assert isinstance(width, int)
         origin = node.meta.get("origin", "")
         parts.append(
-            rewriter.call(torch.ops.aten.slice.Tensor, product, 1, begin, begin + width, before=first, origin=origin)
+            rewriter.call(torch.ops.aten.slice.Tensor, matmul, 1, begin, begin + width, before=first, origin=origin)
         )
         begin += width
     for node, part_of in zip(linears, parts, strict=True):

@@ -11,7 +11,7 @@ from ingot.ir.errors import OptionError
 from ingot.ir.formats import Format, find_format
 from ingot.ir.program import ParamSpec, Program, Stage, is_call, named_arguments, tensor_type
 from ingot.ir.recipe import quantize
-from ingot.ir.weights import StoredWeight, product_of
+from ingot.ir.weights import StoredWeight, matmul_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter, described
 
@@ -63,11 +63,11 @@ class Quantize(Pass):
         for node in chosen:
             if not rewriter.take(node):
                 break
-            product, weight = product_of(node), _weight(node)
-            assert product is not None
+            matmul, weight = matmul_of(node), _weight(node)
+            assert matmul is not None
             if weight not in stored:
                 stored[weight] = _stored(rewriter, str(weight.target), format)
-            op, args, attributes = replace(product, weight=stored[weight]).call()
+            op, args, attributes = replace(matmul, weight=stored[weight]).call()
             rewriter.replace(node, rewriter.call(op, *args, before=node, **attributes))
 
 

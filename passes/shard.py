@@ -20,7 +20,7 @@ from ingot.ir.placements import Spot, viewed_dim
 from ingot.ir.program import ParamSpec, Program, is_call, named_arguments, named_values, tensor_type
 from ingot.ir.recipe import Recipe
 from ingot.ir.types import Placement, Size, TensorType, ValueType
-from ingot.ir.weights import Product, product_of
+from ingot.ir.weights import Matmul, matmul_of
 from ingot.passes.base import Pass, PassContext
 from ingot.passes.rewrite import Rewriter
 
@@ -108,19 +108,19 @@ def _prepare(rewriter: Rewriter) -> None:
         if target is ops.embedding and (place := _splits(program, bound["weight"], 0)):
             node.target, node.args = ops.vocab_embedding.overload, (bound["tokens"], bound["weight"])
             node.kwargs = {"axis": place.axis, "parts": program.mesh[place.axis]}
-        elif (product := product_of(node)) is None or product.bias is None:
+        elif (matmul := matmul_of(node)) is None or matmul.bias is None:
             continue
-        elif _splits(program, product.weight.parts["weight"], 1):
-            _part_with_bias(rewriter, node, product)
+        elif _splits(program, matmul.weight.parts["weight"], 1):
+            _part_with_bias(rewriter, node, matmul)
 
 
-def _part_with_bias(rewriter: Rewriter, node: fx.Node, product: Product) -> None:
+def _part_with_bias(rewriter: Rewriter, node: fx.Node, matmul: Matmul) -> None:
     """Rewrite linear(x, w, b) as linear(x, w) + b. The bias is then added once, after the sum over ranks."""
-    _, args, node.kwargs = replace(product, bias=None).call()
+    _, args, node.kwargs = replace(matmul, bias=None).call()
     node.args = tuple(args)
     graph = rewriter.program.graph
     with graph.inserting_after(node):
-        add = graph.create_node("call_function", torch.ops.aten.add.Tensor, (node, product.bias), name="add")
+        add = graph.create_node("call_function", torch.ops.aten.add.Tensor, (node, matmul.bias), name="add")
     add.meta = dict(node.meta)
     node.replace_all_uses_with(add, delete_user_cb=lambda user: user is not add)
 

@@ -125,7 +125,7 @@ def _known(sm: int, table: Mapping[int, object]) -> int:
     return max((one for one in table if one <= sm), default=min(table))
 
 
-def product_rate(gpu: Gpu, dtype: str) -> float:
+def matmul_rate(gpu: Gpu, dtype: str) -> float:
     """Return the peak matmul flops a second of `gpu` for a dtype, by its name in programs ("bf16").
 
     It is the rate of the typical device of the GPU's compute capability, or of the nearest known one below, scaled by

@@ -33,7 +33,7 @@ from ingot.ir.artifact.plan import BucketClass, BucketPlan, Plan
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import ArtifactError, TargetError
 from ingot.ir.machine.gpu_times import H200_TIMES, GpuTimes, HostTime, KernelTime
-from ingot.ir.machine.gpus import TYPICAL, Gpu, product_rate
+from ingot.ir.machine.gpus import TYPICAL, Gpu, matmul_rate
 from ingot.ir.numerics.tolerances import compare
 from ingot.ir.ops.registry import Cost
 from ingot.ir.parse import parse_programs
@@ -208,9 +208,9 @@ def test_measurements_come_before_predictions() -> None:
 
 def test_rates_scale_by_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingot.debug.step_time.device, "find_gpu", no_gpu)
-    assert product_rate(TYPICAL["sm_90"], "bf16") == 989e12
-    assert product_rate(replace(TYPICAL["sm_90"], cores=66), "f16") == pytest.approx(989e12 / 2)
-    assert product_rate(replace(TYPICAL["sm_100"], sm=103), "i8") == product_rate(TYPICAL["sm_100"], "f32")
+    assert matmul_rate(TYPICAL["sm_90"], "bf16") == 989e12
+    assert matmul_rate(replace(TYPICAL["sm_90"], cores=66), "f16") == pytest.approx(989e12 / 2)
+    assert matmul_rate(replace(TYPICAL["sm_100"], sm=103), "i8") == matmul_rate(TYPICAL["sm_100"], "f32")
     for target in TYPICAL:
         device = device_of(target)
         assert device is not None and device.times is H200_TIMES

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ingot.ir.errors import TargetError
 from ingot.ir.machine.find_gpu import find_gpu
 from ingot.ir.machine.gpu_times import H200_TIMES, GpuTimes
-from ingot.ir.machine.gpus import TYPICAL, Gpu, product_rate
+from ingot.ir.machine.gpus import TYPICAL, Gpu, matmul_rate
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Device:
     times: GpuTimes
 
     def rate(self, dtype: str) -> float:
-        return product_rate(self.gpu, dtype)
+        return matmul_rate(self.gpu, dtype)
 
     @property
     def slower_memory(self) -> float:

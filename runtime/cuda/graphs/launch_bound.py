@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from ingot.ir.artifact.plan import BucketPlan, Instruction, Plan, Ref
-from ingot.ir.machine.gpus import Gpu, product_rate
+from ingot.ir.machine.gpus import Gpu, matmul_rate
 from ingot.ir.ops import OPS
 from ingot.ir.parse import parse_type
 from ingot.ir.types import DTYPE_NAMES, Size
@@ -39,7 +39,7 @@ class LaunchBound:
             weights = _weights(call, plan) if _multiplies(call) else 0
             if weights and (name := next(filter(None, call.results), None)):
                 made = parse_type(bucket.values[name].type)
-                seconds = 2 * weights / (_SHARE * product_rate(gpu, DTYPE_NAMES[made.dtype]))
+                seconds = 2 * weights / (_SHARE * matmul_rate(gpu, DTYPE_NAMES[made.dtype]))
                 matmuls[made.shape[0]] = matmuls.get(made.shape[0], 0.0) + seconds
         return LaunchBound(_CALL * len(calls), matmuls)
 
