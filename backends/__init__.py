@@ -1,1 +1,1 @@
-"""Backends claim subgraphs, emit executables (emit.py) and load them (load.py)."""
+"""The backends. Each claims the calls that it can compute, compiles them (emit.py), and loads the result (load.py)."""

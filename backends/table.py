@@ -1,7 +1,7 @@
-"""The table of backends: the devices of each, the functions that load its code, and the costs of its claims.
+"""The table of backends: the devices that each supports, the functions that load its code, the costs of its claims.
 
-An entry names functions of its backend, and imports one only when it is called: loading an artifact imports no
-compiler. Among claims of equal cost, the first backend of the table wins.
+The table names each backend's functions as text, and imports one when it is called. Loading an artifact therefore
+imports no compiler. Among claims of equal cost, the first backend of the table wins.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClaimCost:
-    """The cost of a claim of one call. If calls are not timed, the lowest cost wins.
+    """The cost of a backend's claim to compute one call. If calls are not timed, the backend of the lowest cost wins.
 
-    `why` names the measurement, or else the intended rank of the backend.
+    A cost has no unit. `why` names the measurement that it comes from, or the rank that the backend should have.
     """
 
     cost: float
@@ -42,16 +42,17 @@ class ClaimCost:
 
 @dataclass(frozen=True)
 class BackendEntry:
-    """The description of a backend, available without importing it.
+    """The description of a backend, available without importing it. A device is "cpu" or "cuda".
 
-    - `emit`, by device: makes the compile side. Its argument is the name of the leader, the first competing backend.
-    - `costs`: the costs of its claims, by case.
+    - `emit`, by device: makes the backend object that claims and compiles. Its argument is the name of the leader, the
+      first of the backends that compete in this compile.
+    - `costs`: the costs of its claims, by a case name such as "few tokens"; "" if it has one cost.
     - `executable`: loads the code of a region or a call.
-    - `library`: loads a library of kernels, and returns its ops by printed name.
+    - `library`: loads a library of kernels, and returns its ops by printed name, such as "ingot.linear".
     - `find_op`: returns the function of an op that needs no build, or None if the backend does not have the op.
-    - `competing`: for each device on which `--backend` may name this backend, the other backends that may then claim
-      calls too.
-    - `links`: the packages that its code links with, as a target's versions name them.
+    - `competing`: has a device as key if `--backend` may name the backend there. The value lists the other backends
+      that then compete for the calls.
+    - `links`: the packages that its compiled code links with, such as "torch".
     """
 
     emit: Mapping[str, CompileSide]
@@ -64,7 +65,7 @@ class BackendEntry:
 
 
 def _late(place: str) -> Callable[..., Any]:
-    """Return a function that calls `place`, MODULE:NAME in this package, and imports the module at the first call."""
+    """Return a function that calls `place`, a "MODULE:NAME" in this package. It imports MODULE when it is called."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         module, _, name = place.partition(":")
@@ -74,9 +75,10 @@ def _late(place: str) -> Callable[..., Any]:
 
 
 def _emit(place: str, needs: str = "", **asked: str) -> CompileSide:
-    """Return a function that makes a compile side from the class at `place`.
+    """Return a function that takes the leader's name, and makes a backend of the class at `place` ("MODULE:NAME").
 
-    `needs` is a required package of the extra "cuda". Each option in `asked` is true if the named backend leads.
+    The leader is the first of the competing backends. `needs` is a package that must be installed, or "". `asked` maps
+    an option of the class to a backend name: the option is true if that backend leads.
     """
     make = _late(place)
 
@@ -152,12 +154,15 @@ BACKENDS: dict[str, BackendEntry] = {
 
 
 def claim_cost(backend: str, case: str = "") -> float:
-    """Return the cost of a claim of one call."""
+    """Return the cost of a backend's claim to compute one call. `case` is a key of its `costs` in the table."""
     return BACKENDS[backend].costs[case].cost
 
 
 def choices(device: str) -> dict[str, tuple[str, ...]]:
-    """Return the choices of --backend on a device, each with its competing backends. Each choice covers every op."""
+    """Return the values of --backend on a device ("cpu" or "cuda"), each with the backends that compete for the calls.
+
+    The backends of each choice together compute every op.
+    """
     found = {"auto": tuple(name for name, entry in BACKENDS.items() if device in entry.emit)}
     return found | {
         name: (name, *entry.competing[device]) for name, entry in BACKENDS.items() if device in entry.competing

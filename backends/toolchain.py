@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine, for the backends that need one."""
+"""Find and check the C++ compiler and the CUDA headers of this machine, for backends that compile C++."""
 
 import os
 import shutil
@@ -32,16 +32,16 @@ def compiler_path() -> str:
 
 
 def compiler_version() -> str:
-    """Return the first line of the compiler's --version."""
+    """Return the first line that the C++ compiler prints for --version."""
     output = subprocess.run([compiler_path(), "--version"], capture_output=True, text=True, check=False).stdout
     return output.partition("\n")[0]
 
 
 def check_links_libstdcxx() -> None:
-    """Check that the compiler links libstdc++ dynamically.
+    """Check that the C++ compiler links libstdc++ dynamically.
 
-    Raises TargetError otherwise, with the name of another compiler if one is found. Wrappers around compilers may link
-    it statically. AOTInductor's libraries then crash in std::regex when a process with torch's libstdc++ loads them.
+    Raises TargetError if it links statically, as wrappers of compilers may. Libraries of AOTInductor would then crash
+    in std::regex when a process with torch's libstdc++ loads them. The error suggests another compiler if one is found.
     """
     if not _links_statically(compiler_path()):
         return
@@ -56,10 +56,10 @@ def check_links_libstdcxx() -> None:
 
 
 def cuda_headers() -> Path:
-    """Return the folder of the CUDA toolkit's headers, by the rules of torch.utils.cpp_extension.
+    """Return the folder of the CUDA toolkit's headers, found by the rules of torch.utils.cpp_extension.
 
-    The toolkit is CUDA_HOME or CUDA_PATH, else that of nvcc, else /usr/local/cuda. Raises TargetError if the folder
-    does not have the headers that AOTInductor includes.
+    The toolkit is in CUDA_HOME or CUDA_PATH, else where the nvcc on the PATH is, else in /usr/local/cuda. Raises
+    TargetError if the folder lacks a header that AOTInductor includes.
     """
     nvcc = shutil.which("nvcc")
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
@@ -77,9 +77,9 @@ def cuda_headers() -> Path:
 
 @cache
 def _links_statically(compiler: str) -> bool:
-    """Return whether a library linked by the compiler needs no shared C++ runtime.
+    """Return whether the compiler at this path links the C++ runtime statically, from a library that it builds.
 
-    Return False for a compiler that cannot link: compiling with it then fails with its own error.
+    Return False for a compiler that cannot link: a later compile fails with the compiler's own error.
     """
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "probe.so"

@@ -1,4 +1,4 @@
-"""Fast access to torch's current stream and allocator, for launches on a GPU: a step has hundreds of them."""
+"""Fast access to torch's current CUDA stream and allocator. A step calls them for each of its hundreds of launches."""
 
 from typing import Any
 
@@ -6,15 +6,16 @@ import torch
 
 
 def current_stream(device: torch.device) -> int:
-    """Return torch's current CUstream, without the Python object that torch.cuda.current_stream makes at each call."""
+    """Return torch's current CUDA stream as an integer, a CUstream. Makes no Python object, so it costs little."""
     stream: int = torch._C._cuda_getCurrentRawStream(device.index)
     return stream
 
 
 def new_tensor(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an uninitialized tensor on the current GPU, allocated as in Inductor's code.
+    """Return an uninitialized tensor on the current GPU. `strides` are in elements.
 
-    This takes a third of the time of torch.empty, and does not release the GIL, which another thread would take.
+    It uses the allocation function of Inductor's generated code. That takes a third of the time of torch.empty and
+    keeps the GIL, so no other thread takes it.
     """
     guards: Any = torch._C._dynamo.guards  # torch's stubs leave the function out
     made: torch.Tensor = guards._empty_strided_cuda(shape, strides, dtype)

@@ -1,1 +1,1 @@
-"""Model definitions, their weight maps and sharding plans, and the architecture table."""
+"""Model definitions: the blocks that they consist of, the readers of config.json, and the table of architectures."""

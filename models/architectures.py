@@ -1,4 +1,4 @@
-"""The table of architectures: from the name in a config.json to the config reader and the definition of the model."""
+"""The table of architectures: for each name in a config.json, the reader of its fields and the model's definition."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -51,7 +51,8 @@ from ingot.models.families import (
 from ingot.models.known_fields import known_fields, spec_words
 from ingot.models.unknown_fields import Unknown, refuse_meaning, unknown_fields
 
-# The default inputs of an entry's module: ids, positions and sequences of the tokens, and the rows that get logits.
+# The default inputs of an entry's module: the tokens' ids, positions and sequences, and the indices of the tokens that
+# get logits.
 INPUTS: Mapping[str, TensorType] = {
     name: TensorType(torch.int32, (dim,))
     for name, dim in {"tokens": "T", "positions": "T", "token_seqs": "T", "logit_rows": "L"}.items()
@@ -60,11 +61,11 @@ INPUTS: Mapping[str, TensorType] = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A program of a model: the module to trace, with declared parameters.
+    """One program of a model, such as `main` or a draft: the module to trace, and its inputs and outputs.
 
     inputs    types of the module's arguments, by name; default: tokens, positions, sequences and rows of logits
     outputs   names of the module's results, in order; the module returns a tensor or a tuple
-    ending    the ending that consumes the outputs
+    ending    the last part of the program, which consumes the outputs, such as sampling
     """
 
     module: nn.Module
@@ -74,20 +75,20 @@ class Entry:
 
     @property
     def expected_matches(self) -> dict[str, int]:
-        """The number of matches that each pass must have, by its name."""
+        """Return how many rewrites each pass must apply to the program, by the pass's name. Fewer are an error."""
         return {"insert-ending": 1, **expected_matches(self.module)}
 
 
 @dataclass(frozen=True)
 class Definition:
-    """A model definition, as functions of its spec.
+    """A model definition: functions of a spec, such as DecoderSpec, that make the model's programs (entries).
 
-    build             returns the module of the entry `main`
-    ignored           returns the patterns of tensors that a checkpoint may have and nothing reads
-    optional_prefix   returns the prefix that a checkpoint may omit in all tensor names
+    build             returns the module of the entry `main`, from the spec, the dtype and the longest context
+    ignored           returns regular expressions of tensor names that a checkpoint may contain and nothing reads
+    optional_prefix   returns the prefix that a checkpoint may omit in all tensor names; "" if there is none
     more_entries      returns the other entries by name, from the spec and the module of `build`; an entry named `main`
                       replaces that module
-    round             the entries that run in each step, in order
+    round             the names of the entries that run in each step, in order
     checkpoints       aliases of further checkpoints; recipes name their tensors "alias:tensor"
     """
 
@@ -105,11 +106,14 @@ STREAM_DECODER = Definition(build=StreamDecoder, ignored=StreamDecoderSpec.ignor
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of the table: the reader of a family's config, and its definition.
+    """One row of the table of architectures: how to read the config.json, and how to make the model.
 
-    positions   the config field of the longest context
-    default     the longest context if that field is missing
-    part        the config field with the fields of the text part, for a model with other parts too
+    family       the name of the model family
+    read         returns the spec that the fields of a config.json describe
+    definition   makes the model's programs from that spec
+    positions    the config field of the longest context
+    default      the longest context if that field is missing
+    part         the config field that holds the fields of the text part, for a model with other parts too
     """
 
     family: str
@@ -120,7 +124,10 @@ class Architecture:
     part: str | None = None
 
     def fields(self, config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-        """Return the fields of config.json, merged with those of the part. Raises ConfigError."""
+        """Return the fields of a config.json, merged with those of its text part if they are in a nested object.
+
+        `source` is the file's name for errors. Raises ConfigError if the nested object is missing.
+        """
         if self.part is None:
             return config
         own = config.get(self.part)
@@ -129,7 +136,7 @@ class Architecture:
         return {**own, **{name: value for name, value in config.items() if value is not None}}
 
 
-# Listed under all names in its config.json files, its code and vLLM.
+# TeleChat 2 has several rows: its config.json files, its code and vLLM name it differently.
 _TELECHAT2 = Architecture("telechat2", telechat.telechat2, DECODER, "training_seqlen", 8192)
 ARCHITECTURES: Mapping[str, Architecture] = {
     "ArceeForCausalLM": Architecture("arcee", llama.arcee, DECODER, default=4096),
@@ -196,7 +203,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def architecture_of(config: Mapping[str, Any], source: str) -> tuple[str, Architecture]:
-    """Return the row for a config.json. Raises ConfigError with the nearest known name if there is none."""
+    """Return the architecture name in a config.json, and its row of the table.
+
+    `source` is the file's name for errors. Raises ConfigError, with the nearest known name, if there is no such row.
+    """
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise ConfigError(f"field 'architectures' is {names!r}", where=source, expected="a list with one name")
@@ -213,7 +223,10 @@ def architecture_of(config: Mapping[str, Any], source: str) -> tuple[str, Archit
 
 
 def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSpec:
-    """Return the ModelSpec that a config.json describes. Raises ConfigError."""
+    """Return the ModelSpec that the fields of a config.json describe. `source` is the file's name for errors.
+
+    Raises ConfigError for an unsupported architecture, an invalid value, or a field whose effect is not supported.
+    """
     name, architecture = architecture_of(config, source)
     config = architecture.fields(config, source)
     reader = ConfigReader(config, source)
@@ -236,18 +249,24 @@ def read_spec(config: Mapping[str, Any], source: str = "config.json") -> ModelSp
 
 
 def ignored_fields(config: Mapping[str, Any], spec: ModelSpec) -> tuple[str, ...]:
-    """Return the fields of a config.json that no family's reader knows."""
+    """Return the names of fields that are set in a config.json and that no model family's reader knows.
+
+    Fields that are known to have no effect are left out.
+    """
     return tuple(one.name for one in _unknown(config, spec) if not one.about)
 
 
 def _unknown(config: Mapping[str, Any], spec: ModelSpec) -> tuple[Unknown, ...]:
-    """Return the fields that the family's reader does not know, and that have a value that enables something."""
+    """Return the fields that the family's reader does not know and whose value would enable something."""
     known = known_fields(ARCHITECTURES[spec.architecture].read) | spec.config.keys()
     return tuple(unknown_fields(config, known, _who_reads))
 
 
 def _who_reads(field: str) -> str:
-    """Return a phrase with the families that read a field; "" if none does, or if it is only a name in their specs."""
+    """Return a phrase that names up to three families that read a config field; "" if none does.
+
+    Also return "" if the name is a field of block specs, which readers contain for another reason.
+    """
     if field in spec_words():
         return ""
     families = list(dict.fromkeys(one.family for one in ARCHITECTURES.values() if field in known_fields(one.read)))
@@ -256,8 +275,11 @@ def _who_reads(field: str) -> str:
 
 
 def _max_position(config: ConfigReader, architecture: Architecture, ropes: tuple[RopeSpec, ...]) -> int:
-    """Return the longest context, derived as in vLLM (config/model.py): for some rope types the config has the length
-    before scaling. Gemma 3 and 3n have the scaled length."""
+    """Return the longest context in positions, derived as in vLLM (config/model.py).
+
+    For some rope types, the config has the length before scaling, which is multiplied by the factor. Gemma 3 and 3n
+    have the scaled length.
+    """
     given = config.integer(architecture.positions, architecture.default)
     if not ropes:
         return given

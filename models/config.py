@@ -1,4 +1,4 @@
-"""Typed reading of a config.json, with errors that name the field, in the old and the new spelling of fields."""
+"""Typed access to the fields of a config.json, with errors that name the field. It reads old and new field names."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +38,10 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """A rotary embedding: the kind of table, the rotated elements of a head, and the constants."""
+    """A rotary embedding: its type, such as "yarn", its base `theta`, and the number of rotated elements of a head.
+
+    `constants` are (name, value) pairs that the type needs, such as ("factor", 4.0), sorted by name.
+    """
 
     rope_type: str
     theta: float
@@ -46,14 +49,14 @@ class RopeSpec:
     constants: tuple[tuple[str, Attr], ...] = ()
 
     def number(self, name: str) -> float:
-        """Return the constant `name`, which must be a number."""
+        """Return the constant `name` of the rotary embedding, which must be a number."""
         found = dict(self.constants)[name]
         assert isinstance(found, int | float), f"{name} is {found!r}"
         return found
 
 
 class _Watched(dict[str, Any]):
-    """Fields that record in `asked` which of them are read. Copies do not record."""
+    """A dict of config fields that adds the names of fields that are read to the set `asked`. Copies do not."""
 
     def __init__(self, fields: Mapping[str, Any], asked: set[str]) -> None:
         super().__init__(fields)
@@ -73,7 +76,10 @@ class _Watched(dict[str, Any]):
 
 
 class ConfigReader:
-    """Typed access to the fields of one config.json. `asked` has the names of the fields read so far."""
+    """Typed access to the fields of one config.json. Methods raise ConfigError for an invalid value.
+
+    `source` is the file's name for errors. `asked` has the names of the fields read so far.
+    """
 
     def __init__(
         self, fields: Mapping[str, Any], source: str = "config.json", *, asked: set[str] | None = None
@@ -83,16 +89,23 @@ class ConfigReader:
         self.source = source
 
     def within(self, fields: Mapping[str, Any], source: str | None = None) -> "ConfigReader":
-        """Return a reader of other fields of the same file, such as those of a nested object."""
+        """Return a reader of other fields of the same file, such as those of a nested object.
+
+        It adds the names of fields that it reads to the same set `asked`.
+        """
         return ConfigReader(fields, source or self.source, asked=self.asked)
 
     def error(self, field: str, expected: str) -> ConfigError:
+        """Return the error that `field` is missing or has a wrong value, and that `expected` was expected."""
         found = self.fields.get(field)
         what = f"field '{field}' is {shown(found)}" if field in self.fields else f"field '{field}' is missing"
         return ConfigError(what, where=self.source, expected=expected)
 
     def integer(self, field: str, default: int | None = None, *, most: int = MAX_SIZE) -> int:
-        """Return a positive whole number, at most `most`."""
+        """Return the value of a field that must be a whole number from 1 to `most`.
+
+        `default` replaces a missing value or null; without it, that is an error.
+        """
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
@@ -100,7 +113,7 @@ class ConfigReader:
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
-        """Return a positive number."""
+        """Return the value of a field that must be a positive number. `default` replaces a missing value or null."""
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, int | float) or isinstance(value, bool) or not 1 / MAX_NUMBER <= value <= MAX_NUMBER:
@@ -108,14 +121,15 @@ class ConfigReader:
         return float(value)
 
     def number_or_none(self, field: str) -> float | None:
-        """Return a positive number, or None if the field is null or missing."""
+        """Return the value of a field that must be a positive number; None if it is null or missing."""
         return None if self.fields.get(field) is None else self.number(field)
 
     def integer_or_none(self, field: str) -> int | None:
-        """Return a positive whole number, or None if the field is null or missing."""
+        """Return the value of a field that must be a positive whole number; None if it is null or missing."""
         return None if self.fields.get(field) is None else self.integer(field)
 
     def flag(self, field: str, default: bool) -> bool:
+        """Return the value of a field that must be true or false. `default` replaces a missing value or null."""
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -123,7 +137,7 @@ class ConfigReader:
         return value
 
     def choice(self, field: str, choices: Mapping[str, str], default: str) -> str:
-        """Return the value in `choices` for the field's text."""
+        """Return `choices[text]`, where `text` is the value of the field, or `default` if it is missing or null."""
         value = self.fields.get(field)
         value = default if value is None else value
         if not isinstance(value, str) or value not in choices:
@@ -131,14 +145,20 @@ class ConfigReader:
         return choices[value]
 
     def require(self, field: str, allowed: tuple[Any, ...], default: Any) -> None:
-        """Raise ConfigError for a value outside `allowed`: it would change the result and is not supported."""
+        """Raise ConfigError if the field's value is not in `allowed`: Ingot does not support its effect.
+
+        `default` is the value of a missing or null field.
+        """
         value = self.fields.get(field)
         value = default if value is None else value
         if value not in allowed:
             raise self.error(field, " or ".join(repr(item) for item in allowed))
 
     def listed(self, field: str, length: int, allowed: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Return a list of `length` values, each one of `allowed`; None if the field is null or missing."""
+        """Return the value of a field that must be a list of `length` values, each one of `allowed`.
+
+        Return None if the field is null or missing.
+        """
         value = self.fields.get(field)
         if value is None:
             return None
@@ -147,7 +167,7 @@ class ConfigReader:
         return tuple(value)
 
     def token_ids(self, field: str) -> tuple[int, ...]:
-        """Return the field's token ids: one, a list, or none."""
+        """Return the token ids of a field that holds one id or a list of them; () if it is null or missing."""
         value = self.fields.get(field)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         # Token ids are int32 in all computations.
@@ -156,7 +176,10 @@ class ConfigReader:
         return tuple(ids)
 
     def dtype(self) -> torch.dtype:
-        """Return `dtype`, or `torch_dtype` in the old spelling; float32 if both are missing, as in transformers."""
+        """Return the dtype in the field `dtype`, or in its old name `torch_dtype`.
+
+        It is float32 if both are missing, as in transformers.
+        """
         field = "torch_dtype" if self.fields.get("dtype") is None else "dtype"
         name = self.fields.get(field)
         name = "float32" if name is None else name
@@ -165,8 +188,11 @@ class ConfigReader:
         return _MODEL_DTYPES[name]
 
     def sliding_layers(self, layers: int, pattern: int | None, *, first_full: bool = False) -> tuple[bool, ...]:
-        """Return which layers have a window: by `layer_types`, else all except the last of every `pattern` layers; with
-        `first_full`, except the first."""
+        """Return for each of `layers` layers whether its attention has a sliding window.
+
+        The field `layer_types` says so. Without it, all layers have one except the last of every `pattern` layers, or
+        the first of these with `first_full`. If `pattern` is None, all have one.
+        """
         types = self.listed("layer_types", layers, ("sliding_attention", "full_attention"))
         if types is not None:
             return tuple(kind == "sliding_attention" for kind in types)
@@ -174,9 +200,10 @@ class ConfigReader:
         return tuple(pattern is None or (index + offset) % pattern != 0 for index in range(layers))
 
     def rope(self, head_dim: int, *, layer_type: str | None = None, theta: float = 10000.0) -> RopeSpec:
-        """Return the rotary embedding of `rope_parameters`, or of the old spelling, `rope_theta` and `rope_scaling`.
+        """Return the rotary embedding that `rope_parameters` describes, or the older `rope_theta` and `rope_scaling`.
 
-        `layer_type` selects one of several tables by kind of layer. `theta` is the family's default base.
+        `head_dim` is the elements of a head. `layer_type`, such as "full_attention", selects the embedding if the
+        config has one for each type of layer. `theta` is the family's default base.
         """
         new = self.fields.get("rope_parameters")
         field = "rope_scaling" if new is None else "rope_parameters"
@@ -197,6 +224,7 @@ class ConfigReader:
 
 
 def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, theta: float) -> RopeSpec:
+    """Return the rotary embedding that the object `table` describes. `config` reads its fields and the file's."""
     kind = table.get("rope_type", table.get("type", "default")) or "default"
     kind = _ROPE_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
@@ -234,12 +262,15 @@ def _rope_spec(config: ConfigReader, table: Mapping[str, Any], head_dim: int, th
 
 
 def _original(config: ConfigReader) -> float:
-    """Return the context length before scaling; `max_position_embeddings` if the field is missing."""
+    """Return the context length before rope scaling; `max_position_embeddings` if the field is missing."""
     return config.number("original_max_position_embeddings", config.integer("max_position_embeddings", 2048))
 
 
 def _stretch(config: ConfigReader, original: float) -> float:
-    """Return the factor by which the context was extended: `factor`, or the ratio of the maxima."""
+    """Return the factor by which rope scaling extends the context, whose length was `original`.
+
+    It is the field `factor`, or the ratio of the longest contexts after and before.
+    """
     return config.number_or_none("factor") or config.integer("max_position_embeddings", 2048) / original
 
 

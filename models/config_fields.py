@@ -1,12 +1,12 @@
-"""The meaning of config.json fields in any family: fields that change the computation, neutral fields, and synonyms."""
+"""The meaning of config.json fields in any model family: which change the computation, which do not, and synonyms."""
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
-# Fields that change a model's computation, and that a family's reader may not know. Sources: the configuration classes
-# of transformers 5.23 (models/*/configuration_*.py); for models without one, the published config.json and code of the
-# models named here.
+# Fields that change a model's computation, and that a family's reader may not know, each with its effect. Sources: the
+# configuration classes of transformers 5.23 (models/*/configuration_*.py); for models without one, the published
+# config.json and code of the models named here.
 CHANGES_THE_COMPUTATION: Mapping[str, str] = {
     # experts: mixtral, qwen2_moe, qwen3_moe, deepseek_v3, ernie4_5_moe, dbrx, llama4
     **dict.fromkeys(

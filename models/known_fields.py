@@ -1,7 +1,7 @@
-"""The config.json fields that a family's reader knows, derived from its code.
+"""Find the config.json fields that a model family's reader knows, from the reader's code.
 
-A reader reads some fields only on some paths, such as a window's size if windows are enabled. It knows all fields that
-its code names, in any branch.
+The reader is the function that turns a config.json into a spec. It reads some fields only in some branches, such as a
+window's size if windows are enabled. It knows all fields whose names are strings in its code, in any branch.
 """
 
 import dis
@@ -23,10 +23,11 @@ _ROOM = "ingot.models"
 
 @cache
 def known_fields(read: Callable[..., Any]) -> frozenset[str]:
-    """Return the strings in the code of `read` and, recursively, of the functions that it calls: methods of
-    ConfigReader, and functions of its own module and of Ingot's definitions.
+    """Return the names of the config.json fields that the function `read` knows: the strings in its code.
 
-    They include strings that are not fields, such as names of activations; no config.json has fields of these names.
+    The code includes, recursively, the functions that it calls: methods of ConfigReader, and functions of its module
+    and of Ingot's definitions. Some strings are not fields, such as names of activations; no config.json has fields of
+    these names.
     """
     found: set[str] = set()
     seen: set[FunctionType] = set()
@@ -41,7 +42,10 @@ def known_fields(read: Callable[..., Any]) -> frozenset[str]:
 
 @cache
 def spec_words() -> frozenset[str]:
-    """Return the field names of block specs. Readers contain them as strings where they pass them as keywords."""
+    """Return the field names of all block specs, such as "head_dim".
+
+    A reader of configs may contain such a name as a keyword for a spec, without reading a config field of this name.
+    """
     modules = [
         importlib.import_module(f"{blocks.__name__}.{one.name}") for one in pkgutil.iter_modules(blocks.__path__)
     ]
@@ -50,7 +54,10 @@ def spec_words() -> frozenset[str]:
 
 
 def _functions(value: object, found: set[str]) -> Iterator[FunctionType]:
-    """Yield the function that a call of `value` runs. Add the strings in arguments of a `partial` to `found`."""
+    """Yield the plain function that a call of `value` runs, if there is one.
+
+    For a `functools.partial`, add the strings in its arguments to `found`.
+    """
     if isinstance(value, partial):
         found.update(_strings([*value.args, *value.keywords.values()]))
         yield from _functions(value.func, found)
@@ -61,7 +68,7 @@ def _functions(value: object, found: set[str]) -> Iterator[FunctionType]:
 
 
 def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
-    """Add the strings of a function to `found`. Return the functions that it names."""
+    """Add the strings in a function's code and defaults to `found`. Return the functions that it may call."""
     found.update(_strings([*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]))
     called: list[FunctionType] = []
     values = [cell.cell_contents for cell in function.__closure__ or ()]
@@ -84,8 +91,10 @@ def _walk(function: FunctionType, found: set[str]) -> list[FunctionType]:
 
 
 def _loaded(code: CodeType) -> Iterator[object]:
-    """Yield the constants that the code loads, without docstrings and names of keyword arguments. From Python 3.13 on,
-    the latter are loaded just before a call."""
+    """Yield the constants that the code loads, without docstrings and the names of keyword arguments.
+
+    From Python 3.13 on, an instruction loads these names just before a call.
+    """
     instructions = list(dis.get_instructions(code))
     for place, one in enumerate(instructions):
         if one.opname.startswith(("LOAD_CONST", "RETURN_CONST")):
@@ -95,6 +104,7 @@ def _loaded(code: CodeType) -> Iterator[object]:
 
 
 def _strings(value: object) -> Iterator[str]:
+    """Yield the strings in a value, and in the items of mappings and collections, that could be field names."""
     if isinstance(value, str):
         if _NAME.fullmatch(value):
             yield value

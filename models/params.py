@@ -1,4 +1,4 @@
-"""Parameters of a definition: each is declared once, with its recipe and its split over a mesh."""
+"""Parameters of a model definition: each is declared once, with its checkpoint tensors and its split over a mesh."""
 
 from dataclasses import dataclass, replace
 
@@ -13,38 +13,45 @@ from ingot.ir.types import Split
 
 @dataclass(frozen=True)
 class Declaration:
-    """The recipe of a parameter, and its split over a mesh; None: every rank has the whole parameter."""
+    """How a parameter is made: the recipe that makes it from checkpoint tensors, and how a mesh splits it.
+
+    If `split` is None, every rank has the whole parameter.
+    """
 
     recipe: Recipe
     split: Split | None = None
 
 
 def parameter(shape: tuple[int, ...], recipe: Recipe, dtype: torch.dtype, split: Split | None = None) -> nn.Parameter:
-    """Return a parameter with its declaration. All parameters of a definition are made by this function."""
+    """Return a new parameter, which stores its recipe and split as attribute `declaration`.
+
+    `recipe` makes it from checkpoint tensors. `split` says how a mesh divides it; None: every rank has all of it. This
+    function makes all parameters of model definitions.
+    """
     made = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
     made.declaration = Declaration(recipe, split)  # type: ignore[attr-defined]
     return made
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:
-    """Return a constant rounded to the dtype."""
+    """Return the number `value`, rounded to the dtype."""
     return float(torch.tensor(value, dtype=dtype, device="cpu").item())
 
 
 def declaration(made: nn.Parameter) -> Declaration | None:
-    """Return the declaration of a parameter; None if it was not made by `parameter`."""
+    """Return the recipe and split of a parameter; None if it was not made by the function `parameter`."""
     return getattr(made, "declaration", None)
 
 
 @dataclass(frozen=True)
 class Place:
-    """The name prefix of a block's tensors in the checkpoint, and the dtype of its weights.
+    """The location of a block's tensors in the checkpoint: the prefix of their names. `dtype` is that of its weights.
 
-    `place / "mlp"` is the place one level below; `place / ""` is the same place.
+    `place / "mlp"` adds "mlp" to the prefix; `place / ""` is the same place.
 
     rows         (begin, end): use only these rows of the stored tensors; (begin, end, run): use these rows of each run
-                 of `run` rows
-    transposed   matrices at this place and below are stored [inputs, outputs]
+                 of `run` rows; None: use all
+    transposed   matrices with this prefix are stored [inputs, outputs]
     """
 
     prefix: str
@@ -58,8 +65,11 @@ class Place:
         return Place(f"{self.prefix}.{name}".lstrip("."), self.dtype, transposed=self.transposed)
 
     def split(self, *sizes: int, groups: int = 1) -> list["Place"]:
-        """Return the places of linears of these sizes, which are stored here merged into one. Their rows are in
-        `groups` groups: each group has its part of the first linear, then of the second, and so on."""
+        """Return the location (Place) of each of several linears that the checkpoint stores here as one tensor.
+
+        `sizes` are their numbers of rows. The stored rows are in `groups` groups: each group has its part of the first
+        linear, then of the second, and so on. Raises InternalError if a size is no multiple of `groups`.
+        """
         if torn := [size for size in sizes if size % groups]:
             raise InternalError(
                 f"{torn[0]} rows of '{self.prefix}' cannot be split into {groups} groups", expected="a multiple"
@@ -70,11 +80,11 @@ class Place:
         return [replace(self, rows=(end - part, end, *runs)) for end, part in zip(ends, parts, strict=True)]
 
     def source(self, tensor: str) -> Recipe:
-        """Return the recipe of a tensor stored here: source("weight") reads "PREFIX.weight"."""
+        """Return the recipe that reads a checkpoint tensor: source("weight") reads "PREFIX.weight"."""
         return self._rows(tensor, 0)
 
     def matrix(self, tensor: str) -> Recipe:
-        """Return the recipe of a matrix [outputs, inputs] that is stored here."""
+        """Return the recipe that reads a matrix, such as "weight", as [outputs, inputs]."""
         return recipe.permute(self._rows(tensor, 1), (1, 0)) if self.transposed else self._rows(tensor, 0)
 
     def _rows(self, tensor: str, dim: int) -> Recipe:

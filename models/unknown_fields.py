@@ -1,4 +1,4 @@
-"""Config.json fields that the family's reader does not know: fields that change the computation are refused."""
+"""Find the fields of a config.json that the family's reader does not know, and refuse those that have an effect."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,8 +25,10 @@ from ingot.models.config_fields import (
 
 @dataclass(frozen=True)
 class Unknown:
-    """A field that the family's reader does not know. `name` is its path, as in "rope_scaling.alpha". `about` is the
-    effect of the field; "" if unknown."""
+    """A field in a config.json that the reader of the model's family does not know, with its value.
+
+    `name` is its path, as in "rope_scaling.alpha". `about` says how the field changes the computation; "" if unknown.
+    """
 
     name: str
     value: Any
@@ -36,9 +38,10 @@ class Unknown:
 def unknown_fields(
     config: Mapping[str, Any], known: Collection[str], others: Callable[[str], str], inside: str = ""
 ) -> Iterator[Unknown]:
-    """Yield the fields of a config.json that are not `known` and have a value that enables something.
+    """Yield the fields of a config.json that the family's reader does not know and whose value would enable something.
 
-    `others` returns the families that read a field, as text; "" for none. Objects in known fields are searched too.
+    `known` are the names of the fields that it knows; objects in these are searched too. `others` takes a field's name,
+    and returns a phrase about the other families that read it, or "". `inside` is the path of a searched object.
     """
     for name, value in config.items():
         if name in known:
@@ -50,7 +53,10 @@ def unknown_fields(
 
 
 def refuse_meaning(unknown: Collection[Unknown], family: str, source: str) -> None:
-    """Raise ConfigError if unknown fields change the computation."""
+    """Raise ConfigError, naming the fields, if unknown fields of a config.json change the computation.
+
+    `family` is the model family and `source` the file, for the message.
+    """
     meant = [one for one in unknown if one.about]
     if not meant:
         return
@@ -75,6 +81,7 @@ def _json_text(value: object) -> str:
 
 
 def _off(name: str, value: object) -> bool:
+    """Return whether this value of a field changes nothing, because it disables something or is a neutral factor."""
     if name in ON_BY_DEFAULT:
         return value is None or value in NEUTRAL[name]
     if value is None or value is False or value in (0, "", [], {}):
@@ -83,6 +90,7 @@ def _off(name: str, value: object) -> bool:
 
 
 def _changes_nothing(name: str, value: object, config: Mapping[str, Any], known: Collection[str]) -> bool:
+    """Return whether a field that the reader does not know has no effect, given the other fields of the config.json."""
     if _off(name, value):
         return True
     row = next((row for row in SAME if name in row), ())
@@ -105,15 +113,17 @@ def _changes_nothing(name: str, value: object, config: Mapping[str, Any], known:
 
 
 def _another_name(name: str, known: Collection[str]) -> str:
-    """Return the effect of a synonym of a known field with another value. Lengths are excluded: training may use other
-    lengths."""
+    """Return a phrase if the field is a synonym of one that the reader knows, else "". Its value differs from that one.
+
+    Context lengths are excluded, because training may use other lengths.
+    """
     row = next((row for row in SAME if name in row and row is not POSITIONS), ())
     read = [other for other in row if other in known]
     return f"another value than {read[0]} has" if read else ""
 
 
 def _without_windows(config: Mapping[str, Any]) -> bool:
-    """Return whether no layer has a window, or windows cover the whole context."""
+    """Return whether no layer of the model has a sliding window, or windows cover the whole context."""
     if not config.get("use_sliding_window", True):
         return True
     window, most = config.get("sliding_window"), config.get("max_position_embeddings")
@@ -121,5 +131,8 @@ def _without_windows(config: Mapping[str, Any]) -> bool:
 
 
 def _first(config: Mapping[str, Any], row: tuple[str, ...], known: Collection[str]) -> object:
-    """Return the value of the first known field of a row that is set, or None."""
+    """Return the value of the first of several synonymous fields that the reader knows and that is set; else None.
+
+    `row` are the synonyms.
+    """
     return next((config[name] for name in row if name in known and config.get(name) is not None), None)

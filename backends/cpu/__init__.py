@@ -1,1 +1,1 @@
-"""The cpu backend: C++ kernels for ops that torch has no fast op for, above all those on the paged KV cache."""
+"""The cpu backend: C++ kernels for ops that torch does not compute fast, above all ops on the paged KV cache."""

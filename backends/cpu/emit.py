@@ -1,4 +1,4 @@
-"""The compile side of the cpu backend: claims calls that have C++ kernels, and builds the kernels once per target."""
+"""The cpu backend at compile time: claims calls that have C++ kernels, and builds the kernels once per target."""
 
 import os
 import subprocess
@@ -42,9 +42,9 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Cpu:
-    """The cpu backend: computes attention over the paged KV cache, cache writes, and the begin and end of a step.
+    """The cpu backend: claims attention over the paged KV cache, cache writes, and the first and last ops of a step.
 
-    For steps of few tokens, it computes all ops of a dense decoder layer.
+    These ops are `feed`, `sample` and `advance`. In steps of few tokens, it computes all ops of a dense decoder layer.
     """
 
     name = "cpu"
@@ -62,8 +62,8 @@ class Cpu:
             # Only this backend has kernels for ops that are not fusible.
             few = bucket.few_tokens or not op.fusible
             cost += claim_cost(self.name, "few tokens" if few else "many tokens")
-            # Attention of many tokens per sequence runs other code than that of few. It is torch's, and its bits may
-            # depend on the place of a sequence in its step.
+            # Attention of many tokens per sequence runs in torch, that of few in a kernel. The bits of torch's
+            # attention may depend on the place of a sequence in its step.
             batch_invariant &= op not in (ops.paged_attention, ops.step_attention)
         rows = {"weight": Layout.ROW_MAJOR} if any(op_of(node.target) is ops.linear for node in nodes) else {}
         return Yes(cost, rows, batch_invariant)
@@ -78,7 +78,10 @@ class Cpu:
         return {"c++": compiler_version()}
 
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
-        """Build the kernels for this machine into `directory`."""
+        """Build the C++ kernels for this machine into `directory`, and return their description, with id `key`.
+
+        Raises BackendError with the compiler's errors.
+        """
         sources = [str(path) for path in sorted(KERNELS.glob("*.cpp"))]
         command = [compiler_path(), *FLAGS, "-o", str(directory / LIBRARY), *sources]
         built = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -92,9 +95,9 @@ def _argument_type(node: fx.Node, name: str) -> TensorType:
 
 
 def _same_dtype(node: fx.Node, *names: str) -> str | None:
-    """Return why a kernel cannot take these arguments, or None.
+    """Return why no kernel takes the arguments `names` of a call, or None if one does.
 
-    They must have one dtype that kernels exist for, and be dense along the last axis.
+    They must all have one dtype that kernels exist for, and be dense along the last axis.
     """
     found = {name: tensor_type(item) for name, item in named_values(node).items() if name in names}
     dtypes = {value_type.dtype for value_type in found.values()}
@@ -134,7 +137,7 @@ def _activation(node: fx.Node) -> str | None:
     return f"x is {x}, not [T, F]" if len(x.shape) != 2 else _same_dtype(node, "x")
 
 
-# By op: a function that returns why a call has no kernel, or None.
+# For each op with a kernel: a function of its call that returns why the kernel does not support it, or None.
 _CLAIMS: Mapping[str, Callable[[fx.Node], str | None]] = {
     "linear": _linear,
     "rms_norm": _norm,

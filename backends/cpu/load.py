@@ -1,4 +1,4 @@
-"""The run side of the cpu backend: loads a built library as ops."""
+"""The cpu backend at run time: loads the built library of C++ kernels as Python functions, one per op."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,10 +18,10 @@ from ingot.ir.machine.load_context import LoadContext
 
 
 def load_library(executable: Executable, directory: Path, context: LoadContext) -> Mapping[str, Callable[..., Any]]:
-    """Load a library, and return its ops by printed name; an op with a state updates it in place.
+    """Load the library of C++ kernels, and return a function per op, by printed name, such as "ingot.linear".
 
-    The ops use as many threads as torch does now. They do not check dtypes and strides: the claim in `emit` has. Raises
-    BackendError if the library does not load.
+    An op with a state updates it in place. The functions use as many threads as torch does now. They do not check
+    dtypes and strides: the backend checked them at compile time. Raises BackendError if the library does not load.
     """
     path = directory / executable.files[0]
     try:

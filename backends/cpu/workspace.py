@@ -1,7 +1,7 @@
-"""The allocations of the cpu backend's calls, as functions to run on tensors without data.
+"""Functions that allocate as much as a call of the cpu backend. They run on meta tensors, to measure memory.
 
-The kernels allocate only their results. Attention for many tokens per sequence runs in torch, as in
-`calls/attention.py` and `calls/step_attention.py`. A step with drawn or penalized tokens runs the reference of
+The C++ kernels allocate only their results. Attention for many tokens per sequence runs in torch (see
+`calls/attention.py` and `calls/step_attention.py`). A step with drawn or penalized tokens runs the reference of
 `sample`. `partial_attention` of many tokens per sequence also runs its reference.
 """
 
@@ -24,7 +24,10 @@ _QUERIES, _KEYS = 256, 512
 
 
 def costliest(target: Any, threads: int) -> Callable[..., Any]:
-    """Return the variant of a call that allocates most. `threads` is the number of threads that torch would use."""
+    """Return a function with the arguments of an op that allocates as much as any call of the op can.
+
+    `target` is the op's function in the graph, `threads` the number of threads that torch will use.
+    """
     op = op_of(target)
     assert op is not None
     if op is paged_attention:
@@ -62,7 +65,10 @@ def _attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Allocate as attention with all tokens in one sequence, at the end of its pages."""
+    """Allocate what `paged_attention` allocates if all tokens belong to one sequence, at the end of its pages.
+
+    The arguments after `threads`, the number of torch's threads, are the op's.
+    """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     if not fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
         paged_attention.costliest(
@@ -94,7 +100,10 @@ def _step_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> None:
-    """Allocate as attention with all tokens in one sequence."""
+    """Allocate what `step_attention` allocates if all tokens belong to one sequence.
+
+    The arguments after `threads`, the number of torch's threads, are the op's.
+    """
     if sinks is not None or slopes is not None or soft_cap is not None:
         step_attention.costliest(q, k, v, q_starts, q_lens, sinks, slopes, scale=scale, mask=mask, soft_cap=soft_cap)
         return
@@ -104,8 +113,10 @@ def _step_attention(
 
 
 def _in_torch(threads: int, q: torch.Tensor, seen: torch.Tensor | None) -> None:
-    """Allocate as torch's attention of one sequence: the mask as numbers, the result, the softmax's sums, and the
-    blocks of each thread."""
+    """Allocate what torch's attention of one sequence allocates: mask, result, sums, and the blocks of each thread.
+
+    `seen` is the bool mask [queries, keys]; None means that every query sees every key.
+    """
     bias = None if seen is None else torch.empty(seen.shape, dtype=q.dtype)
     mixed = torch.empty_like(q, memory_format=torch.contiguous_format)
     sums = torch.empty(q.shape[1], q.shape[0], dtype=torch.float32)

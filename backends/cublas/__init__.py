@@ -1,1 +1,1 @@
-"""The cublas backend: matmuls by the library that comes with torch."""
+"""The cublas backend: computes matmuls on GPUs with the cuBLAS library that comes with torch."""

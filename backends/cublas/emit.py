@@ -1,4 +1,4 @@
-"""The compile side of the cublas backend: claims matmuls. There is nothing to compile."""
+"""The cublas backend at compile time: it claims matmuls, and compiles nothing."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from ingot.ir.types import DTYPE_NAMES
 
 
 class Cublas:
-    """The cublas backend: matmuls of many tokens."""
+    """The cublas backend: claims the op `linear` on GPUs, and computes it with cuBLAS through torch."""
 
     name = "cublas"
 

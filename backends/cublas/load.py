@@ -1,4 +1,4 @@
-"""The run side of the cublas backend."""
+"""The cublas backend at run time: the torch functions that compute its ops."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,5 +10,5 @@ _OPS: Mapping[str, Callable[..., Any]] = {"ingot.linear": F.linear}
 
 
 def find_op(target: str) -> Callable[..., Any] | None:
-    """Return the function of an op by its printed name; None if cuBLAS does not have the op."""
+    """Return the torch function for the op `target`, such as "ingot.linear"; None if cuBLAS does not compute the op."""
     return _OPS.get(target)

@@ -33,9 +33,11 @@ _FLAGS = (
 
 
 def build(kernel: str, constants: Mapping[str, object], sm: int, packages: Packages, directory: Path) -> None:
-    """Build `kernels/entry.cu` and `kernels/<kernel>.cu` with these constants into `directory`.
+    """Build the attention library of one call with nvcc, as the file LIBRARY in `directory`.
 
-    Raises BackendError with nvcc's errors.
+    Its sources are kernels/entry.cu and kernels/KERNEL.cu; `kernel` is "fa2" or "fa3". `constants` are macros by name:
+    head counts, strides and the like. `sm` is the compute capability, 90 for Hopper. `packages` are the headers and
+    compilers. Raises BackendError with nvcc's errors.
     """
     # Hopper's own instructions, such as wgmma, exist only in code for "90a".
     arch = "90a" if sm == 90 else str(sm)

@@ -1,4 +1,4 @@
-"""The compile side of the flashinfer backend: claims attention of steps of many tokens, and builds its kernels."""
+"""The flashinfer backend at compile time: claims attention of steps of many tokens, and builds kernels for it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,9 +27,9 @@ _VECTOR = 8  # elements of a load of the kernels, which has 16 bytes
 
 
 class FlashInfer:
-    """The flashinfer backend: prefill attention over the paged KV cache.
+    """The flashinfer backend: claims and builds prefill attention over the paged KV cache.
 
-    `kernel` is "fa2" or "fa3"; None chooses by the GPU.
+    `kernel` is "fa2" or "fa3", for FlashAttention-2 or 3. None chooses by the GPU and the page size.
     """
 
     name = "flashinfer"
@@ -54,7 +54,7 @@ class FlashInfer:
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
     ) -> int:
-        """Return the bytes of the attention and the scratch. The library computes them without a GPU."""
+        """Return the bytes that one call allocates: its result and its scratch. This needs no GPU."""
         q, page_table = (held_type(named_values(_call_of(body))[name]) for name in ("q", "page_table"))
         tokens, heads, dim = q.bind(sizes)
         words = Library(directory / LIBRARY).work_words(tokens, page_table.bind(sizes)[0])
@@ -69,7 +69,10 @@ class FlashInfer:
         return {"flashinfer": "none"} if isinstance(packages, Missing) else dict(packages.versions)
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Build the kernel for the only call of `body`."""
+        """Build the library for the only call of `body` into `directory`, and return its description, with id `key`.
+
+        Raises BackendError if the packages are missing or nvcc fails.
+        """
         packages = find_packages()
         if isinstance(packages, Missing):
             raise BackendError(packages.reason, where=body.name)
@@ -91,12 +94,18 @@ class FlashInfer:
 
 
 def kernel_for(sm: int, page: int) -> str:
-    """Return the kernel for a GPU and a page size: FlashAttention-3 needs Hopper, and pages of a multiple of 8."""
+    """Return the kernel for a GPU of capability `sm` and pages of `page` positions: "fa3" or "fa2".
+
+    FlashAttention-3 needs Hopper (90), and a page size that is a multiple of 8.
+    """
     return "fa3" if sm == 90 and page % 8 == 0 else "fa2"
 
 
 def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
-    """Return why there is no kernel for a call, or None."""
+    """Return why there is no kernel for a `paged_attention` call in steps of this bucket class, or None if there is.
+
+    `sm` is the compute capability, 90 for Hopper.
+    """
     if sm < 80:
         return f"kernels need compute capability 8.0, and this is {sm // 10}.{sm % 10}"
     if bucket.tokens[1] <= GPU_FEW_TOKENS:  # tiles of 128 rows would be mostly empty
@@ -132,7 +141,7 @@ def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
 
 
 def _constants(node: fx.Node) -> dict[str, object]:
-    """Return the macros to compile the kernel's source with."""
+    """Return the C++ macros, by name, that adapt the kernel's source to a `paged_attention` call."""
     types = {name: held_type(source) for name, source in named_values(node).items()}
     q, (_, _, page, kv_heads, dim) = types["q"], types["kv"].shape
     call = named_arguments(node)

@@ -1,4 +1,4 @@
-"""A built library, which computes `paged_attention` for the types that it was built for."""
+"""Load and call a built FlashInfer library. It computes `paged_attention` for the types that it was built for."""
 
 import ctypes
 from pathlib import Path
@@ -8,12 +8,12 @@ import torch
 from ingot.backends.torch_cuda import current_stream, new_tensor
 from ingot.ir.errors import BackendError, InternalError
 
-# Tensors that the kernels read by loads of 16 bytes have addresses that are multiples of this.
+# The kernels read q and kv by loads of 16 bytes, so their addresses must be multiples of this.
 _ALIGNMENT = 16
 
 
 class _Call(ctypes.Structure):
-    """`ingot::Call` of kernels/attention.cuh."""
+    """The arguments of a call, with the fields of the C++ struct `ingot::Call` in kernels/attention.cuh."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")),
@@ -24,7 +24,10 @@ class _Call(ctypes.Structure):
 
 
 class Library:
-    """A library that `build` made. Raises BackendError if the file does not load."""
+    """The loaded attention library of one call, made by `flashinfer.build`; callable. `path` is its shared object.
+
+    Raises BackendError if the file does not load.
+    """
 
     def __init__(self, path: Path) -> None:
         try:
@@ -39,11 +42,11 @@ class Library:
         self._run.restype, self._run.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Call)]
 
     def work_words(self, tokens: int, sequences: int) -> int:
-        """Return the scratch of a step, in words of 4 bytes."""
+        """Return the scratch memory that a step of these sizes needs, in words of 4 bytes."""
         return int(self._words(tokens, sequences))
 
     def prepare(self) -> None:
-        """Load the code onto the GPU and create a stream, once before the first call."""
+        """Load the GPU code and create the library's second stream. Call it once, before the first step."""
         _check(self._prepare())
 
     def __call__(
@@ -56,10 +59,10 @@ class Library:
         kv_lens: torch.Tensor,
         sharing: torch.Tensor | None = None,
     ) -> list[torch.Tensor]:
-        """Return [attention], computed on torch's current stream. The arguments are those of `paged_attention`.
+        """Compute the op `paged_attention` on torch's current stream, and return a list of its one result [T, H, D].
 
-        `sharing` is ignored: prefill steps share no prefixes. Raises InternalError for an unaligned address, and
-        BackendError if a launch fails.
+        The arguments are the op's. `sharing` is ignored: prefill steps share no prefixes. Raises InternalError if q or
+        kv is not 16-byte aligned, and BackendError if a launch fails.
         """
         for name, tensor in (("q", q), ("kv", kv)):
             if tensor.data_ptr() % _ALIGNMENT:

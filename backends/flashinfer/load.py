@@ -1,4 +1,4 @@
-"""The run side of the flashinfer backend: calls the built library, without FlashInfer or a compiler."""
+"""The flashinfer backend at run time: loads the built library, without FlashInfer or a compiler."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,10 @@ from ingot.ir.machine.load_context import LoadContext
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> Callable[..., list[torch.Tensor]]:
-    """Return the callable of an executable. Raises BackendError if the library or its GPU code does not load."""
+    """Load the executable's library from `directory`, and return a callable that computes `paged_attention`.
+
+    The callable returns a list of one tensor. Raises BackendError if the library or its GPU code does not load.
+    """
     library = Library(directory / executable.files[0])
     library.prepare()
     return library

@@ -19,17 +19,17 @@ _PACKAGE = "flashinfer-python"
 
 @dataclass(frozen=True)
 class Missing:
-    """Why the kernels cannot be built here."""
+    """The answer that FlashInfer's kernels cannot be built on this machine, with the reason as text."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Packages:
-    """The packages of a build.
+    """The compilers and headers that build FlashInfer's kernels.
 
-    `versions` are those of FlashInfer and both compilers. `headers` are include folders for FlashInfer's sources,
-    `fallback` those to search last.
+    `nvcc` and `cxx` are the paths of the CUDA and the C++ compiler. `versions` maps "flashinfer", "nvcc" and "c++" to
+    their versions. `headers` are the include folders of FlashInfer, `fallback` the ones to search last (cuRAND).
     """
 
     nvcc: Path
@@ -41,7 +41,7 @@ class Packages:
 
 @functools.cache
 def find_packages() -> Packages | Missing:
-    """Find the packages, without importing any."""
+    """Find the packages that build FlashInfer's kernels, without importing any. Return Missing if one is absent."""
     spec = find_spec("flashinfer")
     if spec is None or spec.origin is None:
         return Missing("FlashInfer is not installed (pip install 'ingot[flashinfer]')")
@@ -87,14 +87,14 @@ def _nvcc_version(nvcc: Path) -> str:
 
 
 def _toolkit(nvcc: Path) -> Path:
-    """Return the folder of the toolkit from nvcc's dry run: the nvcc on the PATH may be a script that calls it."""
+    """Return the folder of nvcc's CUDA toolkit, as its dry run prints it. The nvcc on the PATH may be only a script."""
     output = subprocess.run([nvcc, "--dryrun", "-c", "x.cu"], capture_output=True, text=True, check=False).stderr
     found = re.search(r"^#\$ TOP=(.+)$", output, re.MULTILINE)
     return Path(found[1].strip()) if found else nvcc.parents[1]
 
 
 def _folders_with(header: str) -> Iterator[Path]:
-    """Yield the include folders of NVIDIA's Python packages that have a header."""
+    """Yield the include folders of NVIDIA's Python packages that contain the file `header`."""
     spec = find_spec("nvidia")
     for root in spec.submodule_search_locations or () if spec is not None else ():
         yield from (path.parent for path in sorted(Path(root).glob(f"*/include/{header}")))

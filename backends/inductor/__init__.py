@@ -1,1 +1,1 @@
-"""The inductor backend: regions compiled ahead of time by AOTInductor."""
+"""The inductor backend: compiles regions (connected calls) ahead of time with AOTInductor."""

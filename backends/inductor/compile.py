@@ -1,4 +1,4 @@
-"""Compile a region's body into a shared library by torch.export and AOTInductor."""
+"""Compile a region's program into a shared library, with torch.export and AOTInductor."""
 
 import contextlib
 import io
@@ -23,10 +23,11 @@ from ingot.ir.types import TensorType
 def compile_region(
     body: Program, key: str, directory: Path, *, device: str, example: int, options: Mapping[str, Any], hint: str
 ) -> Executable:
-    """Compile `body` for any size of its dims into `directory`, as the executable `key`.
+    """Compile a region's program `body` into a shared library in `directory`. Return its description, with id `key`.
 
-    Export traces it on fake tensors on `device`, with dims of the size `example`. `options` are AOTInductor's. The
-    library takes the inputs in order, weights included, and allocates its outputs. Raises BackendError with `hint`.
+    The library supports all sizes of the dims. torch.export traces the region on fake tensors on `device`, with dims
+    of size `example`. `options` are AOTInductor's. The library takes the inputs in order, weights included, and
+    allocates its outputs. Raises BackendError with `hint` if the compiler fails.
     """
     import torch._inductor  # not at the top: only emitting needs it
 
@@ -63,7 +64,7 @@ def compile_region(
 
 
 class _Body(torch.nn.Module):
-    """A region's body as a module that runs the references, so that only aten reaches the compiler."""
+    """A region's program as a module for torch.export. It calls the ops' references, so the compiler sees only aten."""
 
     def __init__(self, body: Program) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class _Body(torch.nn.Module):
 
 
 def example_of(value_type: TensorType, sizes: Mapping[str, int], device: str) -> torch.Tensor:
-    """Return zeros of the type, with its strides, for these sizes of the dims."""
+    """Return a tensor of zeros of a type on `device`, with its strides. `sizes` are the sizes of the dims by name."""
     shape = value_type.bind(sizes)
     if value_type.strides is None:
         return torch.zeros(shape, dtype=value_type.dtype, device=device)

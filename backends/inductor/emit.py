@@ -1,4 +1,4 @@
-"""The compile side of the inductor backend for CPUs: AOTInductor compiles a region's body into a shared object."""
+"""The inductor backend for CPUs at compile time: AOTInductor compiles each region into a shared object."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ _EXAMPLE_SIZE = 7
 
 
 class Inductor:
-    """The inductor backend for CPUs: claims every fusible op.
+    """The inductor backend for CPUs: claims and compiles every fusible op, in steps of many tokens.
 
     Embedding, attention, cache writes, row selection and sampling are not fusible.
     """
@@ -53,7 +53,7 @@ class Inductor:
         return measure(directory / executable.files[0], args, threads)
 
     def sources(self) -> Sequence[Path]:
-        """Return the files of the compile side and of the references, which are the compiled code."""
+        """Return the source files that the compiled code depends on: this backend's, and the ops' references."""
         compile_side = (Path(__file__), Path(__file__).with_name("compile.py"))
         return (*compile_side, *sorted(Path(ops.__file__).parent.glob("*.py")))
 
@@ -75,7 +75,7 @@ class Inductor:
 
 
 def unfusible(nodes: Sequence[fx.Node]) -> No | None:
-    """Return the refusal of the first call that is not fusible, or None."""
+    """Return a refusal that names the first call that is not fusible; None if all are fusible."""
     for node in nodes:
         op = op_of(node.target)
         if op is not None and not op.fusible:

@@ -1,4 +1,4 @@
-"""The compile side of the inductor backend for GPUs: one shared object per region, with its kernels' machine code."""
+"""The inductor backend for GPUs at compile time: compiles each region into one shared object, GPU code included."""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -32,11 +32,11 @@ _EXAMPLE_SIZE = 61
 
 
 class InductorCuda(Inductor):
-    """The inductor backend for GPUs: claims every fusible op that no other backend has a kernel for.
+    """The inductor backend for GPUs: claims every fusible op, at a cost above that of other backends with kernels.
 
     With `ahead`, its claims win over those of other backends. AOTInductor runs kernels while it compiles, to choose
-    tile sizes, so it compiles only for the GPU of this machine. `missing` returns why it cannot compile here for a
-    target's name, or "".
+    tile sizes, so it compiles only for the GPU of this machine. `missing` replaces `missing_here` in tests: it takes a
+    target's name, and returns why this machine cannot compile for it, or "".
     """
 
     def __init__(self, *, ahead: bool = False, missing: Callable[[str], str] | None = None) -> None:
@@ -63,7 +63,10 @@ class InductorCuda(Inductor):
         return (*super().sources(), Path(__file__))
 
     def toolchain(self) -> dict[str, str]:
-        """Return the versions. A missing tool is "none": other backends then compile, and make another artifact."""
+        """Return the versions of torch, Triton and the C++ compiler, and the GPU of this machine, by name.
+
+        A missing one is "none": other backends then compile the calls, and the artifact differs.
+        """
         return {"torch": torch.__version__, "triton": _version("triton"), "c++": _compiler(), "gpu": _gpu()}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
@@ -80,7 +83,7 @@ class InductorCuda(Inductor):
 
 
 def missing_here(target: str) -> str:
-    """Return why this machine cannot compile regions for a GPU of the kind `target`; "" if it can."""
+    """Return why this machine cannot compile regions for the target `target`, such as "sm_90"; "" if it can."""
     if (here := _gpu()) != target:
         return f"it compiles for {target} only on such a GPU; the GPU of this machine: {here}"
     if importlib.util.find_spec("triton") is None:

@@ -1,4 +1,4 @@
-"""Open and call the compiled library of a region. This imports no compiler."""
+"""Open and call the compiled library of a region, without importing a compiler."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +13,10 @@ Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 def open_library(library: Path) -> Run:
-    """Load a library, and return its function: tensors in, new tensors out. Raises RuntimeError if it does not load.
+    """Load a region's library, and return its function, from a list of tensors to a list of new tensors.
 
-    This calls AOTInductor's container runners directly; torch's package loader would import the compiler. A container
-    has one model, since calls come one at a time.
+    It uses AOTInductor's container runners directly, because torch's package loader imports the compiler. A container
+    has one model, since calls come one at a time. Raises RuntimeError if the library does not load.
     """
     runners: Any = torch._C._aoti  # torch's stubs leave arguments out
     run: Run
@@ -30,9 +30,9 @@ def open_library(library: Path) -> Run:
 
 
 def _names_lack_of_memory(run: Run) -> Run:
-    """Return `run` wrapped to raise torch.OutOfMemoryError when the GPU is out of memory.
+    """Return a function that calls `run`, and raises torch.OutOfMemoryError when the GPU is out of memory.
 
-    A library reports that as a generic failure; the counter of torch's allocator tells it apart.
+    `run` reports a lack of memory as a generic RuntimeError. The counter `num_ooms` of torch's allocator shows it.
     """
     known = _lacks_of_memory()
 

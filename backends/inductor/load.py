@@ -1,4 +1,4 @@
-"""The run side of the inductor backend: loads a compiled region as a callable. This imports no compiler."""
+"""The inductor backend at run time: loads a compiled region as a callable, without importing a compiler."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ Region = Callable[..., list[torch.Tensor]]
 
 
 def load(executable: Executable, directory: Path, context: LoadContext) -> Region:
-    """Load a region, and return its callable: positional tensors in, a list of new tensors out.
+    """Load a compiled region from `directory`, and return a callable from positional tensors to a list of new tensors.
 
     The callable checks nothing: the caller compares dtypes, shapes and strides with the executable's signature. Raises
     BackendError if the library does not load.

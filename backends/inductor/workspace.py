@@ -1,4 +1,4 @@
-"""Measure the memory that a compiled region allocates, which only the compiler knows."""
+"""Measure the memory that a compiled region allocates, by running it: the program does not say how much."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,9 +13,9 @@ from ingot.ir.errors import BackendError
 
 
 def allocations(call: Callable[[], Any]) -> list[int]:
-    """Return the bytes that `call` allocates (positive) and frees (negative) in torch's CPU allocator, in order.
+    """Run `call`, and return the bytes of each allocation (positive) and free (negative) in torch's CPU allocator.
 
-    The result of `call` is kept until the end.
+    They are in order of time. The result of `call` is freed after all of them.
     """
     with profile(use_cpu=True, profile_memory=True) as seen:
         kept = call()
@@ -24,14 +24,14 @@ def allocations(call: Callable[[], Any]) -> list[int]:
 
 
 def peak(changes: Sequence[int]) -> int:
-    """Return the most bytes allocated at once."""
+    """Return the most bytes allocated at once, from allocations (positive) and frees (negative) in order of time."""
     return max(itertools.accumulate(changes), default=0)
 
 
 def measure(library: Path, args: Sequence[torch.Tensor], threads: int) -> int:
-    """Return the peak bytes that a call of a region's library allocates, results included.
+    """Call a CPU region's library with `args`, and return the peak bytes that the call allocates, results included.
 
-    Kernels allocate scratch per thread, so the measurement runs with `threads` threads.
+    Kernels allocate scratch per thread, so the call runs with `threads` threads.
     """
     run = open_library(library)
     before = torch.get_num_threads()
@@ -44,7 +44,10 @@ def measure(library: Path, args: Sequence[torch.Tensor], threads: int) -> int:
 
 
 def measure_cuda(library: Path, make_args: Callable[[], Sequence[torch.Tensor]]) -> int:
-    """Return the same for a GPU, from torch's allocator statistics. Raises BackendError if the GPU lacks the memory."""
+    """Call a GPU region's library, and return the peak bytes that the call allocates, results included.
+
+    `make_args` returns the inputs. Raises BackendError if the GPU lacks the memory.
+    """
     try:
         args = make_args()
         run = open_library(library)

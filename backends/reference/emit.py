@@ -1,4 +1,4 @@
-"""The compile side of the reference backend: claims every op, at a higher cost than any other backend."""
+"""The reference and rowwise backends at compile time: they claim every op, at a higher cost than other backends."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,10 +15,10 @@ from ingot.ir.program import VIEWS
 
 
 class Reference:
-    """The reference backend: runs an op's reference on the whole batch of a step.
+    """The reference backend: computes an op by its reference implementation, on the whole batch of a step.
 
-    `asked` says that the user requested references. Otherwise a reference only replaces what other backends refuse. On
-    a GPU, it then refuses ops that need a kernel, which would silently become slower by orders of magnitude.
+    `asked` is true if the user chose this backend. Otherwise it only computes calls that all others refuse. On a GPU,
+    it then refuses ops that need a kernel, or they would silently become slower by orders of magnitude.
     """
 
     name = "reference"
@@ -44,7 +44,7 @@ class Reference:
 
 
 class Rowwise(Reference):
-    """The rowwise backend: runs an op's reference row by row, so that a row's bits never depend on its batch. Slow."""
+    """The rowwise backend: computes an op row by row, so that the bits of a row never depend on its batch. Slow."""
 
     name = "rowwise"
     cost = claim_cost("rowwise")

@@ -1,4 +1,4 @@
-"""The run side of the reference backend: the callable of an op, by its printed name."""
+"""The reference and rowwise backends at run time: find the function that computes an op, by the op's printed name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +9,18 @@ from ingot.ir.ops.aten import ATEN
 
 
 def load_op(target: str) -> Callable[..., Any]:
-    """Return the function that computes `target` ("ingot.linear", "aten.add.Tensor").
+    """Return the reference implementation of an op, given its printed name ("ingot.linear", "aten.add.Tensor").
 
-    For an op with states, it is the in-place form. Raises BackendError for an unknown op.
+    For an op with states, it updates them in place. Raises BackendError for an unknown op.
     """
     return _find(target, lambda op: op.reference)
 
 
 def load_rowwise(target: str) -> Callable[..., Any]:
-    """Return the same function computing each row by itself."""
+    """Return the function that computes an op row by row, given its printed name, such as "ingot.linear".
+
+    For an op with states, it updates them in place. Raises BackendError for an unknown op.
+    """
     return _find(target, lambda op: op.rowwise)
 
 

@@ -1,4 +1,4 @@
-"""Compile one Triton kernel to a cubin. This needs no GPU."""
+"""Compile one Triton kernel to a cubin (machine code). This needs no GPU."""
 
 import hashlib
 import inspect
@@ -28,7 +28,10 @@ _POINTERS = {
 
 @dataclass(frozen=True)
 class Cubin:
-    """The machine code of one kernel, the name of its function, and its warps and bytes of shared memory."""
+    """The machine code of one kernel, and how to launch it.
+
+    `entry` is the name of its function in `code`. A block has `warps` warps and `shared` bytes of shared memory.
+    """
 
     code: bytes
     entry: str
@@ -37,10 +40,10 @@ class Cubin:
 
 
 def is_aligned(value: Value) -> bool:
-    """Return whether the address of a tensor is always a multiple of ALIGNMENT.
+    """Return whether the address of a tensor is a multiple of ALIGNMENT (16 bytes) in every call.
 
-    Buffers and weights are aligned. An argument of a call may be a slice of a tensor: it starts at a row, or after
-    other parts of the row. The host's inputs of a step, such as vectors of integers, are only 4-byte aligned.
+    Buffers and weights are aligned. An input may be a slice of a larger tensor, which begins at any row, or after other
+    columns. Inputs that the host fills, such as vectors of integers, are only 4-byte aligned.
     """
     if value.buffer is not None:
         return True
@@ -54,7 +57,10 @@ def is_aligned(value: Value) -> bool:
 
 
 def compile_kernel(launch: KernelLaunch, sm: int) -> Cubin:
-    """Compile the kernel of a launch for compute capability `sm`. Raises BackendError with Triton's message."""
+    """Compile the kernel of a launch for compute capability `sm` (90 for Hopper).
+
+    Raises BackendError with Triton's message if it does not compile.
+    """
     import triton  # not at the top: only emitting needs it
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -101,19 +107,19 @@ def _pointer(value: Value) -> str:
 
 
 def file_of(cubin: Cubin) -> str:
-    """Return the name of a cubin's file, a digest of its content."""
+    """Return the file name of a cubin: a digest of its content, and ".cubin"."""
     return f"{hashlib.sha256(cubin.code).hexdigest()[:16]}.cubin"
 
 
 def launch_key(launch: KernelLaunch) -> tuple[Any, ...]:
-    """Return a key of a launch. Launches with equal keys run the same machine code."""
+    """Return a key of a launch's machine code: kernel, kinds of arguments, constants and compiler options."""
     kinds: Mapping[str, Any] = {name: _kind(value) for name, value in launch.arguments.items()}
     constants = tuple(sorted((name, repr(value)) for name, value in launch.constants.items()))
     return (launch.kernel.fn, tuple(sorted(kinds.items())), constants, tuple(launch.options.items()))
 
 
 def _kind(value: Argument) -> Any:
-    """Return the properties of an argument that machine code depends on."""
+    """Return the properties of an argument that machine code depends on: dtype and alignment, or whether it is None."""
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
     return (value.type.dtype, is_aligned(value)) if isinstance(value, Value) else value is None

@@ -1,4 +1,4 @@
-"""The compile side of the triton backend: claims calls and regions that have kernels, and compiles the kernels."""
+"""The triton backend at compile time: claims calls and regions that have kernels, and compiles the kernels."""
 
 import json
 import operator
@@ -31,11 +31,11 @@ from ingot.ir.types import DTYPES, TensorType
 
 
 class Triton:
-    """The triton backend: computes every call of a decoder's step.
+    """The triton backend: has kernels for every op of a decoder's step, and claims the calls of these ops.
 
-    It computes matmuls, fused with the ops around them, for steps of few tokens, and in batch-invariant bucket classes
-    for any number of tokens. `choices` are tile sizes that override those of the lowerings for the same problems.
-    Raises OptionError for sizes that no kernel can have.
+    It claims matmuls, fused with the ops around them, in steps of few tokens. In batch-invariant bucket classes it
+    claims them for any number of tokens. `choices` are entries of a tuning log: tile sizes for a kernel and the sizes
+    of its call, which replace the backend's own. Raises OptionError for tile sizes that no kernel supports.
     """
 
     name = "triton"
@@ -97,7 +97,10 @@ class Triton:
         return {"triton": version("triton")}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Compile the kernels that compute `body`, and write them and launches.json into `directory`."""
+        """Compile the kernels that compute `body`, and return the executable's description, with id `key`.
+
+        Writes the cubins and launches.json into `directory`. Raises BackendError if a kernel does not compile.
+        """
         assert target.sm is not None
         schedule, outputs = self._lowered(body, target)
         wanted = [node.meta["type"] for node in body.output_nodes().values()]
@@ -138,7 +141,7 @@ class Triton:
         return Schedule(target.sm, target.cores, bucket, sequences, dependent=dependent, given=self._given)
 
     def _lowered(self, body: Program, target: Target) -> tuple[Schedule, tuple[Value, ...]]:
-        """Lower `body`: return the schedule of its launches, and its results."""
+        """Lower `body`, a call or a region. Return the schedule of its kernel launches, and its result tensors."""
         assert body.bucket is not None
         sequences = body.dims.get("B")
         schedule = self._schedule(target, body.bucket, None if sequences is None else sequences.hi)
@@ -155,7 +158,7 @@ class Triton:
 
 
 def _lowering_of(node: fx.Node) -> Lowering | None:
-    """Return the lowering of a call, or None. The import is late: kernels need Triton, which only compiling has."""
+    """Return the lowering of a call's op, or None if there is none. It imports the kernels, which need Triton."""
     from ingot.backends.triton.lower.table import LOWERINGS
 
     op = op_of(node.target)
@@ -163,7 +166,7 @@ def _lowering_of(node: fx.Node) -> Lowering | None:
 
 
 def _call_of_node(node: fx.Node) -> Call:
-    """Return the call of a node, for a claim, which compiles nothing."""
+    """Return a node as the argument of a lowering, with its source nodes as inputs 0, 1, …"""
     values: dict[fx.Node, Value] = {}
     for place, source in enumerate(node.all_input_nodes):
         values[source] = Value(held_type(source), input=place)
@@ -171,6 +174,7 @@ def _call_of_node(node: fx.Node) -> Call:
 
 
 def _call(node: fx.Node, values: Mapping[fx.Node, Value]) -> Call:
+    """Return a node as the argument of a lowering. `values` holds the tensor of each of its source nodes."""
     op = op_of(node.target)
     tensors: dict[str, Value | None] = {}
     attributes: dict[str, Any] = {}
@@ -197,7 +201,10 @@ def _bytes(buffer: Buffer, sizes: Mapping[str, int]) -> int:
 def _write(
     schedule: Schedule, outputs: Sequence[Value], inputs: Sequence[TensorType], sm: int, directory: Path
 ) -> tuple[str, ...]:
-    """Compile and write cubins and launches.json, and return the names of the files."""
+    """Compile the kernels of a schedule, write cubins and launches.json, and return the file names.
+
+    `inputs` are the types of the executable's inputs, `outputs` the tensors that it returns.
+    """
     compiled: dict[Any, Cubin] = {}
     launches: list[Launch] = []
     files: dict[str, None] = {LAUNCHES: None}
@@ -223,7 +230,7 @@ def _write(
 
 
 def _aligned(schedule: Schedule) -> tuple[int, ...]:
-    """Return the indices of inputs that kernels assume to be aligned."""
+    """Return the indices of the inputs whose addresses the kernels assume to be multiples of 16 bytes."""
     given = (value for launch in schedule.launches for value in launch.values)
     return tuple(sorted({value.input for value in given if value.input is not None and is_aligned(value)}))
 

@@ -1,6 +1,6 @@
 """The schema of launches.json, which describes an executable of the triton backend: buffers and kernel launches.
 
-The compile side writes the file. The run side follows it and makes no decisions.
+`emit.py` writes the file at compile time. `load.py` runs the launches as the file says.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 # The name of the file in the executable's folder.
 LAUNCHES = "launches.json"
-# Inputs that a kernel reads by loads of 16 bytes have addresses that are multiples of this.
+# Kernels read some inputs by loads of 16 bytes. Their addresses must be multiples of this.
 ALIGNMENT = 16
 # Threads of a warp on every NVIDIA GPU (CUDA C++ Programming Guide, "SIMT Architecture").
 WARP = 32
@@ -19,7 +19,7 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Term(BaseModel):
-    """Arithmetic on sizes: `op` applied to `left` and `right`; "cdiv" divides and rounds up."""
+    """An arithmetic expression on sizes: `op` applied to `left` and `right`. The op "cdiv" divides and rounds up."""
 
     model_config = _FROZEN
     op: Annotated[str, Field(pattern="^(add|sub|mul|cdiv|min|max)$")]
@@ -32,7 +32,7 @@ Expr = Annotated[int | str | Term, Field(union_mode="left_to_right")]
 
 
 def evaluate(expr: Expr, sizes: Mapping[str, int]) -> int:
-    """Return the value of an expression for these sizes of the dims."""
+    """Return the value of an expression. `sizes` maps the names of dims, such as "T", to their sizes."""
     if isinstance(expr, int):
         return expr
     if isinstance(expr, str):
@@ -53,23 +53,24 @@ def evaluate(expr: Expr, sizes: Mapping[str, int]) -> int:
 
 
 def cdiv(left: Expr, right: Expr) -> Expr:
-    """Return `left / right`, rounded up."""
+    """Return the expression `left / right`, rounded up; a number if both are numbers."""
     if isinstance(left, int) and isinstance(right, int):
         return -(-left // right)
     return Term(op="cdiv", left=left, right=right)
 
 
 def times(left: Expr, right: Expr) -> Expr:
+    """Return the expression `left * right`; a number if both are numbers."""
     if isinstance(left, int) and isinstance(right, int):
         return left * right
     return Term(op="mul", left=left, right=right)
 
 
 class Buffer(BaseModel):
-    """Memory that an executable allocates: `shape` of `dtype` (an IR name).
+    """GPU memory that an executable allocates, a tensor of this `shape` and `dtype` (an IR name such as "bf16").
 
-    Each call allocates its "output" and "scratch" buffers; scratch has undefined contents before and after. A "counter"
-    is allocated and zeroed when the executable is loaded, and every call leaves it zeroed.
+    Each call allocates its "output" and "scratch" buffers; the contents of scratch are undefined before and after. A
+    "counter" is allocated and zeroed when the executable is loaded, and every call leaves it zeroed.
     """
 
     model_config = _FROZEN
@@ -79,7 +80,7 @@ class Buffer(BaseModel):
 
 
 class Pointer(BaseModel):
-    """The address of a value: an input of the call by index, or a buffer by name."""
+    """A pointer argument of a kernel: the address of the input with index `input`, or of the buffer named `buffer`."""
 
     model_config = _FROZEN
     input: int | None = None
@@ -87,7 +88,7 @@ class Pointer(BaseModel):
 
 
 class Number(BaseModel):
-    """A scalar argument: an expression, passed as an integer of `dtype` i32 or i64."""
+    """An integer argument of a kernel: the value of an expression, passed as i32 or i64."""
 
     model_config = _FROZEN
     value: Expr
@@ -95,12 +96,12 @@ class Number(BaseModel):
 
 
 class Launch(BaseModel):
-    """One kernel launch. It is skipped in steps in which its grid is empty.
+    """One kernel launch. It is skipped if an axis of its grid has the size 0.
 
     `kernel` names a file of machine code and `entry` the function in it. `arguments` are the run-time arguments, in
-    order; the run side adds the two scratch pointers that Triton appends. A block has `warps` warps of WARP threads and
-    `shared` bytes of dynamic shared memory. A `dependent` launch may begin before the previous one has ended, because
-    the kernel itself waits for that end (programmatic dependent launch).
+    order, without the two scratch pointers that Triton appends. A block has `warps` warps and `shared` bytes of dynamic
+    shared memory. A `dependent` launch may begin before the previous one has ended, because the kernel itself waits for
+    that end (programmatic dependent launch).
     """
 
     model_config = _FROZEN
@@ -114,10 +115,10 @@ class Launch(BaseModel):
 
 
 class Launches(BaseModel):
-    """The content of launches.json: the buffers and launches of a call.
+    """The content of launches.json: the buffers and kernel launches that compute one call of an executable.
 
-    `inputs` are the types of the inputs as text; the sizes of the dims follow from them. `aligned` are the indices of
-    inputs whose addresses must be multiples of 16. `outputs` names the buffers that the call returns, in order.
+    `inputs` are the types of the inputs as text, such as "bf16[T, 4096]". `aligned` are the indices of inputs whose
+    addresses must be multiples of 16. `buffers` are by name; `outputs` names those that the call returns, in order.
     """
 
     model_config = _FROZEN

@@ -1,4 +1,4 @@
-"""The run side of the triton backend: launches compiled kernels through the CUDA driver, without Triton."""
+"""The triton backend at run time: launches compiled kernels through the CUDA driver, without Triton."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +23,9 @@ LoadedCall = Callable[..., list[torch.Tensor]]
 
 
 def load(executable: Executable, directory: Path, context: LoadContext, *, dependent: bool = True) -> LoadedCall:
-    """Load an executable onto the GPU of `context`, and return its callable.
+    """Load an executable from `directory` onto the GPU of `context`, and return a callable that runs it.
 
-    The callable takes the tensors of a call, states included, and returns a list of new tensors. It launches on torch's
+    The callable takes the input tensors, states included, and returns a list of new tensors. It launches on torch's
     current stream and checks only addresses: the caller checks types. Without `dependent`, no launch begins before the
     previous one has ended. Raises BackendError if launches.json is malformed or the driver rejects the machine code.
     """
@@ -42,14 +42,20 @@ def load(executable: Executable, directory: Path, context: LoadContext, *, depen
 
 
 class _Executable:
+    """A loaded executable. A call takes the input tensors, launches the kernels, and returns the output tensors.
+
+    `functions` holds the driver's functions by (file, entry) of a launch. `dependent` allows a launch to begin before
+    the previous one has ended.
+    """
+
     def __init__(
         self, launches: Launches, functions: Mapping[tuple[str, str], Any], context: LoadContext, *, dependent: bool
     ) -> None:
         self._aligned = launches.aligned
         dims = _dims_by_input(launches.inputs)
         self._dims, self._places = tuple(dims), tuple(dims.values())
-        self._sizes: list[int] | None = None  # the sizes of the dims in the last call, and its stream
-        self._stream: int | None = None
+        self._sizes: list[int] | None = None  # the sizes of the dims in the last call
+        self._stream: int | None = None  # the CUstream of the last call
         self._device = context.device
         self._counters = {
             name: context.allocator.zeros([evaluate(size, {}) for size in buffer.shape], torch.int32)
@@ -58,7 +64,8 @@ class _Executable:
         }
         made = {name: buffer for name, buffer in launches.buffers.items() if buffer.kind != "counter"}
         self._buffers = tuple(made.values())
-        self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] = []  # in the last call
+        # Shape, strides and dtype of each buffer in the last call.
+        self._layouts: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]] = []
         places = {name: place for place, name in enumerate(made)}
         self._outputs = [places[name] for name in launches.outputs]
         fixed = {name: tensor.data_ptr() for name, tensor in self._counters.items()}
@@ -88,7 +95,10 @@ class _Executable:
         return [made[place] for place in self._outputs]
 
     def _resize(self, sizes: list[int]) -> None:
-        """Compute shapes, grids and arguments for new sizes. This is rare: layers of a step share an executable."""
+        """Compute buffer shapes, grids and integer arguments for new sizes of the dims.
+
+        This is rare: the layers of a step call the same executable with equal sizes.
+        """
         self._sizes = None  # until all is done
         named = dict(zip(self._dims, sizes, strict=True))
         shapes = [tuple(evaluate(size, named) for size in buffer.shape) for buffer in self._buffers]
@@ -102,7 +112,10 @@ class _Executable:
 
 
 def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return for each dim an (input index, axis) from which its size can be read."""
+    """Return, for each dim by name, the index of an input and the axis of it that has the size of the dim.
+
+    `inputs` are the types of the inputs as text.
+    """
     found: dict[str, tuple[int, int]] = {}
     for place, text in enumerate(inputs):
         for axis, size in enumerate(parse_type(text).shape):
@@ -112,7 +125,10 @@ def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
 
 
 def _make_context_current(device: torch.device) -> None:
-    """Make torch's CUDA context current in this thread: the driver loads modules into the current context."""
+    """Make torch's CUDA context current in this thread, because the driver loads modules into the current context.
+
+    Raises BackendError if the GPU cannot be used.
+    """
     from cuda.bindings import driver
 
     torch.cuda.init()
@@ -125,6 +141,7 @@ def _make_context_current(device: torch.device) -> None:
 
 
 def _function(path: Path, entry: str, shared: int) -> Any:
+    """Load the cubin at `path`, and return its function `entry`, which may use `shared` bytes of shared memory."""
     from cuda.bindings import driver
 
     try:

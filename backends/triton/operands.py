@@ -1,29 +1,32 @@
-"""Operand loaders: how `linear` kernels read a weight, one loader per packing.
+"""Operand loaders: the parts of `linear` kernels that read a weight, one loader per packing.
 
-A `linear` kernel does not depend on the packing. It takes four `triton.jit` functions as compile-time constants:
+A packing is the order in which a weight's elements are stored. A `linear` kernel does not depend on it: the kernel
+takes four `triton.jit` functions of the packing's loader as compile-time constants:
 
     begin(weight, row, STORED)
 
-returns the loader's state of a block of rows that begins at a row (i64) of the weight. A kernel calls it once.
+returns the base of a block of rows that begins at row `row` (i64) of the weight: a pointer or several. A kernel calls
+it once.
 
     within(local, k, STORED)
 
-returns the loader's state of the rows `local` and columns `k` inside a block, both i32 from 0 on. A kernel calls it
-once for all blocks.
+returns the offsets of the rows `local` and columns `k` inside a block, both i32 from 0 on. A kernel calls it once for
+all blocks.
 
     load(begin, within, start, k, n, N, K, STORED, WHOLE, EVICTION, DTYPE)
 
 returns the block from column `start` on, a multiple of len(k), as [len(local), len(k)] of DTYPE, the dtype of the
-matmul. Rows with `n >= N` (`n` [len(local)] counts from the matmul's first row) and columns from K on are zeros. With
-WHOLE, a block has no such rows or columns. EVICTION is the cache policy, "" or "evict_first".
+matmul. `begin` and `within` are the results of the functions above. Rows with `n >= N` (`n` [len(local)] counts from
+the matmul's first row) and columns from K on are zeros. With WHOLE, a block has no such rows or columns. EVICTION is
+the cache policy, "" or "evict_first".
 
     fetch(weight, rows, start, K, STORED, LINES)
 
 prefetches LINES lines of 128 bytes of each of the `rows` (i64), from column `start` on, into the L2 cache. It does not
 wait, and prefetches nothing past column K.
 
-`weight` is the pointer to a weight of one part, else a tuple of the pointers to its parts. STORED is what these
-functions need to know of the weight, as the loader's `stored` returns it: a number, or a frozen dataclass of numbers.
+`weight` is the pointer to a weight of one tensor, else a tuple of pointers. STORED describes how the weight is stored,
+such as its row stride: a number or a frozen dataclass of numbers, as the loader's `stored` returns it.
 """
 
 from collections.abc import Callable
@@ -40,10 +43,10 @@ from ingot.ir.types import DTYPE_NAMES
 
 @dataclass(frozen=True)
 class Loader:
-    """The loader of a packing: the `triton.jit` functions above, and `stored`.
+    """The operand loader of a packing: `triton.jit` functions by which matmul kernels read a weight of that packing.
 
-    `stored` returns the STORED of a weight in a matmul of a dtype. It raises Refused for a weight that the functions
-    cannot read.
+    The module's docstring defines `begin`, `within`, `load` and `fetch`. `stored` takes a weight and the matmul's
+    dtype. It returns their constant STORED, and raises Refused for a weight that they cannot read.
     """
 
     packing: str
@@ -58,7 +61,7 @@ LOADERS: dict[str, Loader] = {}
 
 
 def register_loader(loader: Loader) -> Loader:
-    """Register the loader of a packing, and return it. Raises ValueError if the packing already has one."""
+    """Register the operand loader of a packing, and return it. Raises ValueError if the packing already has one."""
     if loader.packing in LOADERS:
         raise ValueError(f"packing '{loader.packing}' already has a loader")
     LOADERS[loader.packing] = loader
@@ -66,13 +69,14 @@ def register_loader(loader: Loader) -> Loader:
 
 
 def loader_of(weight: Weight) -> Loader:
-    """Return the loader of a weight's packing. Raises Refused if there is none."""
+    """Return the operand loader for a weight's packing. Raises Refused if there is none."""
     if weight.packing not in LOADERS:
         raise Refused(f"no loader for the packing '{weight.packing}'; there are {', '.join(sorted(LOADERS))}")
     return LOADERS[weight.packing]
 
 
 def _row_stride(weight: Weight, dtype: torch.dtype) -> int:
+    """Return the row stride of a plain weight in elements. Raises Refused for another dtype or a strided last axis."""
     (value,) = weight.parts
     if value.type.dtype != dtype:
         raise Refused(f"a matmul of {DTYPE_NAMES[dtype]} and {value.type}")

@@ -1,6 +1,6 @@
-"""A kernel launch with arguments prepared in the memory that the driver reads.
+"""A kernel launch with its arguments prepared in memory that the CUDA driver reads.
 
-A step has hundreds of launches, and none should wait for the host.
+A step has hundreds of launches, so the host must spend little time on each.
 """
 
 import ctypes
@@ -14,11 +14,11 @@ _WORD = 8
 
 
 class PreparedLaunch:
-    """A prepared `launch` of the driver's function `function`.
+    """A kernel launch with prepared arguments; calling it launches `function`, a function of the CUDA driver.
 
-    `fixed` are the addresses of permanent buffers, `made` the indices of buffers that each call allocates. Without
-    `dependent`, the launch does not begin before the previous one has ended. Not thread-safe: `resize`, `run_on` and
-    calls share the arguments. The driver has copied them when a call returns.
+    `fixed` maps permanent buffers to their addresses. `made` maps the other buffers, which each call allocates, to
+    their index in the call's argument `made`. Without `dependent`, the launch does not begin before the previous one
+    has ended. Not thread-safe: `resize`, `run_on` and calls share the arguments. The driver copies them in each call.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PreparedLaunch:
         self._empty = False
 
     def resize(self, sizes: Mapping[str, int]) -> None:
-        """Set the sizes of the dims for the next calls."""
+        """Set grid and integer arguments for these sizes of the dims, by name, for the next calls."""
         config, grid = self._config, [evaluate(size, sizes) for size in self._launch.grid]
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         self._empty = 0 in grid
@@ -68,12 +68,14 @@ class PreparedLaunch:
             self._words[place] = evaluate(value, sizes)
 
     def run_on(self, stream: int) -> None:
-        """Set the stream, a CUstream, for the next calls."""
+        """Set the CUDA stream (a CUstream) of the next calls."""
         self._config.hStream = stream
 
     def __call__(self, inputs: Sequence[int], made: Sequence[int]) -> None:
-        """Launch with inputs and new buffers at these addresses, unless the grid is empty. Raises BackendError if the
-        launch fails."""
+        """Launch the kernel, unless its grid is empty. `inputs` and `made` are addresses of inputs and new buffers.
+
+        Raises BackendError if the launch fails.
+        """
         if self._empty:
             return
         words = self._words
@@ -87,6 +89,7 @@ class PreparedLaunch:
 
 
 def _dependent_attribute(driver: Any) -> Any:
+    """Return the attribute of programmatic dependent launch: the kernel may begin before the previous one ends."""
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1

@@ -1,4 +1,4 @@
-"""The output of a lowering: launches of Triton kernels over values and buffers, before compilation."""
+"""The output of a lowering: launches of Triton kernels on tensors, before their compilation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor that kernels read or write: an input of the call by index, or a buffer by name.
+    """A tensor that kernels read or write: the call's input with index `input`, or the buffer named `buffer`.
 
     Kernels take the address of its first element, and its strides as compile-time constants.
     """
@@ -27,7 +27,7 @@ class Value:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Return the strides in elements, by axis. If row-major, only the first axis may be a symbol."""
+        """Return the stride of each axis, in elements. In a row-major tensor, only the first size may be a symbol."""
         if self.type.strides is not None:
             return self.type.strides
         strides, step = [], 1
@@ -43,12 +43,13 @@ Argument = Value | tuple[Value, ...] | Expr | None
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """A launch of the `triton.jit` function `kernel`.
+    """A launch of the `triton.jit` function `kernel`, before compilation.
 
     `arguments` are the run-time arguments by parameter name: Values, tuples of Values, Exprs (i32 integers) and None.
-    `constants` are the `tl.constexpr` ones. `registers` limits the registers per thread; None leaves it to the
-    compiler. With `dependent`, each program of the kernel begins with `gdc_launch_dependents()`, and on every path
-    calls `gdc_wait()` before it reads or writes memory that a kernel writes. It may load weights before.
+    `constants` are the `tl.constexpr` ones. `stages` is Triton's `num_stages`. `registers` limits the registers per
+    thread; None leaves it to the compiler. With `dependent`, the launch may begin before the previous one has ended.
+    Then each program of the kernel begins with `gdc_launch_dependents()`, and on every path calls `gdc_wait()` before
+    it reads or writes memory that another kernel writes. It may load weights before.
     """
 
     kernel: Any
@@ -62,13 +63,13 @@ class KernelLaunch:
 
     @property
     def values(self) -> list[Value]:
-        """Return the tensors among the arguments."""
+        """Return the tensors among the launch's arguments."""
         given = (one if isinstance(one, tuple) else (one,) for one in self.arguments.values())
         return [value for several in given for value in several if isinstance(value, Value)]
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options of Triton's compiler."""
+        """Return the options for Triton's compiler, by its names: warps, stages, registers, dependent launch."""
         return {
             "num_warps": self.warps,
             "num_stages": self.stages,
@@ -81,10 +82,11 @@ class KernelLaunch:
 class Schedule:
     """The launches that compute a call or a region, in order, and the buffers that they need.
 
-    Lowerings choose kernels and tile sizes by the first fields. `sm` is the target's compute capability (90 for
-    Hopper), `cores` its multiprocessors, `bucket` the class of steps that the call serves. These have at most
-    `sequences` sequences (None: as many as tokens). `dependent` says that the target supports programmatic dependent
-    launch. `given` are tile sizes by key that override those of the lowerings, and `choices` records the chosen ones.
+    The first fields describe the target, by which lowerings choose kernels and tile sizes. `sm` is the compute
+    capability (90 for Hopper), `cores` the number of multiprocessors, `bucket` the range of step sizes. A step has at
+    most `sequences` sequences (None: as many as tokens). `dependent` says that the target supports programmatic
+    dependent launch. `given` holds tile sizes, by kernel and sizes of a call (`choice_key`), that replace those of the
+    lowerings. `choices` records the tile sizes in use.
     """
 
     sm: int
@@ -99,6 +101,7 @@ class Schedule:
 
     @property
     def most_sequences(self) -> int:
+        """Return the most sequences that a step of the bucket class can have."""
         return self.bucket.tokens[1] if self.sequences is None else self.sequences
 
     def choose(
@@ -109,9 +112,10 @@ class Schedule:
         known: Callable[[], tuple[T, Source]],
         microseconds: float | None = None,
     ) -> T:
-        """Choose the tile sizes of `kernel` for a problem, record the choice, and return it as a dataclass `kind`.
+        """Choose tile sizes for `kernel`, record them in `choices`, and return them as a dataclass `kind`.
 
-        The sizes are the given ones, else the `known`, with which a call takes `microseconds` if that was measured.
+        `problem` holds the sizes and dtypes of the call. The tile sizes are those that `given` has for it. Otherwise
+        `known` returns them, with their source. `microseconds` is the measured time of a call with the latter, or None.
         """
         choice = self.given.get(choice_key(kernel, problem))
         if choice is None:
@@ -126,15 +130,15 @@ class Schedule:
         return tiles
 
     def output(self, value_type: TensorType) -> Value:
-        """Add a buffer for a result, row-major."""
+        """Add a row-major buffer for a result of this type, and return it."""
         return self._buffer("output", value_type.dtype, value_type.shape)
 
     def scratch(self, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:
-        """Add a scratch buffer for this call. Its initial contents are undefined and may be NaN."""
+        """Add a scratch buffer, which each call allocates, and return it. Its contents are undefined, perhaps NaN."""
         return self._buffer("scratch", dtype, shape)
 
     def counter(self, shape: Sequence[Expr]) -> Value:
-        """Add a buffer of i32 zeros, which the call must leave zero. The shape has no dims."""
+        """Add a permanent buffer of i32 zeros, and return it. Each call must leave it zero. `shape` has no symbols."""
         return self._buffer("counter", torch.int32, shape)
 
     def _buffer(self, kind: str, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:
@@ -155,6 +159,7 @@ class Schedule:
         registers: int | None = None,
         dependent: bool = False,
     ) -> None:
+        """Append a launch of the `triton.jit` function `kernel`, with the fields of KernelLaunch."""
         self.launches.append(
             KernelLaunch(kernel, tuple(grid), dict(arguments), dict(constants), warps, stages, registers, dependent)
         )

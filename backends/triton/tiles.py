@@ -1,4 +1,4 @@
-"""Check that given tile sizes are ones that kernels can have."""
+"""Check that the tile sizes of a tuning log are ones that kernels support."""
 
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -9,11 +9,11 @@ from ingot.backends.triton.lower.linear_tiles import MatvecTiles
 from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import OptionError
 
-# The sides of Triton's tiles are powers of two, and so is the number of warps of a block.
+# The sizes of Triton's tiles are powers of two, and so is the number of warps of a block.
 _TILES = frozenset({"block_n", "block_k", "keys"})
 _POWERS = _TILES | {"warps"}
 _MAY_BE_ZERO = frozenset({"lines", "ahead", "early"})
-# The least side of an operand of `tl.dot`.
+# The least size of an axis of an operand of `tl.dot`.
 _LEAST_TILE = 16
 # A block has at most 1024 threads (CUDA C++ programming guide, technical specifications). A tile of more elements would
 # not fit into its registers and takes Triton minutes to compile.
@@ -22,10 +22,10 @@ _MOST_ELEMENTS = 1 << 17
 
 
 def check_tiles(choices: Sequence[Choice]) -> None:
-    """Check choices of tile sizes.
+    """Check entries of a tuning log: that the kernels exist and support the chosen tile sizes.
 
-    Raises OptionError for an unknown kernel, an invalid problem, fields that the kernel does not have, or sizes out of
-    range.
+    Raises OptionError for an unknown kernel, an invalid description of the call, an unknown or missing tile size, or a
+    size out of range.
     """
     for choice in choices:
         kind = _kind(choice)
@@ -44,7 +44,7 @@ def check_tiles(choices: Sequence[Choice]) -> None:
 
 
 def _range(kind: type, name: str) -> tuple[int, int]:
-    """Return the least and the most that a size may be."""
+    """Return the least and the most value of the tile size `name` in a dataclass `kind` of tile sizes."""
     least = 0 if name in _MAY_BE_ZERO else 1
     if kind is not MatvecTiles and name in _TILES:
         least = _LEAST_TILE
@@ -52,6 +52,10 @@ def _range(kind: type, name: str) -> tuple[int, int]:
 
 
 def _kind(choice: Choice) -> type:
+    """Return the dataclass of the tile sizes in an entry of a tuning log.
+
+    Raises OptionError for an unknown kernel or an invalid description of its call.
+    """
     problem: type[DecodeProblem] | type[LinearProblem]
     if choice.kernel == DECODE_ATTENTION:
         problem, what = DecodeProblem, "decode attention"

@@ -12,13 +12,16 @@ from ingot.models.params import parameter
 
 @dataclass(frozen=True)
 class AlibiSpec:
-    """The slopes of heads: a geometric sequence times `factor`. It ends with 2 ** -`flattest` if the number of heads is
-    a power of two. The paper's sequence, as in Bloom and most models, ends with 2 ** -8."""
+    """ALiBi for an attention. The slopes of its heads are a geometric sequence times `factor`.
+
+    The sequence ends with 2 ** -`flattest` if the number of heads is a power of two. The paper's sequence, as in Bloom
+    and most models, ends with 2 ** -8.
+    """
 
     flattest: float = 8.0
     factor: float = 1.0
 
     def slopes(self, heads: int) -> nn.Parameter:
-        """Return the slopes, f32[heads]. A mesh splits them like the heads."""
+        """Return the slopes of `heads` q heads as a parameter f32[heads]. A mesh splits them like the heads."""
         made = recipe.table(kind="alibi", heads=heads, flattest=self.flattest, factor=self.factor)
         return parameter((heads,), made, torch.float32, Split("tp", 0))

@@ -1,4 +1,4 @@
-"""AltUp: a layer computes one of several streams and updates the others (Alternating Updates, arXiv 2301.13310)."""
+"""AltUp: a token has several residual streams. A layer computes one and updates the others (arXiv 2301.13310)."""
 
 from dataclasses import dataclass
 
@@ -16,19 +16,25 @@ _LEAST = 1e-5
 
 @dataclass(frozen=True)
 class AltUpSpec:
-    """`streams` streams per token; layers compute stream `active`. `norm` applies to the router's input."""
+    """AltUp (Alternating Updates): a token has `streams` residual streams. Layers compute the stream number `active`.
+
+    `norm` is the norm of the router's input.
+    """
 
     streams: int
     active: int
     norm: NormSpec
 
     def active_of(self, streams: torch.Tensor, hidden: int) -> torch.Tensor:
-        """Return the active stream: [T, streams, hidden] -> [T, hidden]."""
+        """Return the stream [T, hidden] that layers compute, of all `streams` [T, streams, hidden]."""
         return streams[:, self.active : self.active + 1].view(-1, hidden)
 
 
 class Router(Block):
-    """x [T, hidden] -> the router's output [T, streams] within ±1, the input of predictions and corrections."""
+    """The router of AltUp: x [T, hidden] -> [T, streams], within ±1.
+
+    The prediction and the correction of streams compute their weights from it.
+    """
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -42,7 +48,7 @@ class Router(Block):
 
 
 class Prediction(Block):
-    """Streams [T, streams, hidden] -> the streams predicted for after the layer."""
+    """The prediction of AltUp: the streams [T, streams, hidden] before a layer -> a guess of those after it."""
 
     def __init__(self, spec: AltUpSpec, place: Place) -> None:
         super().__init__()
@@ -50,12 +56,15 @@ class Prediction(Block):
         self.linear = Linear(place / "prediction_coefs", spec.streams, spec.streams**2)
 
     def forward(self, streams: torch.Tensor, routed: torch.Tensor) -> torch.Tensor:
-        """Predict. `routed` is the router's output for the active stream."""
+        """Return the predicted streams [T, streams, hidden]: each is itself plus a learned mix of all.
+
+        `routed` [T, streams] is the router's output for the active stream.
+        """
         return ops.mix(streams, self.linear(routed).view(-1, self.streams, self.streams)) + streams
 
 
 class Correction(Block):
-    """Predicted streams -> the streams corrected by the prediction error of the active one."""
+    """The correction of AltUp: adds the error of the active stream's prediction to all predicted streams, weighted."""
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -65,14 +74,17 @@ class Correction(Block):
     def forward(
         self, predicted: torch.Tensor, active: torch.Tensor, computed: torch.Tensor, routed: torch.Tensor
     ) -> torch.Tensor:
-        """Correct. `active` [T, hidden] is the active stream of `predicted`, `computed` the layer's result for it, and
-        `routed` the router's output for `computed`."""
+        """Return the corrected streams [T, streams, hidden].
+
+        `predicted` are the predicted streams, and `active` [T, hidden] is the active one of them. `computed` is the
+        layer's result for it, and `routed` [T, streams] the router's output for `computed`.
+        """
         weights, missed = self.linear(routed) + 1.0, computed + active * -1.0
         return ops.mix(missed.view(-1, 1, self.hidden), weights.view(-1, self.streams, 1)) + predicted
 
 
 class Streams(Block):
-    """Computes the streams of the first layer from the embedding."""
+    """Computes the residual streams that the first layer reads, from the embedding of the tokens."""
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -81,13 +93,13 @@ class Streams(Block):
         self.weight = parameter((others * hidden, hidden), recipe.concat(parts), place.dtype)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        """[T, hidden] -> [T, streams, hidden]: h, and projections of it, each scaled to the RMS of h."""
+        """Return the streams [T, streams, hidden]: h [T, hidden] itself, and projections of it, scaled to its RMS."""
         first, shape = h.view(-1, 1, self.hidden), (-1, self.spec.streams - 1, self.hidden)
         return ops.concat(first, ops.match_rms(ops.linear(h, self.weight).view(*shape), first, least=_LEAST), dim=1)
 
 
 class JoinedStreams(Block):
-    """Joins the streams of the last layer into one hidden state."""
+    """Joins the residual streams after the last layer into one hidden state."""
 
     def __init__(self, spec: AltUpSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -96,8 +108,10 @@ class JoinedStreams(Block):
             self.add_module(f"{index}", Linear(place / "altup_unembed_projections" / index, hidden, hidden))
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
-        """[T, streams, hidden] -> [T, hidden]: the mean of the first stream and of projections of the others, each
-        scaled to the RMS of the first."""
+        """Return the hidden state [T, hidden] of streams [T, streams, hidden].
+
+        It is the mean of the first stream and of projections of the others, each scaled to the RMS of the first.
+        """
         first = total = streams[:, :1].view(-1, self.hidden)
         for index in range(self.spec.streams - 1):
             stream = streams[:, index + 1 : index + 2].view(-1, self.hidden)

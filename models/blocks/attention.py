@@ -1,4 +1,4 @@
-"""Attention of grouped heads over a paged cache, with rotation or ALiBi, windows and norms of q and k."""
+"""Attention with a KV cache: grouped heads, rotary embedding or ALiBi, windows, and norms of q and k."""
 
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class AttentionNames:
-    """The checkpoint's names for an attention and its tensors.
+    """The checkpoint's names for an attention (`place`, within the layer) and for its linears q, k, v and o.
 
     merged      the name of one tensor with q, k and v; None: separate tensors
     merged_kv   the name of one tensor with k and v; None: separate tensors
@@ -35,7 +35,10 @@ class AttentionNames:
     groups: int = 1
 
     def qkv(self, place: Place, q_size: int, kv_size: int) -> list[Place]:
-        """Return the places of q, k and v."""
+        """Return where the checkpoint stores the weights of q, k and v, for an attention with the prefix `place`.
+
+        `q_size` and `kv_size` are the rows of q, and of k and of v.
+        """
         if self.merged is not None:
             sizes = {"q": q_size, "k": kv_size, "v": kv_size}
             parts = (place / self.merged).split(*(sizes[one] for one in self.order), groups=self.groups)
@@ -47,8 +50,12 @@ class AttentionNames:
 
 @dataclass(frozen=True)
 class QKNormSpec:
-    """Norms of q and k. `over` is "head": per head, with gains that all heads share; "each head": per head, with gains
-    of its own; "all heads": over all heads of a token at once. Norms per head may come `after_rotation`."""
+    """Norms of q and k in an attention.
+
+    over             "head": a norm of each head, with weights that all heads share; "each head": a norm of each head,
+                     with separate weights; "all heads": one norm over all heads of a token
+    after_rotation   norms of heads come after the rotary embedding, not before
+    """
 
     q: NormSpec
     k: NormSpec
@@ -60,22 +67,27 @@ class QKNormSpec:
 
     @staticmethod
     def of(norm: NormSpec, over: str = "head") -> "QKNormSpec":
-        """Return the spec with one norm for both, under the names that all checkpoints use."""
+        """Return the spec of two norms like `norm`, of q and of k, with the checkpoint names "q_norm" and "k_norm".
+
+        `over` is "head", "each head" or "all heads".
+        """
         return QKNormSpec(norm.named("q_norm"), norm.named("k_norm"), over)
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """An attention; sizes in elements.
+    """An attention with `heads` q heads and `kv_heads` heads of k and v, of `head_dim` elements.
 
-    bias, o_bias   biases of q, k and v, and of the output
-    rotary         rotation of q and k; None: none
+    bias, o_bias   whether the linears of q, k and v, and of the output, have biases
+    rotary         rotary embedding of q and k; None: none
     alibi          decrease of scores with distance; None: none
-    clip           limit on the elements of q, k and v after their linears
+    qk_norm        norms of q and k; None: none
+    clip           limit on the elements of q, k and v after their linears; None: no limit
     window         number of positions that a token sees; None: all
-    scale          factor on scores, None: head_dim ** -0.5
-    soft_cap       cap on scores: cap * tanh(score / cap)
-    v_norm         a norm of each head of v
+    scale          factor on scores; None: head_dim ** -0.5
+    soft_cap       cap on scores: cap * tanh(score / cap); None: no cap
+    v_norm         a norm of each head of v; None: none
+    names          the checkpoint's names
     """
 
     heads: int
@@ -97,7 +109,7 @@ class AttentionSpec:
         return Attention(self, place / self.names.place, hidden, layer)
 
     def options(self) -> dict[str, float | str]:
-        """Return the options of the op `attention`, except the layer. Missing options have the op's defaults."""
+        """Return the keyword arguments for the op `attention`, except `layer`: scale, mask and soft_cap, if set."""
         options: dict[str, float | str] = {"scale": self.head_dim**-0.5 if self.scale is None else self.scale}
         if self.window is not None:
             options["mask"] = f"window_{self.window}"
@@ -107,7 +119,7 @@ class AttentionSpec:
 
 
 class Attention(LinearsFirst):
-    """x [T, hidden] -> [T, hidden]. `layer` identifies the cache."""
+    """Attention over the tokens of a sequence: x [T, hidden] -> [T, hidden]. Its KV cache has the number `layer`."""
 
     def __init__(self, spec: AttentionSpec, place: Place, hidden: int, layer: int) -> None:
         super().__init__()

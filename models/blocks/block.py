@@ -1,4 +1,4 @@
-"""The base class of parts of a definition, and the number of matches that passes must have in them."""
+"""The base class of the blocks of a model, which also say how many rewrites passes must apply to them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -7,18 +7,18 @@ from torch import nn
 
 
 class Block(nn.Module):
-    """A part of a definition."""
+    """A part of a model, such as attention or a norm."""
 
     def matches(self) -> Mapping[str, int]:
-        """Return how often each pass must match in this block, by the pass's name, without its sub-blocks.
+        """Return how many rewrites each pass must apply to this block, without its sub-blocks, by the pass's name.
 
-        Fewer matches are an error: otherwise a pass that silently does nothing would cost speed.
+        Fewer are an error. Otherwise a pass that silently does nothing would cost speed.
         """
         return {}
 
 
 def expected_matches(module: nn.Module) -> dict[str, int]:
-    """Return how often each pass must match in a module and all of its sub-modules."""
+    """Return how many rewrites each pass must apply to a module with all sub-modules, by the pass's name."""
     total: Counter[str] = Counter()
     for one in module.modules():
         if isinstance(one, Block):

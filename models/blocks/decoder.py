@@ -1,4 +1,4 @@
-"""A decoder: embedding, layers, final norm, head, and the rotary tables of its layers."""
+"""A decoder-only model: embedding, layers, final norm, head, and the rotary tables of its layers."""
 
 from dataclasses import dataclass, field
 
@@ -22,10 +22,10 @@ class DecoderNames:
     """The checkpoint's names for a decoder and its layers.
 
     place            prefix of the decoder's tensors
-    layers           name of the layers, below `place`
+    layers           name of the layers, after that prefix
     transposed       matrices are stored [inputs, outputs]
     may_lack_place   some checkpoints omit the first part of `place` in all names
-    unread           patterns of tensors that some checkpoints contain and nothing reads
+    unread           regular expressions of the names of tensors that some checkpoints contain and nothing reads
     """
 
     place: str = "model"
@@ -35,14 +35,22 @@ class DecoderNames:
     unread: tuple[str, ...] = (r"(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
     def ignored(self, head: HeadSpec) -> tuple[str, ...]:
-        """Return `unread`, and the copy of a tied head."""
+        """Return patterns of the tensor names that a checkpoint may contain and nothing reads.
+
+        They are `unread`, and the copy of the embedding that a tied head may have in the checkpoint.
+        """
         return (*self.unread, *((rf"{head.stored}\.weight",) if head.tied else ()))
 
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder, with the rotary tables that its layers share. `norm` is the final norm; some decoders have none.
-    `skips` are in order of application."""
+    """A decoder-only model, of `vocab` tokens and a residual stream of `hidden` elements.
+
+    norm    the final norm; None: none
+    ropes   the rotary tables, which layers refer to by number
+    skips   skip connections from the input of a layer to that of a later one, in order of application
+    names   the checkpoint's names
+    """
 
     vocab: int
     hidden: int
@@ -55,7 +63,7 @@ class DecoderSpec:
     names: DecoderNames = DecoderNames()
 
     def ignored(self) -> tuple[str, ...]:
-        """Return the patterns of tensors that some checkpoints contain and nothing reads, such as a tied head."""
+        """Return patterns of tensor names that some checkpoints contain and nothing reads, such as a tied head's."""
         return self.names.ignored(self.head)
 
     def optional_prefix(self) -> str:
@@ -64,7 +72,10 @@ class DecoderSpec:
 
 
 class Decoder(Block):
-    """Token ids to logits. Build it on the meta device; weights are of `dtype`, rotary tables of float32."""
+    """A decoder-only model, from token ids to logits. Build it on the meta device.
+
+    Weights have the dtype `dtype`. Rotary tables are float32 and have `max_seq_len` rows.
+    """
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, max_seq_len: int) -> None:
         super().__init__()
@@ -82,7 +93,11 @@ class Decoder(Block):
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        """tokens, positions, token_seqs i32[T], logit_rows i32[L] -> logits f32[L, vocab]."""
+        """Return logits f32[L, vocab] of the tokens with the indices `logit_rows` i32[L].
+
+        `tokens` i32[T] are the ids of a step's tokens, `positions` i32[T] their positions in their sequences, and
+        `token_seqs` i32[T] the indices of these sequences.
+        """
         at = self.at(positions, token_seqs)
         h = self.embed(tokens, at)
         before: list[torch.Tensor] = []  # the stream before each layer
@@ -96,11 +111,14 @@ class Decoder(Block):
         return self.head(x if self.norm is None else self.norm(x))
 
     def at(self, positions: torch.Tensor, token_seqs: torch.Tensor) -> Positions:
-        """Return the positions argument of layers."""
+        """Return the argument `at` of layers: the tokens' positions and sequences, with the rotary tables."""
         return Positions(positions, token_seqs, tuple(self.ropes))
 
     def matches(self) -> dict[str, int]:
-        """Count the layers, except the first, that begin with a norm of the sum of the layer before. A layer may be
-        empty."""
+        """Return how many fusions of an add and an RMS norm there must be between layers.
+
+        There is one for each layer, except the first, that begins with such a norm. Layers without branches are
+        skipped.
+        """
         layers = [layer for layer in self.layers if isinstance(layer, Layer) and layer.branches]
         return {"fuse-add-rms-norm": sum(layer.begins_with_rms_norm for layer in layers[1:])}

@@ -1,4 +1,4 @@
-"""Token embeddings."""
+"""The token embedding of a model, optionally scaled, projected and normed."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,26 +18,30 @@ OF_VOCAB = Split("tp", 0, needed=False)  # a vocabulary that does not divide is 
 
 
 class AnyEmbeddingSpec(Protocol):
-    """The spec of a module that computes the residual stream's first value. `most_positions` is the longest sequence
-    that it allows; None: no limit."""
+    """The interface of embedding specs: they build the module that turns tokens into the first hidden states.
+
+    `most_positions` is the longest sequence that it supports; None: no limit.
+    """
 
     @property
     def most_positions(self) -> int | None: ...
 
     def build(self, place: Place, vocab: int, hidden: int) -> "Embedding":
-        """Return the module. It takes tokens i32[T] and Positions, and returns [T, hidden]. A tied head reads its table
-        `weight` [vocab, hidden]."""
+        """Return the embedding module, from tokens i32[T] and Positions to [T, hidden].
+
+        `place` is the prefix of its tensors in the checkpoint. A tied head reads its table `weight` [vocab, hidden].
+        """
 
 
 @dataclass(frozen=True)
 class EmbeddingSpec:
-    """A table of token embeddings.
+    """The token embedding of a model.
 
-    scale        a factor on the embeddings
+    scale        a factor on the embeddings; None: none
     rounded      round `scale` to the model's dtype first
-    norm         a norm of the result
+    norm         a norm of the result; None: none
     stored       the checkpoint's name for the table
-    projection   a linear from the table's width to the stream's
+    projection   a linear from the table's width to the hidden size, if they differ
     """
 
     scale: float | None = None
@@ -55,7 +59,7 @@ class EmbeddingSpec:
 
 
 class Embedding(Block):
-    """tokens i32[T] -> [T, hidden]."""
+    """The token embedding: tokens i32[T] -> hidden states [T, hidden]."""
 
     def __init__(self, spec: EmbeddingSpec, place: Place, vocab: int, hidden: int) -> None:
         super().__init__()

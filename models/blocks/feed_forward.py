@@ -1,4 +1,4 @@
-"""Feed-forward parts: gated, and plain."""
+"""The feed-forward part (MLP) of a layer: gated as in Llama, or plain as in GPT-2."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,10 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class GatedNames:
-    """The checkpoint's names for a gated feed-forward part and its tensors. `merged` is one tensor with gate and up."""
+    """The checkpoint's names for a gated feed-forward part (`place`, within the layer) and for its linears.
+
+    `merged` is the name of one tensor with gate and up; None: they are separate.
+    """
 
     place: str = "mlp"
     gate: str = "gate_proj"
@@ -23,6 +26,7 @@ class GatedNames:
     merged: str | None = None
 
     def gate_and_up(self, place: Place, width: int) -> list[Place]:
+        """Return where the checkpoint stores gate and up, of `width` rows each. `place` is the part's prefix."""
         if self.merged is not None:
             return (place / self.merged).split(width, width)
         return [place / self.gate, place / self.up]
@@ -30,13 +34,14 @@ class GatedNames:
 
 @dataclass(frozen=True)
 class GatedSpec:
-    """down(activation(gate(x)) * up(x)), with `width` hidden elements.
+    """A gated feed-forward part: down(activation(gate(x)) * up(x)), with `width` elements between.
 
     activation   "silu", "gelu" or "gelu_tanh"
-    cutoff       apply the activation only to the excess of a gate over its mean plus `cutoff` standard deviations;
-                 smaller gates are zero
-    bias         all three linears have biases
-    down_bias    only down has a bias
+    cutoff       replace each gate by its excess over the row's mean plus `cutoff` standard deviations, or by zero if
+                 it is smaller, before the activation; None: keep it
+    bias         whether all three linears have biases
+    down_bias    whether down has a bias
+    names        the checkpoint's names
     """
 
     width: int
@@ -51,7 +56,7 @@ class GatedSpec:
 
 
 class Gated(LinearsFirst):
-    """x [T, hidden] -> [T, hidden]."""
+    """A gated feed-forward part (MLP): x [T, hidden] -> [T, hidden]."""
 
     def __init__(self, spec: GatedSpec, place: Place, hidden: int) -> None:
         super().__init__()
@@ -74,8 +79,10 @@ class Gated(LinearsFirst):
 
 @dataclass(frozen=True)
 class PlainNames:
-    """The checkpoint's names for a plain feed-forward part and its tensors; `place` is "" if they are directly in the
-    layer."""
+    """The checkpoint's names for a plain feed-forward part (`place`, within the layer) and for its linears.
+
+    `place` is "" if the linears are directly in the layer.
+    """
 
     place: str = "mlp"
     up: str = "up_proj"
@@ -84,7 +91,10 @@ class PlainNames:
 
 @dataclass(frozen=True)
 class PlainSpec:
-    """down(activation(up(x))), with `width` hidden elements. `activation` is a kind of the op `activate`."""
+    """A plain feed-forward part: down(activation(up(x))), with `width` elements between.
+
+    `activation` is one of the op `activate`, such as "gelu". `bias` says whether both linears have biases.
+    """
 
     width: int
     activation: str = "gelu"
@@ -96,7 +106,7 @@ class PlainSpec:
 
 
 class Plain(Block):
-    """x [T, hidden] -> [T, hidden]."""
+    """A plain feed-forward part (MLP): x [T, hidden] -> [T, hidden]."""
 
     def __init__(self, spec: PlainSpec, place: Place, hidden: int) -> None:
         super().__init__()

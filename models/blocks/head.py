@@ -1,4 +1,4 @@
-"""The language-model head: logits from hidden states."""
+"""The language-model head, which computes logits from hidden states."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,15 @@ from ingot.models.params import Place, parameter
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """Logits from hidden states.
+    """The language-model head, which computes logits from hidden states with a table of a row per token.
 
     tied         use the embedding's table
-    bias         the logits have a bias
+    bias         add a bias to the logits
     normed       divide each row of the head's own table by its length
-    scale        a factor on the logits
-    soft_cap     then cap * tanh(logit / cap)
+    scale        a factor on the logits; None: none
+    soft_cap     after the scale, a soft cap: cap * tanh(logit / cap); None: none
     stored       the checkpoint's name for the head
-    projection   a linear from the stream's width to the table's
+    projection   a linear from the hidden size to the table's width, if they differ
     """
 
     tied: bool = False
@@ -36,7 +36,10 @@ class HeadSpec:
 
 
 class Head(Block):
-    """h [L, hidden] -> logits f32[L, vocab]. `tied` is the embedding's weight, which a tied head uses."""
+    """The language-model head: hidden states h [L, hidden] -> logits f32[L, vocab].
+
+    `tied` is the embedding's table, which a tied head uses.
+    """
 
     def __init__(self, spec: HeadSpec, place: Place, vocab: int, hidden: int, tied: nn.Parameter) -> None:
         super().__init__()

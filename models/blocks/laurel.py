@@ -1,4 +1,4 @@
-"""LAuReL: a learned low-rank residual in parallel to a block (arXiv 2411.07501)."""
+"""LAuReL: a learned low-rank residual connection in parallel to a block (arXiv 2411.07501)."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class LaurelSpec:
-    """x + norm(right(left(x))), with `rank` elements between left and right."""
+    """A LAuReL connection: x + norm(right(left(x))), with two linears and `rank` elements between them."""
 
     rank: int
     norm: NormSpec
@@ -22,7 +22,7 @@ class LaurelSpec:
 
 
 class Laurel(LinearsFirst):
-    """x [T, hidden] -> [T, hidden]."""
+    """A LAuReL connection, a learned low-rank residual: x [T, hidden] -> [T, hidden]."""
 
     def __init__(self, spec: LaurelSpec, place: Place, hidden: int) -> None:
         super().__init__()

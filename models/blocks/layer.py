@@ -13,20 +13,26 @@ from ingot.models.params import Place
 
 
 class BlockSpec(Protocol):
-    """The spec of a block that reads the stream and adds to it: attention, a feed-forward part, or another mixer."""
+    """The interface of specs of a layer's blocks: attention, a feed-forward part, or another mixer.
+
+    The block reads the residual stream and adds its result to it.
+    """
 
     def build(self, place: Place, hidden: int, layer: int) -> Block:
-        """Return the module, which takes x [T, hidden] and Positions. `place` is the layer's."""
+        """Return the module, from x [T, hidden] and Positions to [T, hidden].
+
+        `place` is the prefix of the layer's tensors in the checkpoint, `layer` the layer's index.
+        """
 
 
 @dataclass(frozen=True)
 class BranchSpec:
-    """A block of a layer, with its norms.
+    """A block of a layer, such as attention, with the norms around it. A norm of None is left out.
 
-    name          the prefix of its parameters
+    name          the prefix of its parameters' names
     norm          a norm of its input
     post_norm     a norm of its result
-    stream_norm   a norm of the stream after the sum, which replaces the stream
+    stream_norm   a norm of the residual stream after the block's result is added; it replaces the stream
     """
 
     name: str
@@ -38,12 +44,12 @@ class BranchSpec:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """A layer of branches. Without branches it returns the stream unchanged.
+    """A layer: blocks with their norms (`branches`), which add to the residual stream in order. There may be none.
 
-    parallel   all branches read the layer's input, and a branch without a norm reads the input of the branch before it;
-               otherwise each branch reads the stream after the branches before it. No stream_norm with `parallel`
-    scale      factor on each branch's result
-    onto_norm  the branch's result is added to the branch's normed input, and the sum replaces the stream
+    parallel    all blocks read the layer's input, and a block without a norm reads what the block before it reads;
+                otherwise each block reads the stream after the blocks before it; excludes a stream_norm
+    scale       a factor on each block's result; None: none
+    onto_norm   a block's result is added to its normed input, and the sum replaces the stream
     """
 
     branches: tuple[BranchSpec, ...]
@@ -68,8 +74,10 @@ class _Branch:
 
 
 class Layer(Block):
-    """The stream [T, hidden] -> the stream. Parameter names are NAME.…, NAME_norm, NAME_post_norm and
-    NAME_stream_norm."""
+    """A layer: the residual stream [T, hidden] before it -> the one after it.
+
+    The parameters of the branch NAME are NAME.…, NAME_norm, NAME_post_norm and NAME_stream_norm.
+    """
 
     def __init__(self, spec: LayerSpec, place: Place, hidden: int, index: int) -> None:
         super().__init__()
@@ -115,7 +123,11 @@ class Layer(Block):
         return result if self.spec.scale is None else result * self.spec.scale
 
     def matches(self) -> dict[str, int]:
-        """Count norms that follow a sum; in a parallel layer, merges of linears of blocks that read the same norm."""
+        """Return how many rewrites passes must apply across the layer's blocks.
+
+        They are fusions of an add with the RMS norm after it. In a parallel layer with one norm, they are merges of the
+        linears of different blocks, which read the same value.
+        """
         if not self.spec.parallel:
             return {"fuse-add-rms-norm": sum(one.begins_with_rms_norm for one in self.branches[1:])}
         if any(one.norm is not None for one in self.branches[1:]):

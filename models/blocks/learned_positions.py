@@ -13,11 +13,13 @@ from ingot.models.params import Place, parameter
 
 @dataclass(frozen=True)
 class LearnedPositionsSpec:
-    """Embeddings of tokens and of positions.
+    """The sum of token embeddings and learned position embeddings, as in GPT-2.
 
-    positions    positions of the longest sequence
-    offset       rows of the position table before the row of position 0
-    projection   a linear from the token table's width to the stream's, before the sum
+    positions          positions of the longest sequence
+    stored             the checkpoint's name for the token table
+    stored_positions   the checkpoint's name for the position table
+    offset             rows of the position table before the row of position 0
+    projection         a linear from the token table's width to the hidden size, before the sum
     """
 
     positions: int
@@ -35,7 +37,7 @@ class LearnedPositionsSpec:
 
 
 class LearnedPositions(Embedding):
-    """tokens i32[T] -> [T, hidden]."""
+    """Token and position embeddings: tokens i32[T] and their positions -> hidden states [T, hidden]."""
 
     def __init__(self, spec: LearnedPositionsSpec, place: Place, vocab: int, hidden: int) -> None:
         super().__init__(EmbeddingSpec(stored=spec.stored, projection=spec.projection), place, vocab, hidden)

@@ -11,7 +11,10 @@ from ingot.models.params import Place, parameter
 
 
 class Linear(Block):
-    """x [T, inputs] -> [T, outputs]. A mesh splits a bias like the outputs; if inputs are split, the bias is whole."""
+    """A linear map: x [T, inputs] -> [T, outputs]. `place` is the prefix of its tensors in the checkpoint.
+
+    `split` says how a mesh divides the weight; None: not at all. If it divides the outputs, it divides the bias too.
+    """
 
     def __init__(
         self, place: Place, inputs: int, outputs: int, *, bias: bool = False, split: Split | None = None
@@ -26,7 +29,7 @@ class Linear(Block):
 
 
 class LinearsFirst(Block):
-    """A block that begins with the linears `first`. They all read the block's input, so a pass merges them."""
+    """A block that begins with several linears, `first`. All read the block's input, so a pass merges them."""
 
     first: tuple[Linear, ...] = ()
 
@@ -35,7 +38,9 @@ class LinearsFirst(Block):
 
 
 def merges(linears: tuple[Linear, ...]) -> int:
-    """Return the number of merges among linears that read one value: one for two or more with a bias, and one for two
-    or more without."""
+    """Return how many merged linears the pass merge-linears must make of linears that read the same value.
+
+    It makes one of those with a bias, if there are two or more, and one of those without.
+    """
     by_bias = Counter(linear.bias is None for linear in linears)
     return sum(count > 1 for count in by_bias.values())

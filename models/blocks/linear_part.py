@@ -1,4 +1,4 @@
-"""One linear map instead of an attention or a feed-forward part."""
+"""A linear map in place of a layer's attention or feed-forward part, as in Nemotron-NAS."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,10 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class LinearPartSpec:
-    """A linear map of the hidden size without a bias. `stored` is its name in the checkpoint, within the layer."""
+    """A linear map in place of attention or a feed-forward part, without a bias.
+
+    `stored` is its name in the checkpoint, within the layer.
+    """
 
     stored: str
 
@@ -21,7 +24,10 @@ class LinearPartSpec:
 
 
 class LinearPart(Block):
-    """x [T, hidden] -> [T, hidden]. Every rank of a mesh has the whole weight."""
+    """A linear map in place of attention or a feed-forward part: x [T, hidden] -> [T, hidden].
+
+    Every rank of a mesh has the whole weight.
+    """
 
     def __init__(self, place: Place, hidden: int) -> None:
         super().__init__()

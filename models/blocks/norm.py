@@ -1,4 +1,4 @@
-"""Norms: RMS norm and layer norm."""
+"""RMS norm and layer norm, with the ways in which checkpoints store their weights."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from ingot.models.params import Place, parameter
 
 @dataclass(frozen=True)
 class NormSpec:
-    """A norm.
+    """An RMS norm or layer norm with the epsilon `eps`. Its gains are the weights by which it multiplies.
 
     kind     "rms" or "layer"
     gains    whether the checkpoint has gains; without, they are ones
@@ -35,17 +35,23 @@ class NormSpec:
     apart: bool = False
 
     def named(self, stored: str) -> "NormSpec":
-        """Return the same norm under another checkpoint name, with its own gains."""
+        """Return this spec with another name in the checkpoint, `stored`."""
         return replace(self, stored=stored)
 
     def tensor(self, place: Place, name: str, shape: tuple[int, ...]) -> Recipe:
-        """Return the recipe of a tensor of this norm. With `apart`, its first dim is the heads."""
+        """Return the recipe that reads the norm's tensor `name` ("weight" or "bias") of this shape.
+
+        `place` is the norm's prefix in the checkpoint. With `apart`, the first axis is heads, of separate tensors.
+        """
         if not self.apart:
             return place.source(name)
         return recipe.stack([(place / head).source(name) for head in range(shape[0])])
 
     def made(self, place: Place, shape: tuple[int, ...]) -> Recipe:
-        """Return the recipe of the gains."""
+        """Return the recipe that makes the norm's gains (weights) of this shape.
+
+        It reads them from the checkpoint, where `place` is the norm's prefix, or makes ones; then it adds the offset.
+        """
         if not self.gains:
             return recipe.reshape(recipe.table(kind="ones", size=math.prod(shape)), shape)
         stored = self.tensor(place, "weight", shape)
@@ -56,7 +62,11 @@ class NormSpec:
 
 
 class Norm(Block):
-    """x [..., *shape] -> the same shape, normalized over the last axis."""
+    """An RMS norm or layer norm over the last axis: x [..., *shape] -> the same shape.
+
+    Its gains have the shape `shape`; `split` says how a mesh divides them. `place` is the prefix of the block that has
+    the norm.
+    """
 
     def __init__(self, spec: NormSpec, place: Place, *shape: int, split: Split | None = None) -> None:
         super().__init__()

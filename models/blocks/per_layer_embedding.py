@@ -1,4 +1,4 @@
-"""Per-layer token embeddings: a second table, and the layers' use of it."""
+"""Per-layer token embeddings, as in Gemma 3n: a second token table with a part for each layer."""
 
 from dataclasses import dataclass
 
@@ -15,8 +15,11 @@ from ingot.models.params import Place, parameter, rounded
 
 @dataclass(frozen=True)
 class PerLayerEmbeddingSpec:
-    """Embeddings of `width` elements per token for each of `layers` layers: a row of a table with `rows` rows, plus a
-    normed projection of the token's embedding. Tokens that the table lacks use its first row."""
+    """Token embeddings of `width` elements for each of `layers` layers.
+
+    A token's are a row of a table with `rows` rows, plus a normed projection of its ordinary embedding. Tokens that the
+    table lacks use its first row. `norm` is the norm of the projection.
+    """
 
     rows: int
     layers: int
@@ -28,7 +31,7 @@ class PerLayerEmbeddingSpec:
 
 
 class PerLayerEmbedding(Block):
-    """tokens i32[T] and their embedding h [T, hidden] -> [T, layers, width]."""
+    """Computes per-layer embeddings [T, layers, width] from tokens i32[T] and their ordinary embedding [T, hidden]."""
 
     def __init__(self, spec: PerLayerEmbeddingSpec, place: Place, vocab: int, hidden: int) -> None:
         super().__init__()
@@ -48,7 +51,7 @@ class PerLayerEmbedding(Block):
 
 
 def _padded(table: Recipe, rows: int, vocab: int) -> Recipe:
-    """Return the table, extended by its first row for each vocabulary token that it lacks."""
+    """Return the recipe of a token table that has `rows` rows, extended to `vocab` rows by copies of its first row."""
     if rows >= vocab:
         return table
     return recipe.concat([table, recipe.repeat(recipe.take_slice(table, 0, 0, 1), 0, vocab - rows)])
@@ -56,8 +59,11 @@ def _padded(table: Recipe, rows: int, vocab: int) -> Recipe:
 
 @dataclass(frozen=True)
 class PerLayerInputSpec:
-    """norm(projection(activation(gate(x)) * e)), with e the token's `width` elements for this layer. `activation` is
-    "gelu" or "gelu_tanh". With `scaled`, x is first multiplied by a vector."""
+    """How a layer uses the per-layer embedding e of a token, of `width` elements.
+
+    It computes norm(projection(activation(gate(x)) * e)). `activation` is "gelu" or "gelu_tanh". With `scaled`, x is
+    first multiplied by a learned vector.
+    """
 
     width: int
     norm: NormSpec
@@ -69,7 +75,7 @@ class PerLayerInputSpec:
 
 
 class PerLayerInput(Block):
-    """x [T, hidden] and the embeddings of all layers [T, layers, width] -> [T, hidden]."""
+    """Mixes a layer's per-layer embedding into x: x [T, hidden] and embeddings [T, layers, width] -> [T, hidden]."""
 
     def __init__(self, spec: PerLayerInputSpec, place: Place, hidden: int, layer: int) -> None:
         super().__init__()

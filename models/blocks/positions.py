@@ -1,4 +1,4 @@
-"""The positions of a step's tokens, and rotary embeddings: tables, and the rotation of heads."""
+"""The positions of a step's tokens, and rotary embeddings: their tables, and the rotation of heads."""
 
 from dataclasses import dataclass, field
 
@@ -12,12 +12,12 @@ from ingot.models.params import parameter
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions argument of layers.
+    """The positions of a step's tokens, an argument of every layer.
 
     positions    i32[T], each token's index in its sequence
-    token_seqs   i32[T], each token's sequence
+    token_seqs   i32[T], the index of each token's sequence
     ropes        the model's rotary tables
-    cached       keys and values [T, kv_heads, head_dim] by the layer that stores them in its cache, for later layers
+    cached       keys and values [T, kv_heads, head_dim] by the index of the layer that caches them, for later layers
                  that attend to the same cache
     """
 
@@ -28,7 +28,10 @@ class Positions:
 
 
 def rope_table(rope: RopeSpec, max_seq_len: int) -> nn.Parameter:
-    """Return the rotary table f32[max_seq_len, rotary_dim]. Elements of a head past `rotary_dim` are not rotated."""
+    """Return the table of cosines and sines of a rotary embedding, a parameter f32[max_seq_len, rotary_dim].
+
+    Elements of a head past `rotary_dim` are not rotated.
+    """
     made = recipe.table(
         kind="rope",
         rope_type=rope.rope_type,
@@ -42,13 +45,15 @@ def rope_table(rope: RopeSpec, max_seq_len: int) -> nn.Parameter:
 
 @dataclass(frozen=True)
 class RotarySpec:
-    """Rotates heads by the model's rotary table number `table`. Pairs are (i, i + rotary_dim / 2), or neighbours with
-    `interleaved`."""
+    """The rotary embedding of an attention. It uses the model's rotary table number `table`.
+
+    It rotates pairs of elements (i, i + rotary_dim / 2), or adjacent elements with `interleaved`.
+    """
 
     table: int = 0
     interleaved: bool = False
 
     def rotate(self, heads: torch.Tensor, at: Positions) -> torch.Tensor:
-        """Rotate heads [T, heads, head_dim] -> the same shape."""
+        """Return q or k, `heads` [T, heads, head_dim], rotated by the positions of the tokens."""
         order = {"interleaved": True} if self.interleaved else {}
         return ops.rope(heads, at.positions, at.ropes[self.table], **order)

@@ -1,11 +1,11 @@
-"""A linear between the stream and a token table of another width."""
+"""A linear between the hidden states and a token table of another width, as in OPT-350m."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ProjectionSpec:
-    """A token table of `width` elements. `stored` is the checkpoint's name for the linear between it and the stream."""
+    """A linear between the hidden states and a token table of `width` elements. `stored` is its checkpoint name."""
 
     width: int
     stored: str

@@ -1,4 +1,4 @@
-"""Attention to the keys and values of an earlier layer, without its own cache."""
+"""Attention that reads the KV cache of an earlier layer and has none itself, as in Gemma 3n."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,10 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class SharedAttentionSpec:
-    """`attention` with the keys and values of the earlier layer `source`, an attention with equal heads and window."""
+    """An attention that reads the keys and values of the earlier layer number `source`, and computes only queries.
+
+    `attention` describes it. The attention of layer `source` must have the same heads and window.
+    """
 
     attention: AttentionSpec
     source: int
@@ -30,7 +33,7 @@ class SharedAttentionSpec:
 
 
 class SharedAttention(LinearsFirst):
-    """x [T, hidden] -> [T, hidden]. It computes only queries."""
+    """Attention to an earlier layer's keys and values: x [T, hidden] -> [T, hidden]. It computes only queries."""
 
     def __init__(self, spec: SharedAttentionSpec, place: Place, hidden: int) -> None:
         super().__init__()

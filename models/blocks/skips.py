@@ -1,4 +1,4 @@
-"""Skips: the input of a later layer mixes in the stream from before an earlier layer."""
+"""Skip connections between layers, as in Solar Pro: a layer's input includes the input of an earlier layer."""
 
 from dataclasses import dataclass
 
@@ -7,13 +7,15 @@ import torch
 
 @dataclass(frozen=True)
 class SkipSpec:
-    """Layer `to` reads weight * (the stream before layer `start`) + (1 - weight) * (the stream before layer `to`).
-    Layers count from 0. The kept stream of a layer is the one before any skip to that layer."""
+    """A skip connection: layer `to` reads `weight` * (input of layer `start`) + (1 - `weight`) * (its own input).
+
+    Layers count from 0. The input of layer `start` is the one before any skip connection to that layer.
+    """
 
     start: int
     to: int
     weight: float
 
     def mix(self, kept: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-        """Mix kept, h [T, hidden] -> [T, hidden]."""
+        """Return the weighted sum [T, hidden] of `kept`, the input of layer `start`, and `h`, that of layer `to`."""
         return kept * self.weight + h * (1 - self.weight)

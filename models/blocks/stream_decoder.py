@@ -1,4 +1,4 @@
-"""A decoder with several streams of hidden states, and per-layer embeddings."""
+"""A decoder-only model with several residual streams (AltUp) and per-layer embeddings, as Gemma 3n."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,14 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class StreamDecoderSpec:
-    """A decoder of several streams, with the rotary tables that its layers share."""
+    """A decoder-only model with several residual streams, of `vocab` tokens and `hidden` elements per stream.
+
+    altup    the streams
+    inputs   the per-layer embeddings
+    norm     the final norm
+    ropes    the rotary tables, which layers refer to by number
+    names    the checkpoint's names
+    """
 
     vocab: int
     hidden: int
@@ -35,12 +42,15 @@ class StreamDecoderSpec:
     names: DecoderNames = field(default_factory=DecoderNames)
 
     def ignored(self) -> tuple[str, ...]:
-        """Return the patterns of tensors that some checkpoints contain and nothing reads, such as a tied head."""
+        """Return patterns of tensor names that some checkpoints contain and nothing reads, such as a tied head's."""
         return self.names.ignored(self.head)
 
 
 class StreamDecoder(Block):
-    """Token ids to logits. Build it on the meta device; weights are of `dtype`, rotary tables of float32."""
+    """A decoder-only model with several residual streams, from token ids to logits. Build it on the meta device.
+
+    Weights have the dtype `dtype`. Rotary tables are float32 and have `max_seq_len` rows.
+    """
 
     def __init__(self, spec: StreamDecoderSpec, dtype: torch.dtype, max_seq_len: int) -> None:
         super().__init__()
@@ -59,7 +69,11 @@ class StreamDecoder(Block):
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, token_seqs: torch.Tensor, logit_rows: torch.Tensor
     ) -> torch.Tensor:
-        """tokens, positions, token_seqs i32[T], logit_rows i32[L] -> logits f32[L, vocab]."""
+        """Return logits f32[L, vocab] of the tokens with the indices `logit_rows` i32[L].
+
+        `tokens` i32[T] are the ids of a step's tokens, `positions` i32[T] their positions in their sequences, and
+        `token_seqs` i32[T] the indices of these sequences.
+        """
         at = Positions(positions, token_seqs, tuple(self.ropes))
         h = self.embed(tokens, at)
         embeddings, streams = self.inputs(tokens, h), self.streams(h)
@@ -68,5 +82,5 @@ class StreamDecoder(Block):
         return self.head(self.norm(self.joined(ops.select_rows(streams, logit_rows))))
 
     def matches(self) -> dict[str, int]:
-        """Count the merge of the embedding's projections for streams and for layers."""
+        """Return the rewrites that passes must apply: one merge of the two projections of the token embedding."""
         return {"merge-linears": 1}

@@ -1,4 +1,4 @@
-"""A layer of several streams: it computes one and updates all, with LAuReL and per-layer embeddings."""
+"""A layer with several residual streams, as in Gemma 3n: it computes one and updates all (AltUp)."""
 
 from dataclasses import dataclass
 
@@ -20,9 +20,11 @@ from ingot.models.params import Place
 
 @dataclass(frozen=True)
 class StreamLayerSpec:
-    """A layer: attention with `laurel` in parallel, a feed-forward part, and `input`, which adds the token's embedding
-    for this layer to all streams except the first. `norm` is the form of the norms around attention and feed-forward
-    part."""
+    """A layer with several residual streams: attention with `laurel` in parallel, then a feed-forward part.
+
+    `altup` describes the streams. `input` adds the token's per-layer embedding to all streams except the first. `norm`
+    is the spec of the norms before and after attention and feed-forward part.
+    """
 
     attention: AttentionSpec | SharedAttentionSpec
     mlp: GatedSpec
@@ -36,7 +38,7 @@ class StreamLayerSpec:
 
 
 class StreamLayer(Block):
-    """Streams [T, streams, hidden] -> the same."""
+    """A layer with several residual streams: the streams [T, streams, hidden] before it -> those after it."""
 
     def __init__(self, spec: StreamLayerSpec, place: Place, hidden: int, index: int) -> None:
         super().__init__()
@@ -54,7 +56,11 @@ class StreamLayer(Block):
         self.mlp_post_norm = Norm(spec.norm.named("post_feedforward_layernorm"), place, hidden)
 
     def forward(self, streams: torch.Tensor, embeddings: torch.Tensor, at: Positions) -> torch.Tensor:
-        """Run the layer. `embeddings` [T, layers, width] are the tokens' embeddings for all layers."""
+        """Return the streams [T, streams, hidden] after the layer, from those before it.
+
+        `embeddings` [T, layers, width] are the per-layer embeddings of the tokens, for all layers. `at` holds the
+        tokens' positions.
+        """
         altup = self.spec.altup
         predicted = self.predict(streams, self.router(altup.active_of(streams, self.hidden)))
         active = altup.active_of(predicted, self.hidden)
@@ -67,7 +73,10 @@ class StreamLayer(Block):
         return ops.concat(corrected[:, :1], corrected[:, 1:] + added, dim=1)
 
     def matches(self) -> dict[str, int]:
-        """Count the merge of attention's linears with LAuReL's first, which read one norm, and the router's norm, which
-        follows a sum."""
+        """Return how many rewrites passes must apply across the layer's blocks.
+
+        One is the merge of attention's linears with LAuReL's first one, which read the same norm. Another is the fusion
+        of the router's norm with the add before it.
+        """
         first = (self.attention.first, self.laurel.first)
         return {"merge-linears": merges(sum(first, ())) - sum(map(merges, first)), "fuse-add-rms-norm": 1}

@@ -1,5 +1,7 @@
-"""Baichuan 1 and 2: Llama with q, k and v in one tensor. The larger model of each generation has ALiBi. Both Baichuan 2
-models divide the rows of the head by their lengths."""
+"""Read the configs of Baichuan 1 and 2: Llama with q, k and v in one tensor.
+
+The larger model of each generation has ALiBi. Both Baichuan 2 models divide the rows of the head by their lengths.
+"""
 
 from dataclasses import replace
 
@@ -26,12 +28,15 @@ _VOCAB_1, _VOCAB_2 = 64000, 125696
 
 
 def baichuan_7b(config: ConfigReader) -> DecoderSpec:
-    """Read Baichuan 1 7B."""
+    """Return the spec that a config.json of Baichuan 1 7B describes."""
     return _rotary(config, normed=False)
 
 
 def baichuan(config: ConfigReader) -> DecoderSpec:
-    """Read the other three models. They share an architecture name, so their sizes distinguish them."""
+    """Return the spec that a config.json of Baichuan 1 13B, or of Baichuan 2 7B or 13B, describes.
+
+    They share an architecture name, so their sizes distinguish them.
+    """
     normed = _is_second(config)
     if config.integer("hidden_size") == _ROTARY_WIDTH:
         return _rotary(config, normed)
@@ -39,7 +44,11 @@ def baichuan(config: ConfigReader) -> DecoderSpec:
 
 
 def _is_second(config: ConfigReader) -> bool:
-    """Return whether this is Baichuan 2, by vocabulary size, or by `z_loss_weight`, which only Baichuan 2 has."""
+    """Return whether a config.json is that of Baichuan 2, not 1.
+
+    Its vocabulary size says so, or the field `z_loss_weight`, which only Baichuan 2 has. Raises ConfigError for another
+    size.
+    """
     vocab = config.integer("vocab_size")
     second = vocab == _VOCAB_2 or "z_loss_weight" in config.fields
     if not second and vocab != _VOCAB_1:

@@ -1,4 +1,4 @@
-"""Bloom: ALiBi, a norm of the embedding, and one tensor with q, k and v of each head in turn."""
+"""Read the config of Bloom: ALiBi, a norm of the embedding, and one tensor with q, k and v of each head in turn."""
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.alibi import AlibiSpec
@@ -17,7 +17,10 @@ _PLAIN = PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")
 
 
 def bloom(config: ConfigReader) -> DecoderSpec:
-    """With `apply_residual_connection_post_layernorm`, results are added to the normed input."""
+    """Return the spec that a config.json of Bloom describes.
+
+    With `apply_residual_connection_post_layernorm`, a block's result is added to its normed input.
+    """
     config.require("slow_but_exact", (False,), False)  # it sums parts of a linear, and omits its bias
     hidden = config.integer("n_embed", config.integer("hidden_size", 64))
     config.require("n_inner", (4 * hidden,), 4 * hidden)

@@ -1,4 +1,4 @@
-"""Cohere's Command models: layer norms without biases, and attention and MLP in parallel after one norm."""
+"""Read the configs of Cohere's Command models: layer norms without biases, attention and MLP in parallel."""
 
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -30,13 +30,16 @@ _SAID_OF_COHERE2 = {
 
 
 def cohere(config: ConfigReader) -> DecoderSpec:
-    """Read Cohere. Norms of q and k have separate gains for each head."""
+    """Return the spec that a config.json of Cohere describes. Norms of q and k have separate weights for each head."""
     qk_norm = QKNormSpec.of(_norm(config), over="each head") if config.flag("use_qk_norm", False) else None
     return _cohere(config, [_attention(config, qk_norm)] * count_layers(config), theta=5e5)
 
 
 def cohere2(config: ConfigReader) -> DecoderSpec:
-    """Read Cohere 2. Layers with a window use rotation; every fourth layer has neither."""
+    """Return the spec that a config.json of Cohere 2 describes.
+
+    Every fourth layer has neither a window nor a rotary embedding; the others have both.
+    """
     for field, value in _SAID_OF_COHERE2.items():
         config.require(field, (value,), value)
     pattern = config.integer("sliding_window_pattern", 4)

@@ -1,5 +1,7 @@
-"""DeciLM: Llama with a number of k/v heads per layer. Nemotron-NAS: each layer has its own attention and feed-forward
-part, a linear map instead of one, or none."""
+"""Read the configs of DeciLM and Nemotron-NAS. In DeciLM, a Llama, layers differ in the number of k/v heads.
+
+In Nemotron-NAS, each layer has its own attention and feed-forward part, a linear map in place of one, or none.
+"""
 
 from typing import Any
 
@@ -26,7 +28,7 @@ _WIDTH_STEP = 256  # to which `ffn_mult` is rounded up (modeling_decilm.py, _ffn
 
 
 def decilm(config: ConfigReader) -> DecoderSpec:
-    """Read both generations, which share an architecture name."""
+    """Return the spec that a config.json of DeciLM or Nemotron-NAS describes. They share an architecture name."""
     # Other values mean other rotated pairs (vLLM, nemotron_nas.py).
     config.require("position_embedding_type", ("rope",), "rope")
     norm, layers = read_norm(config, 1e-5), count_layers(config)
@@ -40,7 +42,10 @@ def decilm(config: ConfigReader) -> DecoderSpec:
 
 
 def _by_heads(config: ConfigReader, norm: NormSpec, layers: int) -> list[LayerSpec]:
-    """Return the layers of DeciLM 6B and 7B, by `num_key_value_heads_per_layer`."""
+    """Return the `layers` layers of DeciLM 6B or 7B, with k/v heads by `num_key_value_heads_per_layer`.
+
+    `norm` is the spec of their norms.
+    """
     field = "num_key_value_heads_per_layer"
     heads = config.fields.get(field)
     if not isinstance(heads, list) or len(heads) != layers:
@@ -51,7 +56,7 @@ def _by_heads(config: ConfigReader, norm: NormSpec, layers: int) -> list[LayerSp
 
 
 def _blocks(config: ConfigReader, norm: NormSpec, layers: int) -> list[LayerSpec]:
-    """Return the layers of Nemotron-NAS, by `block_configs`."""
+    """Return the `layers` layers of a Nemotron-NAS model, by `block_configs`. `norm` is the spec of their norms."""
     blocks = config.fields.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != layers or not all(isinstance(one, dict) for one in blocks):
         raise ConfigError(
@@ -108,7 +113,10 @@ def _feed_forward(config: ConfigReader, part: ConfigReader) -> BlockSpec | None:
 
 
 def _width(config: ConfigReader, part: ConfigReader) -> int:
-    """Return the width of a feed-forward part: `intermediate_size`, or `ffn_mult` * 2/3 * hidden size, rounded up."""
+    """Return the width of a layer's feed-forward part: `intermediate_size`, or `ffn_mult` * 2/3 * hidden size.
+
+    The latter is rounded up to a multiple of 256. `part` reads the layer's fields, `config` the model's.
+    """
     if part.fields.get("ffn_mult") is None:
         return part.integer("intermediate_size")
     # Six digits, as in the config class (block_config.py).

@@ -1,5 +1,8 @@
-"""EXAONE 3: Llama under other names. EXAONE 4: norms after blocks, norms of q and k. In an EXAONE 4 model with windows,
-layers without a window have no rotation."""
+"""Read the configs of EXAONE 3 and 4. EXAONE 3 is Llama with other names.
+
+EXAONE 4 has norms after blocks, and norms of q and k. In a model with windows, layers without a window have no rotary
+embedding.
+"""
 
 from dataclasses import replace
 
@@ -27,8 +30,11 @@ _GATED_NAMES = GatedNames(gate="c_fc_0", up="c_fc_1", down="c_proj")
 
 
 def exaone(config: ConfigReader) -> DecoderSpec:
-    """Read EXAONE 3 as vLLM does (exaone.py), with the defaults of its config class. The fields are named `num_layers`,
-    `layer_norm_epsilon` and `activation_function`."""
+    """Return the spec that a config.json of EXAONE 3 describes, read as in vLLM (exaone.py).
+
+    Defaults are those of its config class. Some fields have other names than Llama's: `num_layers`,
+    `layer_norm_epsilon` and `activation_function`.
+    """
     layers = config.integer("num_layers" if "num_layers" in config.fields else "num_hidden_layers", most=MAX_LAYERS)
     config = config.within({**config.fields, "intermediate_size": _width(config)})
     norm = read_norm(config, 1e-6, "layer_norm_epsilon")
@@ -51,7 +57,7 @@ def exaone(config: ConfigReader) -> DecoderSpec:
 
 
 def _width(config: ConfigReader) -> int:
-    """Return the width of a feed-forward part."""
+    """Return the width of a feed-forward part: `intermediate_size`, or four times the hidden size."""
     return config.integer_or_none("intermediate_size") or 4 * config.integer("hidden_size")
 
 

@@ -1,4 +1,7 @@
-"""Falcon, old and new architecture, and under its first names: q, k and v in one tensor, by groups of heads."""
+"""Read the configs of Falcon: old and new architecture, and the first field names (RefinedWeb).
+
+q, k and v are one tensor, by groups of heads.
+"""
 
 from dataclasses import replace
 
@@ -34,8 +37,11 @@ def falcon(config: ConfigReader) -> DecoderSpec:
 
 
 def refined_web(config: ConfigReader) -> DecoderSpec:
-    """Read Falcon with the field names of its first checkpoints' code, modelling_RW.py. Falcon 40B's version has
-    `n_head_kv` and only the new architecture, Falcon 7B's only the old one."""
+    """Return the spec that a config.json of Falcon describes, with the field names of modelling_RW.py.
+
+    The first checkpoints came with that code. Falcon 40B's version has `n_head_kv` and only the new architecture,
+    Falcon 7B's only the old one.
+    """
     if "n_head" not in config.fields:  # the fields were renamed, the architecture was not
         return falcon(config)
     config.require("apply_residual_connection_post_layernorm", (False,), False)
@@ -51,8 +57,10 @@ def refined_web(config: ConfigReader) -> DecoderSpec:
 
 
 def _layer(config: ConfigReader, hidden: int, head_dim: int) -> LayerSpec:
-    """Return a layer of attention and an MLP without a gate. If the two are parallel, they share one norm or have one
-    each. The new architecture is always parallel."""
+    """Return a Falcon layer: attention, and an MLP without a gate.
+
+    If the two are parallel, they share one norm or have one each. The new architecture is always parallel.
+    """
     new, bias = config.flag("new_decoder_architecture", False), config.flag("bias", False)
     attention = _attention(config, head_dim, new=new, bias=bias)
     activation, plain = config.choice("activation", PLAIN, "gelu"), PlainNames(up="dense_h_to_4h", down="dense_4h_to_h")
@@ -95,7 +103,7 @@ def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
 
 
 def _count_kv_heads(config: ConfigReader, *, new: bool) -> int:
-    """Return the number of k/v heads. In the old architecture it is one, or the number of q heads."""
+    """Return the number of k/v heads. Without `new`, the new architecture, it is 1 or the number of q heads."""
     heads = config.integer("num_attention_heads")
     if not new and config.flag("multi_query", True):
         return 1

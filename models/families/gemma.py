@@ -1,4 +1,7 @@
-"""Gemma 1 to 3: scaled embeddings, gains stored minus one, and from Gemma 2 on norms on both sides of each block."""
+"""Read the configs of Gemma 1 to 3: scaled embeddings, norm weights stored minus one.
+
+From Gemma 2 on, blocks have norms before and after.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -28,7 +31,7 @@ GELU = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 
 
 def _two_norms_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -> LayerSpec:
-    """Norms on both sides of each block."""
+    """Return a layer with a norm before and after attention, and before and after the feed-forward part."""
     before, after = norm.named("input_layernorm"), norm.named("post_attention_layernorm")
     branches = (
         BranchSpec("attention", attention, before, after),
@@ -48,7 +51,7 @@ def gemma(config: ConfigReader) -> DecoderSpec:
 
 
 def gemma2(config: ConfigReader) -> DecoderSpec:
-    """Read Gemma 2. Every second layer has a window, starting with the first."""
+    """Return the spec that a config.json of Gemma 2 describes. Every second layer has a window, from the first on."""
     attention = replace(_scaled_attention(config), soft_cap=read_cap(config, "attn_logit_softcapping", 50.0))
     sliding = config.sliding_layers(count_layers(config), pattern=2)
     attentions, rope = read_windows(config, attention, sliding, 4096), config.rope(attention.head_dim)
@@ -56,7 +59,7 @@ def gemma2(config: ConfigReader) -> DecoderSpec:
 
 
 def gemma3(config: ConfigReader) -> DecoderSpec:
-    """Read Gemma 3. Layers with a window have a separate rotary base."""
+    """Return the spec that a config.json of Gemma 3 describes. Layers with a window have a separate rotary base."""
     config.require("attn_logit_softcapping", (None,), None)  # transformers reads it and does not apply it
     attention = replace(_scaled_attention(config), qk_norm=QKNormSpec.of(_norm(config)))
     pattern = config.integer("sliding_window_pattern", 6)
@@ -77,7 +80,10 @@ def _gemma(
     layer: Callable[[AttentionSpec, GatedSpec, NormSpec], LayerSpec] = _two_norms_layer,
     logit_cap: float | None = None,
 ) -> DecoderSpec:
-    """Return the decoder, from the parts that all Gemma generations share."""
+    """Return a Gemma decoder of the given attentions and feed-forward part, with the parts that all Gemmas share.
+
+    `layer` makes a layer from attention, feed-forward part and norm. `logit_cap` is the soft cap of logits, or None.
+    """
     config.require("use_bidirectional_attention", (False,), False)
     norm = _norm(config)
     embedding = EmbeddingSpec(scale=config.integer("hidden_size") ** 0.5, rounded=True)
@@ -87,7 +93,7 @@ def _gemma(
 
 
 def read_gemma_ropes(config: ConfigReader, head_dim: int) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary tables of layers without and with a window."""
+    """Return the rotary embeddings of a Gemma model: (of layers without a window, of layers with one)."""
     full, local = read_two_ropes(config, head_dim, full=1e6, sliding=1e4)
     if config.fields.get("rope_parameters") is None:  # `rope_theta` is the base of the first table only
         local = replace(local, theta=config.number("rope_local_base_freq", 1e4))
@@ -111,5 +117,5 @@ def _mlp(config: ConfigReader) -> GatedSpec:
 
 
 def read_cap(config: ConfigReader, field: str, default: float | None) -> float | None:
-    """Return a soft cap: null disables it, a missing field means the family's default."""
+    """Return the soft cap in a field: None if it is null, which disables it, and `default` if the field is missing."""
     return config.number_or_none(field) if field in config.fields else default

@@ -1,4 +1,4 @@
-"""Gemma 3n's text part: several streams by AltUp, LAuReL, per-layer embeddings, and caches shared by layers."""
+"""Read the config of Gemma 3n's text part: AltUp streams, LAuReL, per-layer embeddings, layers that share KV caches."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -81,15 +81,17 @@ def gemma3n(config: ConfigReader, place: str = "model") -> StreamDecoderSpec:
 
 
 def text_part(config: ConfigReader) -> StreamDecoderSpec:
-    """Read the text part of a model with images and sound."""
+    """Return the spec of the text part that a config.json of Gemma 3n with images and sound describes."""
     return gemma3n(config, _TEXT)
 
 
 def _names(
     place: str, attentions: Sequence[AttentionSpec | SharedAttentionSpec], of_layer: PerLayerInputSpec
 ) -> DecoderNames:
-    """Return the names. Checkpoints also hold unused tensors: keys and values of layers that read another layer's
-    cache, and scales that a flag disables."""
+    """Return the checkpoint's names for a Gemma 3n decoder with the prefix `place`, and its unused tensors.
+
+    Unused are keys and values of layers that read another layer's cache, and scales that a flag disables.
+    """
     sharing = [str(index) for index, one in enumerate(attentions) if isinstance(one, SharedAttentionSpec)]
     unread = [*DecoderNames.unread]
     if sharing:
@@ -102,6 +104,7 @@ def _names(
 
 
 def _read_altup(config: ConfigReader, norm: NormSpec) -> AltUpSpec:
+    """Return the number of AltUp streams and which of them layers compute. `norm` is the spec of the router's norm."""
     streams = config.integer("altup_num_inputs", 4)
     if streams < 2:
         raise config.error("altup_num_inputs", "at least 2")
@@ -113,7 +116,7 @@ def _read_altup(config: ConfigReader, norm: NormSpec) -> AltUpSpec:
 
 
 def _read_mlps(config: ConfigReader, layers: int) -> list[GatedSpec]:
-    """Return the feed-forward part of each layer; widths and sparsities differ by layer."""
+    """Return the feed-forward part of each of `layers` layers. They may differ in width and in the share of zeros."""
     widths = config.fields.get("intermediate_size")
     widths = widths if isinstance(widths, list) else [widths] * layers
     if len(widths) != layers:
@@ -127,7 +130,7 @@ def _read_mlps(config: ConfigReader, layers: int) -> list[GatedSpec]:
 
 
 def _read_sparsities(config: ConfigReader, layers: int) -> list[float]:
-    """Return, for each layer, the share of its gates that is zero."""
+    """Return, for each of `layers` layers, which share of its gates the model sets to zero: 0 to below 1."""
     found = config.fields.get("activation_sparsity_pattern")
     if found is None:
         sparse, part = _SPARSE
@@ -143,8 +146,11 @@ def _read_sparsities(config: ConfigReader, layers: int) -> list[float]:
 def _with_shared_caches(
     config: ConfigReader, attentions: Sequence[AttentionSpec], sliding: Sequence[bool]
 ) -> list[AttentionSpec | SharedAttentionSpec]:
-    """Let each of the last `num_kv_shared_layers` layers read another layer's cache. That layer is the last one before
-    them of the same type, with or without a window."""
+    """Return the attentions, with the last `num_kv_shared_layers` changed to read another layer's KV cache.
+
+    That layer is the last one before them of the same type, with or without a window. `sliding` says for each layer
+    whether it has a window.
+    """
     layers, count = len(attentions), config.fields.get("num_kv_shared_layers")
     count = 15 if count is None else count
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count < layers:

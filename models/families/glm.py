@@ -1,4 +1,7 @@
-"""GLM: rotation of neighbouring pairs in half of a head, gate and up in one tensor. GLM-4 adds norms after blocks."""
+"""Read the configs of GLM and GLM-4: half of a head is rotated, in adjacent pairs; gate and up are one tensor.
+
+GLM-4 adds norms after blocks.
+"""
 
 from dataclasses import replace
 
@@ -46,6 +49,6 @@ def _layer(config: ConfigReader, norm: NormSpec) -> LayerSpec:
 
 
 def _glm(config: ConfigReader, layer: LayerSpec, norm: NormSpec) -> DecoderSpec:
-    """Return a decoder of the config's number of equal layers. By default, half of a head is rotated."""
+    """Return a GLM decoder of equal layers, as many as the config says. By default, half of a head is rotated."""
     rope = config.within({"partial_rotary_factor": 0.5, **config.fields}).rope(config.integer("head_dim", 128))
     return read_decoder(config, [layer] * count_layers(config), norm, rope)

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms with biases, plain feed-forward parts, matrices stored transposed."""
+"""Read the config of GPT-2: learned positions, layer norms with biases, plain MLPs, matrices stored transposed."""
 
 from dataclasses import replace
 
@@ -23,7 +23,10 @@ _NAMES = DecoderNames(
 
 
 def gpt2(config: ConfigReader) -> DecoderSpec:
-    """Read GPT-2. Scores may be divided by the layer's number, from 1."""
+    """Return the spec that a config.json of GPT-2 describes.
+
+    With `scale_attn_by_inverse_layer_idx`, attention scores are divided by the layer's number, from 1 on.
+    """
     config.require("add_cross_attention", (False,), False)
     hidden, layers = config.integer("n_embd", 768), config.integer("n_layer", 12, most=MAX_LAYERS)
     attention = _attention(config, hidden)

@@ -1,4 +1,7 @@
-"""GPT-NeoX, Pythia and models trained with their code: q, k and v in one tensor by heads, a part of a head rotated."""
+"""Read the configs of GPT-NeoX, Pythia and models trained with their code.
+
+q, k and v are one tensor, by heads, and a part of a head is rotated.
+"""
 
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec
 from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
@@ -17,7 +20,10 @@ _NAMES = DecoderNames(
 
 
 def gpt_neox(config: ConfigReader) -> DecoderSpec:
-    """Read GPT-NeoX. Attention and the plain part each have a norm, and run in parallel or in sequence."""
+    """Return the spec that a config.json of GPT-NeoX describes.
+
+    Attention and the plain feed-forward part each have a norm, and run in parallel or in sequence.
+    """
     head_dim, heads = require_square_heads(config), config.integer("num_attention_heads")
     bias = config.flag("attention_bias", True)
     names = AttentionNames("attention", o="dense", merged="query_key_value", groups=heads)
@@ -44,7 +50,7 @@ def gpt_neox(config: ConfigReader) -> DecoderSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Return the rotary table. Its base and rotated share have GPT-NeoX's own field names."""
+    """Return the rotary embedding. GPT-NeoX names its base `rotary_emb_base` and the rotated share `rotary_pct`."""
     beside = {
         "rope_theta": config.number("rotary_emb_base", 10000.0),
         "partial_rotary_factor": config.number("rotary_pct", 0.25),

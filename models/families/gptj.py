@@ -1,5 +1,7 @@
-"""GPT-J and CodeGen: attention and a plain part in parallel after one layer norm; the first elements of a head are
-rotated in neighbouring pairs."""
+"""Read the configs of GPT-J and CodeGen: attention and a plain feed-forward part in parallel after one layer norm.
+
+The first elements of a head are rotated in adjacent pairs.
+"""
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec
@@ -26,7 +28,10 @@ def gptj(config: ConfigReader) -> DecoderSpec:
 
 
 def codegen(config: ConfigReader) -> DecoderSpec:
-    """Read CodeGen: GPT-J with one merged tensor, in which each quarter of the heads has its q, v and k."""
+    """Return the spec that a config.json of CodeGen describes.
+
+    It is GPT-J with q, k and v in one tensor, in which each quarter of the heads has its q, v and k.
+    """
     if config.integer("n_head", 16) % _BLOCKS:
         raise config.error("n_head", f"a multiple of {_BLOCKS}")
     return _decoder(config, AttentionNames("attn", o="out_proj", merged="qkv_proj", order="qvk", groups=_BLOCKS))
@@ -59,8 +64,10 @@ def _decoder(config: ConfigReader, names: AttentionNames) -> DecoderSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Return the rotary table. No field sets the base. A null `rotary_dim` is refused: transformers then builds a table
-    that fits no head."""
+    """Return the rotary embedding of GPT-J; no field sets its base.
+
+    Raises ConfigError for a null `rotary_dim`: transformers then builds a table that fits no head.
+    """
     given = config.integer("rotary_dim", 64)
     if ("rotary_dim" in config.fields and config.fields["rotary_dim"] is None) or given % 2 or given > head_dim:
         raise config.error("rotary_dim", f"an even number, at most {head_dim}, the size of a head")

@@ -1,4 +1,4 @@
-"""Granite and HyperCLOVA X: factors on embeddings, scores, results and logits."""
+"""Read the configs of Granite and HyperCLOVA X: Llama with factors on embeddings, scores, block results and logits."""
 
 from dataclasses import replace
 
@@ -28,8 +28,10 @@ def granite(config: ConfigReader) -> DecoderSpec:
 
 
 def hyperclovax(config: ConfigReader) -> DecoderSpec:
-    """Read HyperCLOVA X: Granite with norms also after attention and MLP. It multiplies logits by the factor by which
-    Granite divides."""
+    """Return the spec that a config.json of HyperCLOVA X describes: Granite with norms also after attention and MLP.
+
+    It multiplies logits by `logits_scaling`; Granite divides by it.
+    """
     scale = config.number("attention_multiplier", read_head_dim(config) ** -0.5)
     norm = read_norm(config)
     layer = _layer(config, read_attention(config, scale=scale, **read_biases(config)), norm)

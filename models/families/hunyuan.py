@@ -1,4 +1,4 @@
-"""HunYuan, dense: Llama with norms of q and k after rotation."""
+"""Read the config of the dense HunYuan models: Llama with norms of q and k after the rotary embedding."""
 
 from ingot.models.blocks.attention import QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -26,8 +26,10 @@ def hunyuan_v1_dense(config: ConfigReader) -> DecoderSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Return the rotary table of a whole head. With `alpha`, the type that checkpoints call "dynamic" scales the base
-    by the same factor at every length."""
+    """Return the rotary embedding, of a whole head.
+
+    With the field `alpha`, the type that checkpoints call "dynamic" scales the base by one factor at every length.
+    """
     field = "rope_scaling" if config.fields.get("rope_parameters") is None else "rope_parameters"
     table = config.fields.get(field)
     table = table if isinstance(table, dict) else {}

@@ -1,4 +1,4 @@
-"""InternLM 2: Llama under other names, with q, k and v in one tensor, by groups of heads."""
+"""Read the config of InternLM 2: Llama with other names, and q, k and v in one tensor, by groups of heads."""
 
 from ingot.models.blocks.attention import AttentionNames
 from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
@@ -22,8 +22,10 @@ _MLP = GatedNames("feed_forward", gate="w1", up="w3", down="w2")
 
 
 def internlm2(config: ConfigReader) -> DecoderSpec:
-    """Read InternLM 2. A missing `bias` means true, as in the published configuration class; most checkpoints have
-    false."""
+    """Return the spec that a config.json of InternLM 2 describes.
+
+    A missing `bias` means true, as in the published configuration class. Most checkpoints have false.
+    """
     require_square_heads(config)
     heads, bias = config.integer("num_attention_heads"), config.flag("bias", True)
     kv_heads = config.integer("num_key_value_heads", heads)

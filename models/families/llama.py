@@ -1,4 +1,4 @@
-"""Llama, and families that differ from it only in biases, windows and rotated pairs."""
+"""Read the configs of Llama, and of families that differ from it only in biases, windows and rotary embeddings."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -41,7 +41,11 @@ def _llama(
     theta: float = 10000.0,
     tied: bool = False,
 ) -> DecoderSpec:
-    """Return a Llama decoder with these attentions, one for each layer."""
+    """Return a Llama decoder with these attentions, one for each layer.
+
+    The other arguments are defaults or details of the family: `eps` of norms, `wide` for float32 norm weights, `theta`
+    of the rotary embedding, `tied` for a tied head.
+    """
     mlp, norm = read_gated(config, bias=mlp_bias), read_norm(config, eps, wide=wide)
     layers = [pre_norm_layer(attention, mlp, norm) for attention in attentions]
     rope = config.rope(attentions[0].head_dim, theta=theta)
@@ -54,7 +58,7 @@ def llama(config: ConfigReader) -> DecoderSpec:
 
 
 def arcee(config: ConfigReader) -> DecoderSpec:
-    """Read Arcee: Llama with plain feed-forward parts."""
+    """Return the spec that a config.json of Arcee describes: Llama with plain feed-forward parts."""
     attention, norm = read_attention(config, **read_biases(config)), read_norm(config, 1e-5)
     mlp = read_plain(config, "relu2", bias=config.flag("mlp_bias", False))
     layers = [pre_norm_layer(attention, mlp, norm)] * count_layers(config)
@@ -62,14 +66,19 @@ def arcee(config: ConfigReader) -> DecoderSpec:
 
 
 def mistral(config: ConfigReader) -> DecoderSpec:
-    """Read Mistral: one window for all layers, or none. A missing field means transformers' default, 4096; null means
-    none."""
+    """Return the spec that a config.json of Mistral describes: one window for all layers, or none.
+
+    If `sliding_window` is missing, the window is transformers' default, 4096. Null means no window.
+    """
     window = config.integer_or_none("sliding_window") if "sliding_window" in config.fields else 4096
     return _llama(config, [read_attention(config, window=window)] * count_layers(config))
 
 
 def ministral(config: ConfigReader) -> DecoderSpec:
-    """Read Ministral: Mistral with a window in the layers that `layer_types` names, or in all."""
+    """Return the spec that a config.json of Ministral describes: Mistral with a window in some layers, or in all.
+
+    The field `layer_types` names these layers; without it, they are all.
+    """
     attention, layers = read_attention(config), count_layers(config)
     if "sliding_window" in config.fields and config.integer_or_none("sliding_window") is None:
         return _llama(config, [attention] * layers)
@@ -78,7 +87,10 @@ def ministral(config: ConfigReader) -> DecoderSpec:
 
 
 def cwm(config: ConfigReader) -> DecoderSpec:
-    """Read CWM: Llama with windows, except in the first of every four layers. The default is Llama 3's rope."""
+    """Return the spec that a config.json of CWM describes: Llama with windows except in the first of every four layers.
+
+    The default rotary embedding is that of Llama 3.
+    """
     sliding = config.sliding_layers(count_layers(config), pattern=4, first_full=True)
     if config.fields.get("rope_parameters") is None and config.fields.get("rope_scaling") is None:
         config = config.within({**config.fields, "rope_scaling": _CWM_ROPE})
@@ -105,8 +117,10 @@ def ernie4_5(config: ConfigReader) -> DecoderSpec:
 
 
 def smollm3(config: ConfigReader) -> DecoderSpec:
-    """Read SmolLM 3. Layers that `no_rope_layers` marks with 0 have no rotation; by default, every
-    `no_rope_layer_interval`-th layer."""
+    """Return the spec that a config.json of SmolLM 3 describes: Llama in which some layers have no rotary embedding.
+
+    The field `no_rope_layers` marks these with 0. By default, they are every `no_rope_layer_interval`-th layer.
+    """
     layers = count_layers(config)
     rotated = config.listed("no_rope_layers", layers, (0, 1))
     if rotated is None:

@@ -1,4 +1,4 @@
-"""MiMo: Qwen 2 with layers for multi-token prediction, which Ingot does not use."""
+"""Read the config of MiMo: Qwen 2 with layers for multi-token prediction, which Ingot does not use."""
 
 from dataclasses import replace
 

@@ -1,4 +1,7 @@
-"""MiniCPM 1, 2 and 4, and Tele-FLM: Llama with the scale factors of maximal-update parametrisation (muP)."""
+"""Read the configs of MiniCPM 1, 2 and 4 and of Tele-FLM.
+
+They are Llama with the scale factors of maximal-update parametrisation (muP).
+"""
 
 import math
 
@@ -22,7 +25,10 @@ from ingot.models.families.reading import (
 
 
 def minicpm(config: ConfigReader) -> DecoderSpec:
-    """Read MiniCPM. Results are scaled by depth, and logits by the base model's width over this model's."""
+    """Return the spec that a config.json of MiniCPM describes.
+
+    Block results are scaled by a factor of the depth, and logits by the base model's width over this model's.
+    """
     config.require("num_experts", (0,), 0)
     config.require("sparse_config", (None,), None)  # MiniCPM 4's block-sparse attention
     require_square_heads(config)
@@ -41,8 +47,11 @@ def minicpm(config: ConfigReader) -> DecoderSpec:
 
 
 def _minicpm_rope(config: ConfigReader) -> RopeSpec:
-    """Return the rotary table. The published code computes LongRoPE's factor on cosines and sines only from the two
-    maxima; other factors are refused."""
+    """Return the rotary embedding of MiniCPM.
+
+    The published code computes LongRoPE's factor on cosines and sines only from the two context lengths. Raises
+    ConfigError if fields set another factor.
+    """
     rope = read_rope(config, require_square_heads(config), (*PUBLISHED_ROPES, "longrope"))
     if rope.rope_type != "longrope":
         return rope
@@ -60,7 +69,7 @@ def _minicpm_rope(config: ConfigReader) -> RopeSpec:
 
 
 def teleflm(config: ConfigReader) -> DecoderSpec:
-    """Read Tele-FLM. `use_mup` enables the factors on embeddings and logits."""
+    """Return the spec that a config.json of Tele-FLM describes. `use_mup` enables factors on embeddings and logits."""
     config.require("aud_depthgpt", (None,), None)  # FLM-Audio's second model
     require_square_heads(config)
     bias = config.flag("attention_bias", False)

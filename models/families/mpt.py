@@ -1,4 +1,4 @@
-"""MPT: ALiBi, layer norms and linears without biases."""
+"""Read the config of MPT: ALiBi, and layer norms and linears without biases."""
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.alibi import AlibiSpec
@@ -15,7 +15,10 @@ _NAMES = DecoderNames("transformer", "blocks", unread=())
 
 
 def mpt(config: ConfigReader) -> DecoderSpec:
-    """Read MPT. Fields that transformers accepts and does not implement (modeling_mpt.py) are refused."""
+    """Return the spec that a config.json of MPT describes.
+
+    Raises ConfigError for fields that transformers accepts and does not implement (modeling_mpt.py).
+    """
     config.require("expansion_ratio", (4,), 4)
     config.require("no_bias", (True,), True)
     config.require("logit_scale", (None,), None)

@@ -1,4 +1,4 @@
-"""Nemotron: layer norms with gains stored minus one, plain feed-forward parts, half of a head rotated."""
+"""Read the config of Nemotron: layer norms with weights stored minus one, plain MLPs, half of a head rotated."""
 
 from ingot.models.blocks.decoder import DecoderSpec
 from ingot.models.config import ConfigReader
@@ -14,7 +14,7 @@ from ingot.models.families.reading import (
 
 
 def nemotron(config: ConfigReader) -> DecoderSpec:
-    """Read Nemotron. By default, half of a head is rotated."""
+    """Return the spec that a config.json of Nemotron describes. By default, half of a head is rotated."""
     norm = read_norm(config, 1e-5, "norm_eps", kind="layer", bias=True, offset=1.0)
     attention = read_attention(config, **read_biases(config))
     mlp = read_plain(config, "relu2", bias=config.flag("mlp_bias", False))

@@ -1,5 +1,7 @@
-"""OLMo 1: Llama with clipped q, k and v, and layer norms without gains. OLMo 2 and 3: norms only after blocks, and
-norms over all heads of q and of k."""
+"""Read the configs of OLMo 1 to 3. OLMo 1 is Llama with clipped q, k and v, and layer norms without weights.
+
+OLMo 2 and 3 have norms only after blocks, and norms over all heads of q and of k.
+"""
 
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -32,7 +34,10 @@ def olmo2(config: ConfigReader) -> DecoderSpec:
 
 
 def olmo3(config: ConfigReader) -> DecoderSpec:
-    """Read OLMo 3: OLMo 2 with a window except in every fourth layer. Layers with a window have an unscaled table."""
+    """Return the spec that a config.json of OLMo 3 describes: OLMo 2 with a window except in every fourth layer.
+
+    Rope scaling does not apply to layers with a window.
+    """
     sliding, attention = config.sliding_layers(count_layers(config), pattern=4), _attention(config)
     ropes = read_two_ropes(config, attention.head_dim, full=5e5, sliding=5e5)
     return _olmo(config, read_windows(config, attention, sliding, 4096, tables=(0, 1)), *ropes)

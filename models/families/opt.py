@@ -1,5 +1,7 @@
-"""OPT: learned positions after two rows of padding, plain feed-forward parts, layer norms before blocks or after sums,
-and token tables that may be narrower than the stream."""
+"""Read the config of OPT: learned positions after two rows of padding, and plain feed-forward parts.
+
+Layer norms come before blocks, or after their results are added. Token tables may be narrower than the hidden size.
+"""
 
 from ingot.ir.errors import ConfigError
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec
@@ -20,7 +22,10 @@ _EPS = 1e-5  # of nn.LayerNorm; no field sets it
 
 
 def opt(config: ConfigReader) -> DecoderSpec:
-    """Read OPT. With norms after sums, as in OPT-350m, there is no final norm."""
+    """Return the spec that a config.json of OPT describes.
+
+    If norms come after a block's result is added, as in OPT-350m, there is no final norm.
+    """
     hidden, bias = config.integer("hidden_size", 768), config.flag("enable_bias", True)
     affine, before = config.flag("layer_norm_elementwise_affine", True), config.flag("do_layer_norm_before", True)
     norm = NormSpec(_EPS, kind="layer", gains=affine, bias=affine)
@@ -60,7 +65,10 @@ def _attention(config: ConfigReader, hidden: int, bias: bool) -> AttentionSpec:
 
 
 def _layer(attention: AttentionSpec, mlp: PlainSpec, norm: NormSpec, before: bool) -> LayerSpec:
-    """Return a layer. The checkpoint's `final_layer_norm` of a layer is the norm of its feed-forward part."""
+    """Return an OPT layer, with norms before blocks if `before`, else after their results are added.
+
+    `norm` is the spec of both norms. The checkpoint names the norm of a layer's feed-forward part `final_layer_norm`.
+    """
     at = "norm" if before else "stream_norm"
     branches = (
         BranchSpec("attention", attention, **{at: norm.named("self_attn_layer_norm")}),

@@ -1,4 +1,4 @@
-"""Orion: Llama with layer norms with biases."""
+"""Read the config of Orion: Llama with layer norms that have biases."""
 
 from ingot.models.blocks.decoder import DecoderNames, DecoderSpec
 from ingot.models.config import ConfigReader
@@ -19,8 +19,10 @@ _NAMES = DecoderNames(
 
 
 def orion(config: ConfigReader) -> DecoderSpec:
-    """Read Orion. A missing `num_key_value_heads` means 40, as in the published configuration class; null means all
-    heads."""
+    """Return the spec that a config.json of Orion describes.
+
+    A missing `num_key_value_heads` means 40, as in the published configuration class. Null means as many as q heads.
+    """
     config.require("attention_bias", (False,), False)
     config = config.within({"num_key_value_heads": 40, **config.fields})
     require_square_heads(config)

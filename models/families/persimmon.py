@@ -1,4 +1,4 @@
-"""Persimmon: q, k and v merged by heads, norms of q and k, half of a head rotated, plain feed-forward parts."""
+"""Read the config of Persimmon: q, k and v merged by heads, norms of q and k, half of a head rotated, plain MLPs."""
 
 from ingot.models.blocks.attention import AttentionNames, AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -15,7 +15,10 @@ from ingot.models.families.reading import (
 
 
 def persimmon(config: ConfigReader) -> DecoderSpec:
-    """Read Persimmon. All linears except the head have biases. By default, half of a head is rotated."""
+    """Return the spec that a config.json of Persimmon describes.
+
+    All linears except the head have biases. By default, half of a head is rotated.
+    """
     norm = read_norm(config, 1e-5, "layer_norm_eps", kind="layer", bias=True)
     heads, head_dim = config.integer("num_attention_heads"), require_square_heads(config)
     qk_norm = QKNormSpec(norm.named("q_layernorm"), norm.named("k_layernorm"))

@@ -1,5 +1,8 @@
-"""Phi 1 and 2: attention and a plain part in parallel after one layer norm. Phi 3: Llama with merged tensors. All
-rotate a part of a head."""
+"""Read the configs of Phi 1 to 3. All rotate a part of a head.
+
+Phi 1 and 2 have attention and a plain feed-forward part in parallel after one layer norm. Phi 3 is Llama with merged
+tensors.
+"""
 
 from ingot.models.blocks.attention import AttentionNames, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -19,7 +22,7 @@ from ingot.models.families.reading import (
 
 
 def phi(config: ConfigReader) -> DecoderSpec:
-    """Read Phi 1 and 2. By default, half of a head is rotated."""
+    """Return the spec that a config.json of Phi 1 or 2 describes. By default, half of a head is rotated."""
     norm = read_norm(config, 1e-5, "layer_norm_eps", kind="layer", bias=True)
     qk_norm = QKNormSpec(norm.named("q_layernorm"), norm.named("k_layernorm"))
     attention = read_attention(

@@ -1,4 +1,4 @@
-"""Qwen 2, with biases of q, k and v, and Qwen 3, with norms of q and k."""
+"""Read the configs of Qwen 2 and 3: Llama with biases of q, k and v (Qwen 2), or with norms of q and k (Qwen 3)."""
 
 from ingot.models.blocks.attention import AttentionSpec, QKNormSpec
 from ingot.models.blocks.decoder import DecoderSpec
@@ -26,7 +26,10 @@ def qwen3(config: ConfigReader) -> DecoderSpec:
 
 
 def _qwen(config: ConfigReader, attention: AttentionSpec) -> DecoderSpec:
-    """Return the decoder. With `use_sliding_window`, layers from `max_window_layers` on have a window."""
+    """Return a Qwen decoder with this attention in all layers.
+
+    With `use_sliding_window`, the layers from `max_window_layers` on, or those that `layer_types` names, have a window.
+    """
     layers, mlp, norm = count_layers(config), read_gated(config), read_norm(config)
     attentions = [attention] * layers
     if config.flag("use_sliding_window", False):

@@ -1,4 +1,4 @@
-"""Shared readers of fields that most families spell equally. Defaults that differ are arguments."""
+"""Read the config fields that have the same names in most model families. Defaults that differ are arguments."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,14 +15,14 @@ from ingot.models.blocks.norm import NormSpec
 from ingot.models.blocks.positions import RotarySpec
 from ingot.models.config import MAX_LAYERS, ConfigReader, RopeSpec
 
-# Activations by transformers' names (activations.py); several names compute one function in different ways.
+# The op's activation by transformers' name (activations.py); several names compute one function in different ways.
 GELU = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh"), "gelu_tanh"),
 }
 PLAIN = {**GELU, "relu": "relu", "relu2": "relu_squared"}  # of plain feed-forward parts
 SILU = {"silu": "silu"}
-# The rotary types in the published code of most families that transformers lacks.
+# The rotary types that the published code of most families supports, for families that transformers lacks.
 PUBLISHED_ROPES = ("default", "linear", "dynamic")
 
 
@@ -31,14 +31,17 @@ def count_layers(config: ConfigReader) -> int:
 
 
 def read_head_dim(config: ConfigReader, default: int | None = None) -> int:
+    """Return the elements of an attention head: `head_dim`, else `default`, else hidden size / heads."""
     return config.integer(
         "head_dim", default or config.integer("hidden_size") // config.integer("num_attention_heads") or 1
     )
 
 
 def require_square_heads(config: ConfigReader) -> int:
-    """Return the head size of a family in which the q heads together are as wide as the stream. Refuse another
-    `head_dim`."""
+    """Return the elements of an attention head: hidden size / heads, the only size that the family supports.
+
+    Raises ConfigError if the heads do not divide the hidden size, or `head_dim` has another value.
+    """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     if hidden % heads:
         raise ConfigError(
@@ -49,7 +52,10 @@ def require_square_heads(config: ConfigReader) -> int:
 
 
 def read_attention(config: ConfigReader, *, head_dim: int | None = None, **fields: Any) -> AttentionSpec:
-    """Return an attention with the config's sizes. `fields` are further fields of AttentionSpec."""
+    """Return an attention spec with the sizes in the config. `fields` are further fields of AttentionSpec.
+
+    `head_dim` is the default of the field of this name. Raises ConfigError for sizes that do not fit together.
+    """
     size, heads = read_head_dim(config, head_dim), config.integer("num_attention_heads")
     kv_heads = config.integer("num_key_value_heads", heads)
     if heads % kv_heads:
@@ -62,7 +68,7 @@ def read_attention(config: ConfigReader, *, head_dim: int | None = None, **field
 
 
 def read_biases(config: ConfigReader) -> dict[str, bool]:
-    """Return the bias fields of AttentionSpec for families in which one flag sets all biases."""
+    """Return the fields `bias` and `o_bias` of AttentionSpec, for families in which `attention_bias` sets both."""
     bias = config.flag("attention_bias", False)
     return {"bias": bias, "o_bias": bias}
 
@@ -74,24 +80,36 @@ def read_gated(
     activation_field: str = "hidden_act",
     **fields: Any,
 ) -> GatedSpec:
-    """Return a gated feed-forward part. The first of `activations` is the default, `fields` are further fields of
-    GatedSpec."""
+    """Return the spec of a gated feed-forward part. `fields` are further fields of GatedSpec.
+
+    `activations` maps the config's names of activations to Ingot's; the first is the default. `activation_field` is the
+    config field.
+    """
     activation = config.choice(activation_field, activations, next(iter(activations)))
     return GatedSpec(config.integer("intermediate_size"), activation, **fields)
 
 
 def read_plain(config: ConfigReader, activation: str, **fields: Any) -> PlainSpec:
-    """Return a plain feed-forward part. `activation` is the default, `fields` are further fields of PlainSpec."""
+    """Return the spec of a plain feed-forward part. `fields` are further fields of PlainSpec.
+
+    `activation` is the default, by the config's name.
+    """
     return PlainSpec(config.integer("intermediate_size"), config.choice("hidden_act", PLAIN, activation), **fields)
 
 
 def read_norm(config: ConfigReader, eps: float = 1e-6, field: str = "rms_norm_eps", **fields: Any) -> NormSpec:
-    """Return a norm with the model's epsilon. `fields` are further fields of NormSpec."""
+    """Return the spec of a norm, with the epsilon in the config field `field`, or `eps` if it is missing.
+
+    `fields` are further fields of NormSpec.
+    """
     return NormSpec(config.number(field, eps), **fields)
 
 
 def read_head(config: ConfigReader, *, tied: bool = False, **fields: Any) -> HeadSpec:
-    """Return a head that may be tied. `fields` are further fields of HeadSpec."""
+    """Return the spec of a language-model head, tied if `tie_word_embeddings` says so. `tied` is the default.
+
+    `fields` are further fields of HeadSpec.
+    """
     return HeadSpec(tied=config.flag("tie_word_embeddings", tied), **fields)
 
 
@@ -104,8 +122,10 @@ def read_decoder(
     embedding: EmbeddingSpec | None = None,
     names: DecoderNames | None = None,
 ) -> DecoderSpec:
-    """Return a decoder of these layers. The default `head` and `embedding` have no factors, and a field says whether
-    they are tied. The default `names` are Llama's."""
+    """Return the spec of a decoder with these layers, final norm and rotary embeddings, and the config's sizes.
+
+    The defaults of `head`, `embedding` and `names` are Llama's; the config says whether the head is tied.
+    """
     return DecoderSpec(
         vocab=config.integer("vocab_size"),
         hidden=config.integer("hidden_size"),
@@ -119,7 +139,10 @@ def read_decoder(
 
 
 def pre_norm_layer(attention: AttentionSpec, mlp: BlockSpec, norm: NormSpec, scale: float | None = None) -> LayerSpec:
-    """Return a layer as in Llama: each block reads a norm of the stream."""
+    """Return a layer as in Llama: attention and MLP each read a norm of the residual stream.
+
+    `norm` is the spec of both norms. `scale` is a factor on both results; None: none.
+    """
     branches = (
         BranchSpec("attention", attention, norm.named("input_layernorm")),
         BranchSpec("mlp", mlp, norm.named("post_attention_layernorm")),
@@ -128,7 +151,10 @@ def pre_norm_layer(attention: AttentionSpec, mlp: BlockSpec, norm: NormSpec, sca
 
 
 def post_norm_layer(attention: AttentionSpec, mlp: GatedSpec, norm: NormSpec) -> LayerSpec:
-    """Return a layer as in OLMo 2: blocks read the stream itself, and their normed results are added to it."""
+    """Return a layer as in OLMo 2: attention and MLP read the residual stream and add their normed results to it.
+
+    `norm` is the spec of both norms.
+    """
     branches = (
         BranchSpec("attention", attention, post_norm=norm.named("post_attention_layernorm")),
         BranchSpec("mlp", mlp, post_norm=norm.named("post_feedforward_layernorm")),
@@ -143,8 +169,11 @@ def read_windows(
     default: int | None = None,
     tables: tuple[int | None, int | None] = (0, 0),
 ) -> list[AttentionSpec]:
-    """Return the attention of each layer, with the config's window in `sliding` layers. `tables` are the rotary table
-    numbers of layers without and with a window; None: no rotation."""
+    """Return the attention of each layer: `attention`, with the config's sliding window in some layers.
+
+    `sliding` says for each layer whether it has a window, and `default` is its size if the config has none. `tables`
+    are the numbers of the rotary tables of layers (without, with) a window; None: no rotary embedding.
+    """
     window = config.integer_or_none("sliding_window") or default
     if window is None and any(sliding):
         raise config.error("sliding_window", "a window, for the layers of type sliding_attention")
@@ -154,7 +183,10 @@ def read_windows(
 
 
 def read_rope(config: ConfigReader, head_dim: int, kinds: tuple[str, ...] = PUBLISHED_ROPES) -> RopeSpec:
-    """Return the rotary table of a whole head. Refuse a type outside `kinds`, those of the family's published code."""
+    """Return the rotary embedding, of whole heads of `head_dim` elements.
+
+    Raises ConfigError for a type outside `kinds`, those that the family's published code supports.
+    """
     config.require("partial_rotary_factor", (1.0,), 1.0)
     rope = config.rope(head_dim)
     if rope.rope_type not in kinds:
@@ -164,8 +196,10 @@ def read_rope(config: ConfigReader, head_dim: int, kinds: tuple[str, ...] = PUBL
 
 
 def read_two_ropes(config: ConfigReader, head_dim: int, *, full: float, sliding: float) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary tables of layers without and with a window; `full` and `sliding` are their default bases. The
-    old spelling scales only the first."""
+    """Return the rotary embeddings of layers (without, with) a window; `full` and `sliding` are their default bases.
+
+    `rope_scaling`, the field of older configs, applies only to the first.
+    """
     local = {name: value for name, value in config.fields.items() if name != "rope_scaling"}
     return (
         config.rope(head_dim, layer_type="full_attention", theta=full),

@@ -1,4 +1,4 @@
-"""Solar Pro: Llama with a window, in which the input of some layers mixes in the stream from before earlier layers."""
+"""Read the config of Solar Pro: Llama with a window, and skip connections from earlier layers to later ones."""
 
 from dataclasses import replace
 
@@ -22,8 +22,10 @@ _WEIGHTS = (0.9, 0.8)
 
 
 def solar(config: ConfigReader) -> DecoderSpec:
-    """Read Solar Pro as vLLM does (solar.py, with one window for all layers). A window of n covers n positions,
-    including the token's own."""
+    """Return the spec that a config.json of Solar Pro describes, read as in vLLM (solar.py).
+
+    One window serves all layers. A window of n covers n positions, including the token's own.
+    """
     window = config.integer_or_none("sliding_window") if "sliding_window" in config.fields else _WINDOW
     norm, layers = read_norm(config), count_layers(config)
     attention = read_attention(config, window=window, **read_biases(config))
@@ -33,8 +35,12 @@ def solar(config: ConfigReader) -> DecoderSpec:
 
 
 def _skips(config: ConfigReader, layers: int) -> tuple[SkipSpec, ...]:
-    """Return the skips. There are two slots for a kept stream. `bskcn_1` and `bskcn_2` list the layers before which a
-    slot stores the stream; `bskcn_3` and `bskcn_4` those before which the slot's latest stream is mixed in."""
+    """Return the skip connections of a model with `layers` layers.
+
+    The model keeps the inputs of some layers in two slots. `bskcn_1` and `bskcn_2` list the layers whose input goes to
+    the first and to the second slot. `bskcn_3` and `bskcn_4` list the layers whose input is mixed with the input that
+    the slot then holds.
+    """
     weight = _weight(config)
     kept = [_layers(config, f"bskcn_{number}", layers, default) for number, default in enumerate(_KEPT, 1)]
     mixed = [_layers(config, f"bskcn_{number}", layers, default) for number, default in enumerate(_MIXED, 3)]
@@ -59,7 +65,7 @@ def _layers(config: ConfigReader, field: str, layers: int, default: tuple[int, .
 
 
 def _weight(config: ConfigReader) -> float:
-    """Return the weight for inference, the second of `bskcn_tv`. The first is for training."""
+    """Return the weight of skip connections: the second number of `bskcn_tv`. The first is for training."""
     value = config.fields.get("bskcn_tv")
     value = list(_WEIGHTS) if value is None else value
     numbers = isinstance(value, list) and all(type(item) in (int, float) and 0 <= item <= 1 for item in value)

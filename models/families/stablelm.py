@@ -1,4 +1,7 @@
-"""StableLM: Llama with layer norms and a partly rotated head; some models have parallel blocks and a norm per head."""
+"""Read the configs of StableLM: Llama with layer norms, and heads that are rotated in part.
+
+Some models have attention and MLP in parallel, and a norm for each head of q and k.
+"""
 
 from dataclasses import replace
 
@@ -39,7 +42,10 @@ def stablelm(config: ConfigReader) -> DecoderSpec:
 
 
 def stablelm_epoch(config: ConfigReader) -> DecoderSpec:
-    """Read StableLM with the field names of its first checkpoints' code, modeling_stablelm_epoch.py."""
+    """Return the spec that a config.json of StableLM describes, with the field names of its first checkpoints.
+
+    The names are those of their code, modeling_stablelm_epoch.py.
+    """
     config.require("rotary_scaling_factor", (1.0,), 1.0)
     names = {"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"}
     named = {new: config.number(old) for old, new in names.items() if config.fields.get(old) is not None}

@@ -1,4 +1,4 @@
-"""StarCoder2: Llama with layer norms, plain feed-forward parts and biases everywhere."""
+"""Read the config of StarCoder2: Llama with layer norms, plain feed-forward parts, and biases in all linears."""
 
 from ingot.models.blocks.decoder import DecoderSpec
 from ingot.models.blocks.feed_forward import PlainNames
@@ -15,7 +15,7 @@ from ingot.models.families.reading import (
 
 
 def starcoder2(config: ConfigReader) -> DecoderSpec:
-    """Read StarCoder2: one window for all layers, or none."""
+    """Return the spec that a config.json of StarCoder2 describes. All layers have the same window, or none."""
     config.require("norm_type", ("layer_norm",), "layer_norm")
     config.require("mlp_type", ("default",), "default")
     config.require("activation_function", (None, "gelu"), None)  # a duplicate of hidden_act, which is read

@@ -1,4 +1,7 @@
-"""TeleChat 2: Llama under other names, with k and v in one tensor, and a rotary base computed from two lengths."""
+"""Read the config of TeleChat 2: Llama with other names, and k and v in one tensor.
+
+The rotary base follows from two context lengths.
+"""
 
 import math
 from dataclasses import replace
@@ -15,7 +18,10 @@ _NAMES = DecoderNames("transformer", "h", unread=(r"transformer\.h\.\d+\.self_at
 
 
 def telechat2(config: ConfigReader) -> DecoderSpec:
-    """Read TeleChat 2. Only attention's output linear and the MLP's down linear have biases."""
+    """Return the spec that a config.json of TeleChat 2 describes.
+
+    Only attention's output linear and the MLP's down linear have biases.
+    """
     hidden = config.integer_or_none("n_embed") or config.integer("hidden_size", 4096)
     attention = _attention(config, hidden)
     mlp = GatedSpec(config.integer("ffn_hidden_size", 12288), down_bias=True)
@@ -49,8 +55,9 @@ def _attention(config: ConfigReader, hidden: int) -> AttentionSpec:
 
 
 def _rope(config: ConfigReader, head_dim: int) -> RopeSpec:
-    """Return the rotary table: dynamic NTK in steps. The base grows with the training length over `base_seqlen`,
-    rounded up to a power of two.
+    """Return the rotary embedding of TeleChat 2: dynamic NTK scaling in steps.
+
+    The base grows with the ratio of the training length to `base_seqlen`, rounded up to a power of two.
 
     For prompts longer than in training, the published code increases the base further, and scales cosines and sines.
     Ingot's longest context is the training length, so this does not occur (modeling_telechat2.py, RotaryEmbedding).

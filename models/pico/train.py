@@ -95,7 +95,7 @@ LossFunction = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass
 class Corpus:
-    """The standard library's source text, split by file."""
+    """The texts of the standard library's source files, split by file into training and held-out texts."""
 
     train: list[str]
     held_out: list[str]
@@ -107,7 +107,11 @@ class Corpus:
 
 @dataclass
 class History:
-    """The record of a training run, besides the weights."""
+    """The record of a training run, without the weights.
+
+    `best_step` is the step with the best held-out loss. `train` and `held_out` are points of the loss curves, each with
+    the keys "step" and "loss".
+    """
 
     steps: int
     minutes: float
@@ -135,9 +139,12 @@ def parse_args() -> argparse.Namespace:
 
 
 def collect(stdlib: Path, held_out_fraction: float) -> Corpus:
-    """Read every source file that is not excluded. Files of equal content count once. The content's hash decides
-    between train and held-out."""
-    sides: tuple[list[str], list[str]] = ([], [])
+    """Read every source file in the folder `stdlib` that is not excluded, and split them into train and held-out.
+
+    Files of equal content count once. The hash of its content decides whether a file is held out; about
+    `held_out_fraction` of the files are.
+    """
+    parts: tuple[list[str], list[str]] = ([], [])
     seen: set[bytes] = set()
     for path in sorted(stdlib.rglob("*.py")):
         relative = path.relative_to(stdlib)
@@ -154,13 +161,16 @@ def collect(stdlib: Path, held_out_fraction: float) -> Corpus:
         if not text.strip() or digest in seen:
             continue
         seen.add(digest)
-        # By hash, not by a shuffle: a file keeps its side when other files are added or removed.
-        sides[int.from_bytes(digest[:8]) / 2**64 < held_out_fraction].append(text)
-    return Corpus(train=sides[0], held_out=sides[1])
+        # By hash, not by a shuffle: a file stays in its part when other files are added or removed.
+        parts[int.from_bytes(digest[:8]) / 2**64 < held_out_fraction].append(text)
+    return Corpus(train=parts[0], held_out=parts[1])
 
 
 def train_tokenizer(texts: list[str], output: Path) -> Tokenizer:
-    """Train and save a byte-level BPE tokenizer in GPT-2's form. Every byte has a token, so any text round-trips."""
+    """Train a byte-level BPE tokenizer like GPT-2's on the texts, save it in the folder `output`, and return it.
+
+    Every byte has a token, so any text round-trips.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -188,7 +198,7 @@ def train_tokenizer(texts: list[str], output: Path) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, texts: list[str], device: torch.device) -> torch.Tensor:
-    """Return one stream of tokens. Each file STARTS with the end-of-text token, which also ends the file before it."""
+    """Return the token ids of all texts in one tensor. The end-of-text token is before each text and at the end."""
     stream: list[int] = []
     for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
         stream.append(EOT_ID)
@@ -198,8 +208,10 @@ def tokenize(tokenizer: Tokenizer, texts: list[str], device: torch.device) -> to
 
 
 def make_loss(model: Qwen3ForCausalLM, autocast: bool) -> LossFunction:
-    """Return the function for the summed next-token loss of a batch of sequences, each one token longer than its
-    inputs."""
+    """Return a function that computes the summed next-token loss of a batch of sequences [batch, tokens].
+
+    The model reads all tokens but the last of each. With `autocast`, it computes in bf16.
+    """
 
     def loss(batch: torch.Tensor) -> torch.Tensor:
         with torch.autocast(batch.device.type, dtype=torch.bfloat16, enabled=autocast):
@@ -211,8 +223,10 @@ def make_loss(model: Qwen3ForCausalLM, autocast: bool) -> LossFunction:
 
 @torch.no_grad()
 def evaluate(loss: LossFunction, stream: torch.Tensor, context: int, batch: int) -> float:
-    """Return the mean loss per token over the whole stream. Windows are consecutive, and every token except the first
-    is predicted once."""
+    """Return the mean loss per token over all of `stream`, with `batch` windows of `context` tokens at a time.
+
+    Windows are consecutive, and every token except the first is predicted once.
+    """
     total = torch.zeros((), dtype=torch.float64, device=stream.device)
     windows = (len(stream) - 1) // context
     starts = torch.arange(windows, device=stream.device) * context
@@ -225,8 +239,10 @@ def evaluate(loss: LossFunction, stream: torch.Tensor, context: int, batch: int)
 
 
 def decay_groups(model: Qwen3ForCausalLM, weight_decay: float) -> list[dict[str, Any]]:
-    """Return the optimizer's parameter groups: matrices have weight decay; norm scales do not, because decay would only
-    distort them."""
+    """Return the optimizer's two parameter groups: matrices with weight decay, and norm weights without.
+
+    Decay would only distort norm weights.
+    """
     parameters = list(model.parameters())
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
@@ -251,7 +267,10 @@ def add_dropout(model: Qwen3ForCausalLM, probability: float) -> None:
 
 
 def train(model: Qwen3ForCausalLM, stream: torch.Tensor, held_out: torch.Tensor, args: argparse.Namespace) -> History:
-    """Train `model` in place and leave it at its best held-out loss."""
+    """Train `model` in place, restore its weights at the best held-out loss, and return the record of the run.
+
+    `stream` and `held_out` are the token ids to train on and to evaluate on. `args` are the command's options.
+    """
     add_dropout(model, args.dropout)
     model.train()
     device = stream.device
@@ -314,7 +333,10 @@ def train(model: Qwen3ForCausalLM, stream: torch.Tensor, held_out: torch.Tensor,
 
 
 def save(model: Qwen3ForCausalLM, output: Path) -> None:
-    """Save weights in bf16 under their Hugging Face names. The head is tied to the embedding, so it is not stored."""
+    """Save the weights in bf16 as a Hugging Face checkpoint, with its configs, in the folder `output`.
+
+    The head is tied to the embedding, so it is not stored.
+    """
     weights = {
         name: value.to(torch.bfloat16).cpu().contiguous()
         for name, value in model.state_dict().items()
@@ -327,7 +349,7 @@ def save(model: Qwen3ForCausalLM, output: Path) -> None:
 
 
 def draw(history: History, output: Path) -> None:
-    """Draw the loss curve. The top is cut off, so that the first steps do not flatten the rest."""
+    """Draw the loss curves as loss.png in the folder `output`. High losses of the first steps are cut off."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -353,13 +375,16 @@ def draw(history: History, output: Path) -> None:
 
 
 def load(output: Path, device: torch.device) -> Any:
-    """Load the saved checkpoint as a user would."""
+    """Load the checkpoint saved in the folder `output` with transformers, as a user would."""
     model: Any = AutoModelForCausalLM.from_pretrained(output, dtype=torch.bfloat16)
     return model.to(device).eval()
 
 
 def greedy(model: Any, output: Path, prompt: str, tokens: int) -> str:
-    """Return the greedy completion of `prompt` at the start of a file, from the saved checkpoint and tokenizer."""
+    """Return `prompt` and up to `tokens` greedily generated tokens, as text, for a prompt at the start of a file.
+
+    `output` is the folder of the checkpoint, from which the tokenizer is loaded.
+    """
     tokenizer = AutoTokenizer.from_pretrained(output)
     inputs = tokenizer(EOT + prompt, return_tensors="pt").to(model.device)
     generated = model.generate(**inputs, max_new_tokens=tokens, do_sample=False)

@@ -1,1 +1,1 @@
-"""The run side of the C++ kernels: the ops as Python functions that pass pointers, sizes and strides of tensors."""
+"""The ops of the cpu backend as Python functions, which pass pointers, sizes and strides to the C++ kernels."""

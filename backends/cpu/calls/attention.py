@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache: the C++ kernel for few tokens per sequence, torch for many."""
+"""Attention over the paged KV cache on a CPU: the C++ kernel for few tokens per sequence, torch for many."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +18,7 @@ _MANY = 16
 
 
 def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
+    """Return the functions of the attention ops on paged caches, by printed name."""
     return {
         "ingot.paged_attention": _over_pages(kernels, partial=False),
         "ingot.partial_attention": _over_pages(kernels, partial=True),
@@ -25,9 +26,10 @@ def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
 
 
 def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
-    """Return the op: it calls the kernel for steps of few tokens per sequence, else torch or the reference.
+    """Return the function of `paged_attention`, or of `partial_attention` with `partial`.
 
-    With `partial` it also returns the log-sum-exp.
+    It calls the C++ kernel for steps of few tokens per sequence, else torch or the reference. With `partial`, it
+    returns (attention, log-sum-exp of each row).
     """
     functions = kernels.by_cache(
         "paged_attention",
@@ -58,7 +60,7 @@ def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
         by = Mask.named(mask)
         form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
         sequences, heads, (page, kv_heads) = q_lens.shape[0], q.shape[1], kv.shape[2:4]
-        # In the kernel a token sees one range of positions; the range of a tree's node has gaps.
+        # In the kernel, a token sees one range of positions. With `ancestors` (a tree mask), that range has gaps.
         if q.shape[0] >= _MANY * sequences or ancestors is not None:
             if not partial and fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
                 return _by_sequence(q, kv, page_table, q_starts, q_lens, kv_lens, scale * k_scale, by, ancestors)
@@ -112,9 +114,10 @@ def fused_by_torch(
     soft_cap: float | None,
     v_scale: float,
 ) -> bool:
-    """Return whether torch's fused attention supports a call; the reference computes the others.
+    """Return whether torch's fused attention can compute a call with these arguments; else the reference does.
 
-    Torch could add slopes to scores, but in the dtype of q, and a distance has more digits than bfloat16.
+    Slopes (ALiBi) are not supported: torch would add them in the dtype of q, and a distance has more digits than
+    bfloat16.
     """
     return form.equal and sinks is None and slopes is None and soft_cap is None and v_scale == 1.0
 
@@ -130,7 +133,10 @@ def _by_sequence(
     by: Mask,
     ancestors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute attention of one sequence after the other with torch's fused attention."""
+    """Return attention [T, H, D] over a paged cache, computed with torch's fused attention, sequence by sequence.
+
+    `by` is the attention mask; the other arguments are those of the op `paged_attention`.
+    """
     out = torch.zeros(q.shape, dtype=q.dtype)
     form = CacheForm(q.shape[2], q.shape[2])
     for b, (start, count, length) in enumerate(zip(q_starts.tolist(), q_lens.tolist(), kv_lens.tolist(), strict=True)):

@@ -1,4 +1,4 @@
-"""Matmuls, norms, gates and activations."""
+"""The ops of a dense layer on a CPU, computed by C++ kernels: matmuls, norms, gates and activations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +10,7 @@ from ingot.ir.ops.activations import ACTIVATIONS
 
 
 def dense_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
+    """Return the functions of matmuls, norms, gates and activations, by printed name."""
     return {
         "ingot.linear": _linear(kernels),
         "ingot.rms_norm": _rms_norm(kernels),
@@ -43,8 +44,11 @@ def _linear(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _rows(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, ...]:
-    """Return the numbers of tokens, heads and elements, the strides of tokens and heads, and the weight's stride of
-    heads."""
+    """Return the sizes and strides that a norm kernel takes, for x [tokens, elements] or [tokens, heads, elements].
+
+    They are: tokens, heads (1 without that axis), elements, strides of tokens and heads, and the weight's stride of
+    heads (0 if the heads share a weight).
+    """
     tokens, *middle, dim = x.shape
     strides = x.stride(0), x.stride(1) if middle else 0
     return tokens, middle[0] if middle else 1, dim, *strides, dim if weight.dim() == 2 else 0

@@ -1,4 +1,4 @@
-"""The functions of a built library, with their argument types."""
+"""Access to the C++ functions of a built kernel library, by name and dtype."""
 
 import ctypes
 from collections.abc import Callable
@@ -14,26 +14,37 @@ Function = Callable[..., None]
 
 
 class Kernels:
-    """The functions of a library. Raises OSError if it does not load, AttributeError if it lacks a function."""
+    """The C++ functions of the kernel library at `path`. Each method takes ctypes argument types, `types`.
+
+    Raises OSError if the library does not load, AttributeError if it lacks a function.
+    """
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
 
     def one(self, name: str, *types: Any) -> Function:
+        """Return the function `name`, set to take arguments of these types and to return nothing."""
         function: Any = getattr(self._library, name)
         function.argtypes, function.restype = types, None
         return function  # type: ignore[no-any-return]  # ctypes makes it callable
 
     def by_dtype(self, name: str, *types: Any) -> dict[torch.dtype, Function]:
+        """Return the versions of the function `name` by the dtype of the elements."""
         return {dtype: self.one(f"{name}_{suffix}", *types) for dtype, suffix in SUFFIXES.items()}
 
     def by_cache(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
-        """Return functions by the dtype of the elements and the dtype of the cache: the same, or f8e4m3."""
+        """Return the versions of the function `name` by (dtype of the elements, dtype of the cache).
+
+        The cache has the dtype of the elements, or f8e4m3.
+        """
         narrow = {(dtype, FLOAT8): self.one(f"{name}_{suffix}_f8", *types) for dtype, suffix in SUFFIXES.items()}
         return narrow | {(dtype, dtype): one for dtype, one in self.by_dtype(name, *types).items()}
 
     def by_weight(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
-        """Return functions by the dtype of the elements and the dtype of the weight: the same, or float32."""
+        """Return the versions of the function `name` by (dtype of the elements, dtype of the weight).
+
+        The weight has the dtype of the elements, or float32.
+        """
         return {
             (dtype, weight): self.one(f"{name}_{suffix}_{SUFFIXES[weight]}", *types)
             for dtype, suffix in SUFFIXES.items()

@@ -1,4 +1,4 @@
-"""Rotary embedding and cache writes."""
+"""Rotary embedding and writes to the KV cache on a CPU, computed by C++ kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from ingot.ir.cache.form import CacheForm
 
 
 def rope_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the ops by printed name. An op with a state updates it in place."""
+    """Return the functions of rotary embedding and cache writes, by printed name. They update the cache in place."""
     return {
         "ingot.rope": _rope(kernels),
         "ingot.qk_norm_rope_append": _qk_norm_rope_append(kernels),

@@ -1,4 +1,4 @@
-"""The begin and end of a step: feed, sample, advance."""
+"""The first and last ops of a step on a CPU: `feed` prepares tokens, `sample` chooses, `advance` updates states."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties
 
 
 def step_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the ops by printed name. An op with states updates them in place."""
+    """Return the functions of `feed`, `sample` and `advance`, by printed name. `advance` updates states in place."""
     return {"ingot.feed": _feed(kernels), "ingot.sample": _sample(kernels), "ingot.advance": _advance(kernels)}
 
 
@@ -44,7 +44,10 @@ def _feed(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, ...]]:
 
 
 def _sample(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    """Return the op: it calls the kernel if every row is greedy without penalties and bans, else the reference."""
+    """Return the function of the op `sample`.
+
+    It calls the C++ kernel if every row is greedy without penalties and banned tokens, else the op's reference.
+    """
     function = kernels.one("greedy", *[POINTER] * 2, *[INT] * 2)
 
     def sample(logits: torch.Tensor, temperature: torch.Tensor, *asked: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Attention without a cache: torch's fused attention, one sequence after the other."""
+"""Attention without a KV cache on a CPU, computed with torch's fused attention, sequence by sequence."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +11,7 @@ from ingot.ir.ops import step_attention
 
 
 def step_attention_ops() -> dict[str, Callable[..., Any]]:
+    """Return the function of the op `step_attention`, by its printed name."""
     return {"ingot.step_attention": _step_attention}
 
 
@@ -27,7 +28,7 @@ def _step_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Compute attention with torch, which is fast here: an encoder's steps have whole prompts."""
+    """Compute the op `step_attention` with torch. It is fast for this op, because encoder steps have whole prompts."""
     if sinks is not None or slopes is not None or soft_cap is not None:  # not in torch's fused attention
         attended: torch.Tensor = step_attention.reference(
             q, k, v, q_starts, q_lens, sinks, slopes, scale=scale, mask=mask, soft_cap=soft_cap
@@ -42,7 +43,7 @@ def _step_attention(
 
 
 def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask) -> torch.Tensor:
-    """Return attention [n, H, D] of one whole sequence: q [n, H, D], k and v [n, KV, D]."""
+    """Return attention [n, H, D] of one whole sequence, for q [n, H, D] and k, v [n, KV, D], with KV cache heads."""
     places = torch.arange(q.shape[0])
     query, keys, values = (one.transpose(0, 1)[None] for one in (q, k, v))
     mixed = F.scaled_dot_product_attention(

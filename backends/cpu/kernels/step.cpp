@@ -15,7 +15,7 @@ struct Best {
   int32_t place;
 };
 
-// Returns the largest element of a row and its first place; the place is -1 if it is infinite or any element is NaN.
+// Returns the largest element of a row and its first index; the index is -1 if it is infinite or any element is NaN.
 Best best_of(const float *row, int64_t n) {
   float most = -std::numeric_limits<float>::infinity();
   int strange = 0;

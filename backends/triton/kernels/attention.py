@@ -1,8 +1,9 @@
-"""Parts that the attention kernels share: masks, the online softmax, the loop over pages, and unowned tokens.
+"""Parts that the attention kernels share: masks, the online softmax, the loop over pages, and padding tokens.
 
-The softmax is in base 2 with running maxima (FlashAttention-2, arXiv 2307.08691). The running state of a row is over
-the keys seen so far. It is (`total`: weighted sum of values, `weight_sum`: sum of weights, `peak`: largest score).
-Weights are relative to the peak. `held`, `inside`, `seen` and `own` are masks of a tile.
+The softmax is in base 2 with running maxima (FlashAttention-2, arXiv 2307.08691). The softmax state of a row covers the
+keys added so far: `total` is the weighted sum of values, `weight_sum` the sum of weights, `peak` the largest score.
+Weights are relative to the peak. `held`, `inside`, `seen` and `own` are bool masks of a tile. A sequence owns the
+tokens that it has in the step; padding tokens are unowned.
 """
 
 import triton
@@ -17,7 +18,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def in_base_two(scores, SCORES: tl.constexpr):
-    """Scale and cap the dot products of q and keys, and return them as exponents of two."""
+    """Scale and soft-cap the dot products of q and keys, and return scores for a softmax in base 2 (times log2 e)."""
     if SCORES.soft_cap is None:
         scores = scores * (SCORES.scale * LOG2_E)
     else:
@@ -29,9 +30,10 @@ def in_base_two(scores, SCORES: tl.constexpr):
 
 @triton.jit
 def by_distance(scores, slopes, query, place):
-    """Add the ALiBi bias to scores [M, N] and return them: slope times (key position - query position).
+    """Add the ALiBi bias, slope times (key position - query position), to scores [M, N], and return them.
 
-    `slopes` [M], or None for no bias; `query` [M] are the positions of the rows, `place` [N] those of the keys.
+    `slopes` [M] are those of the rows, or None for no bias. `query` [M] are the positions of the queries, `place` [N]
+    those of the keys.
     """
     if slopes is not None:
         distance = (place[None, :] - query[:, None]).to(tl.float32)
@@ -41,7 +43,10 @@ def by_distance(scores, slopes, query, place):
 
 @triton.jit
 def slopes_of(slopes, heads, held):
-    """Load the ALiBi slopes of the q heads `heads`, scaled to exponents of two; return None if `slopes` is None."""
+    """Load the ALiBi slopes of the q heads `heads`, times log2 e; return None if `slopes` is None.
+
+    `held` masks the heads.
+    """
     found = None
     if slopes is not None:
         found = tl.load(slopes + heads, mask=held, other=0.0) * LOG2_E
@@ -52,10 +57,11 @@ def slopes_of(slopes, heads, held):
 def weighed(
     scores, values, total, weight_sum, peak, seen, SCORES: tl.constexpr, slopes=None, query_places=None, places=None
 ):
-    """Add keys with `scores` [M, N] (before scaling) and `values` [N, D] to the state of M rows, and return the state.
+    """Add N keys to the softmax state of M rows, and return the new state (total, weight_sum, peak).
 
-    `seen` [M, N] masks the keys. `slopes` [M] come from `slopes_of`; only with them are the positions of the rows,
-    `query_places` [M], and of the keys, `places` [N], used.
+    `scores` [M, N] are the dot products of q and keys before scaling, `values` [N, D] those of the keys. `seen` [M, N]
+    masks the keys. `slopes` [M] come from `slopes_of`; only with them are the positions of the rows, `query_places`
+    [M], and of the keys, `places` [N], used.
     """
     scores = by_distance(in_base_two(scores, SCORES), slopes, query_places, places)
     scores = tl.where(seen, scores, float("-inf"))
@@ -69,25 +75,25 @@ def weighed(
 
 @triton.constexpr_function
 def kind_of(mask):
-    """Return the name of a mask (`ingot.ir.masks`) without its size: "window" for "window_128"."""
+    """Return the name of an attention mask without its size: "window" for "window_128"."""
     return mask.rstrip("0123456789").rstrip("_")
 
 
 @triton.constexpr_function
 def size_of(mask):
-    """Return the size in the name of a mask: 128 for "window_128"."""
+    """Return the size in the name of an attention mask: 128 for "window_128"."""
     return int(mask.rpartition("_")[2])
 
 
 @triton.constexpr_function
 def forgets(mask):
-    """Return whether a mask drops old keys for good: a key that one query no longer sees, no later query sees."""
+    """Return whether an attention mask hides old keys for good: those before a window or a chunk."""
     return mask.startswith(("window_", "chunked_"))
 
 
 @triton.jit
 def first_seen(place, MASK: tl.constexpr):
-    """Return the first position that a query at `place` sees. MASK is one that `forgets`."""
+    """Return the first position that a query at position `place` sees. MASK is a window or chunked mask."""
     if kind_of(MASK) == "window":
         first = tl.maximum(place - size_of(MASK) + 1, 0)
     else:
@@ -97,7 +103,10 @@ def first_seen(place, MASK: tl.constexpr):
 
 @triton.jit
 def end_seen(place, length, MASK: tl.constexpr):
-    """Return the position after the last one that a query at `place` sees, in a sequence of `length` positions."""
+    """Return the end of the positions that a query at position `place` sees, in a sequence of `length` positions.
+
+    The end is the position after the last one.
+    """
     if MASK == "bidirectional":
         end = length
     elif kind_of(MASK) == "block_causal":
@@ -109,9 +118,10 @@ def end_seen(place, length, MASK: tl.constexpr):
 
 @triton.jit
 def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
-    """Return `seen` without the positions `place` that MASK hides from queries at `query`. Shapes broadcast.
+    """Return the bool mask `seen`, with keys set to False that MASK hides from a query. Shapes broadcast.
 
-    AHEAD: some positions may be after the last one that a query sees; without it that side is not tested.
+    `query` are the positions of queries, `place` those of keys. Without AHEAD, no key is after the last one that a
+    query sees, and that is not tested.
     """
     if AHEAD:
         if kind_of(MASK) == "block_causal":
@@ -127,10 +137,11 @@ def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
 
 @triton.jit
 def seen_in_tree(seen, ancestors, node):
-    """Return `seen` without the tree nodes that are not among a token's ancestors. Shapes broadcast.
+    """Return the bool mask `seen`, with keys set to False that are not ancestors of a token in its tree.
 
-    `node` is the index of a key among the sequence's tokens of this step; below 0 it is cached, and seen. Bit i of
-    `ancestors` says that the token sees node i; a token without bits sees every node.
+    `node` is the index of a key among the sequence's tokens of this step; below 0 it is an earlier key, which all
+    tokens see. Bit i of `ancestors` says that the token sees node i; a token without bits sees every node. Shapes
+    broadcast.
     """
     bit = (ancestors >> tl.minimum(tl.maximum(node, 0), 63).to(tl.int64)) & 1
     return seen & ((node < 0) | ((bit != 0) & (node < 64)) | (ancestors == 0))
@@ -138,7 +149,10 @@ def seen_in_tree(seen, ancestors, node):
 
 @triton.jit
 def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
-    """Return the attention of rows from their state. With `lse` (not None) a row that saw no key returns zeros."""
+    """Return the attention of rows from their softmax state: `total / weight_sum`, times the scale of cached values.
+
+    Unless `lse` is None, rows that saw no key are zeros.
+    """
     mean = total / weight_sum[:, None]
     if CACHE.v_scale != 1.0:
         mean = mean * CACHE.v_scale
@@ -149,15 +163,16 @@ def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
 
 @triton.jit
 def log_sum_exp(weight_sum, peak):
-    """Return the natural log-sum-exp of rows from their state; -inf where a row saw no key."""
+    """Return the natural log-sum-exp of rows from their softmax state; -inf for rows that saw no key."""
     return (peak + tl.log2(weight_sum)) / LOG2_E
 
 
 @triton.jit
-def leave(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the attention `mean` [M, FORM.block_value] of M rows and, unless `lse` is None, their log-sum-exp.
+def store_rows(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
+    """Write the attention `mean` [M, FORM.block_value] of M rows to `out`, and their log-sum-exp to `lse`, unless None.
 
-    `first` + `rows` [M] are the indices of the rows among all (token, q head); `held` [M] masks them.
+    `first` + `rows` [M] are the indices of the rows among all (token, q head); `held` [M] masks them. `weight_sum` and
+    `peak` are their softmax state.
     """
     e = tl.arange(0, FORM.block_value)
     into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
@@ -167,8 +182,11 @@ def leave(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexp
 
 
 @triton.jit
-def leave_nothing(out, lse, first, rows, held, FORM: tl.constexpr):
-    """Write rows of tokens that no sequence owns: zeros, and -inf as log-sum-exp. Arguments are as in `leave`."""
+def store_unowned(out, lse, first, rows, held, FORM: tl.constexpr):
+    """Write rows of padding tokens: zeros to `out`, and -inf as log-sum-exp to `lse`, unless None.
+
+    `first` + `rows` [M] are the indices of the rows among all (token, q head); `held` [M] masks them.
+    """
     BLOCK_VALUE: tl.constexpr = FORM.block_value
     e = tl.arange(0, BLOCK_VALUE)
     into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
@@ -180,7 +198,10 @@ def leave_nothing(out, lse, first, rows, held, FORM: tl.constexpr):
 
 @triton.jit
 def ended_before(counter):
-    """Increment `counter` and return how many programs did so before this one. Their writes are visible afterwards."""
+    """Increment `counter`, and return how many programs did so before this one.
+
+    All that these programs wrote is visible to this one afterwards.
+    """
     # One thread does the atomic for the block. The first barrier orders the stores of the other threads before it, and
     # the second one their loads after it.
     tl.debug_barrier()
@@ -191,23 +212,27 @@ def ended_before(counter):
 
 @triton.jit
 def tail_of(q, rows, held, FORM: tl.constexpr):
-    """Load the columns of q after the first FORM.block: [M, FORM.tail], at the row offsets `rows` [M], masked by
-    `held` [M]."""
+    """Load the second tile [M, FORM.tail] of queries whose heads do not fit into one tile of FORM.block columns.
+
+    `rows` [M] are their offsets in q, and `held` [M] masks them.
+    """
     t = FORM.block + tl.arange(0, FORM.tail)
     return tl.load(q + rows[:, None] + t[None, :], mask=held[:, None] & (t < FORM.dim)[None, :], other=0.0)
 
 
 @triton.jit
 def rows_of(kv, pages, place, inside, head, CACHE: tl.constexpr):
-    """Return pointers [N] to a head's keys in the cache, at the positions `place` [N] of the sequence with page ids
-    `pages`. Positions outside `inside` point into page 0."""
+    """Return pointers [N] to the cached keys of a head at the positions `place` [N] of a sequence.
+
+    `pages` points to the page ids of the sequence. Positions outside the mask `inside` point into page 0.
+    """
     page = tl.load(pages + place // CACHE.page, mask=inside, other=0).to(tl.int64)
     return kv + page * CACHE.page_stride + place % CACHE.page * CACHE.slot_stride + head * CACHE.row
 
 
 @triton.jit
 def cached_head(head, FORM: tl.constexpr):
-    """Return the cache head that a head of the grid reads."""
+    """Return the cache head that the kv head `head` reads. FORM.sharing kv heads in a row read the same one."""
     if FORM.sharing > 1:
         head = head // FORM.sharing
     return head
@@ -237,13 +262,14 @@ def attended(
     cached=0,
     slopes=None,
 ):
-    """Add cached positions of one sequence to the state of M rows, and return the state.
+    """Add cached keys and values of one sequence to the softmax state of M rows, and return the new state.
 
-    The loop goes from `begin` to `end` by `step`, and each iteration takes the first BLOCK_N positions. `pages` are the
-    page ids of the sequence. The state is `total` [M, FORM.block_value], `weight_sum` [M] and `peak` [M].
-    `query` is [M, FORM.block], `query_tail` its other columns (`tail_of`), `query_places` [M] the rows' positions.
-    MASK and AHEAD are as in `seen_by`. `ancestors` [M], if given, are the bits of `seen_in_tree`, for positions from
-    `cached` on. `slopes` [M] come from `slopes_of`.
+    The state is `total` [M, FORM.block_value], `weight_sum` [M] and `peak` [M]. It adds BLOCK_N positions from each of
+    `begin`, `begin + step` and so on, up to `end`. `pages` points to the page ids of the sequence. `query` is
+    [M, FORM.block], `query_tail` its other columns (`tail_of`), `query_places` [M] the rows' positions.
+
+    MASK names the attention mask. AHEAD: some keys may be after the last one that a row sees. `ancestors` [M], unless
+    None, say which positions from `cached` on a row sees (`seen_in_tree`). `slopes` [M] come from `slopes_of`.
     """
     d = tl.arange(0, FORM.block)
     e = tl.arange(0, FORM.block_value)
@@ -276,7 +302,10 @@ def attended(
 
 @triton.jit
 def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
-    """Return how many of the tokens `first` to `end` - 1 a sequence owns. Each iteration tests SCAN sequences."""
+    """Return how many of the tokens `first` to `end` - 1 belong to a sequence; the others are padding.
+
+    Each iteration tests SCAN sequences.
+    """
     owned = 0
     for nth in range(0, sequences, SCAN):
         b = nth + tl.arange(0, SCAN)
@@ -288,7 +317,7 @@ def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
 
 @triton.jit
 def unowned(tokens, q_starts, q_lens, sequences):
-    """Return the mask [N] of those `tokens` [N] that no sequence owns."""
+    """Return the mask [N] of those of the `tokens` [N] that belong to no sequence."""
     owned = tl.zeros(tokens.shape, tl.int32)
     for first in range(0, sequences, 32):
         b = first + tl.arange(0, 32)
@@ -301,10 +330,11 @@ def unowned(tokens, q_starts, q_lens, sequences):
 
 @triton.jit
 def block_of_item(item, q_lens, sequences, BLOCK: tl.constexpr, LEAST: tl.constexpr, SCAN: tl.constexpr):
-    """Return block number `item` of the step: (its sequence or -1, its index in the sequence, number of all blocks).
+    """Find the block of tokens with number `item` in the step.
 
-    Sequences with at least LEAST tokens in the step are cut into blocks of BLOCK tokens, numbered sequence by sequence;
-    within a sequence the last block comes first. Each iteration tests SCAN sequences.
+    Return (its sequence, its index in the sequence, the number of all blocks); the sequence is -1 if there is no such
+    block. Sequences with at least LEAST tokens in the step are cut into blocks of BLOCK tokens, numbered sequence by
+    sequence. Within a sequence the last block comes first. Each iteration tests SCAN sequences.
     """
     sequence = -1
     block = 0

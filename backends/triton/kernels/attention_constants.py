@@ -1,7 +1,7 @@
 """Compile-time constants of the attention and cache kernels, in groups: each dataclass is one constant of a kernel.
 
-The dataclasses have fields and no properties. A compiled kernel is identified by the values of the fields, so a changed
-property would not cause a recompile.
+The dataclasses have fields and no properties. Triton identifies a compiled kernel by the values of the fields, so a
+changed property would not cause a recompile.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import triton
 
 @dataclass(frozen=True)
 class Strides:
-    """The strides of q, k or v [T, H, D], in elements: `token` between tokens, `head` between heads."""
+    """The strides of q, k or v [T, H, D] in elements: `token` from one token to the next, `head` between heads."""
 
     token: int
     head: int
@@ -19,7 +19,7 @@ class Strides:
 
 @dataclass(frozen=True)
 class Fed:
-    """The strides of a step's q, k and v; None for those that a kernel does not take."""
+    """The strides of q, k and v, the tensors of the step's tokens; None for those that a kernel does not take."""
 
     q: Strides | None = None
     k: Strides | None = None
@@ -28,11 +28,11 @@ class Fed:
 
 @dataclass(frozen=True)
 class Layout:
-    """The memory layout of a KV cache, in elements.
+    """The memory layout of a paged KV cache, in elements.
 
     A page holds `page` positions. Strides: `page_stride` between pages, `slot_stride` between positions of a page,
     `row` between heads of a position, `part_stride` from a key to its value. The cache stores keys divided by `k_scale`
-    and values divided by `v_scale`. `Scores.scale` already includes `k_scale`.
+    and values divided by `v_scale`. The scale of the scores (`Scores.scale`) already includes `k_scale`.
     """
 
     page: int
@@ -51,7 +51,7 @@ class Form:
     A key has `dim` elements. A tile of `block` columns holds the first ones. If `dim` is larger, a second tile of
     `tail` columns holds the rest; else `tail` is 0. A value has `value_dim` elements in a tile of `block_value`; with
     `same`, it is the first tile of its key. `group` q heads share each of `kv_heads` heads of k and v, in tiles of
-    `block_group` rows. `sharing` of the `kv_heads` read one cache head.
+    `block_group` rows. `sharing` adjacent kv heads read the same head of the cache.
     """
 
     kv_heads: int
@@ -68,8 +68,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Scores:
-    """How q times keys becomes scores: times `scale`, capped unless `soft_cap` is None, and masked by the mask named
-    `mask` (`ingot.ir.masks`)."""
+    """How the dot products of q and keys become scores: times `scale`, soft-capped, and masked.
+
+    `soft_cap` is None for no cap. `mask` names the attention mask, such as "causal" or "window_1024".
+    """
 
     scale: float
     mask: str
@@ -78,14 +80,15 @@ class Scores:
 
 @dataclass(frozen=True)
 class Splits:
-    """How `decode_attention` splits contexts.
+    """How `decode_attention` splits contexts among programs (split-K).
 
     Each (token, head) has between `base` and `most` splits. The kernel divides the positions that all tokens read into
     `shares` parts, and a context longer than a part gets more splits; with 0 shares, each has `base`. The splits of a
-    context take chunks of `chunk` positions in turn. The merge takes `at_once` splits of `heads_at_once` q heads per
-    iteration. Loops over sequences load the lengths of `scan` sequences per iteration. With `single`, the kernel
-    computes only sequences with one token in the step. With `fed_apart`, splits read only cached positions, and the
-    tokens of the step are added separately.
+    context take chunks of `chunk` positions in turn. The merge of their results takes `at_once` splits of
+    `heads_at_once` q heads per iteration. Loops over sequences load the lengths of `scan` sequences per iteration.
+
+    With `single`, the kernel computes only sequences with one token in the step. With `fed_apart`, splits read only
+    cached positions, and the kernel adds the tokens of the step separately.
     """
 
     chunk: int
@@ -101,8 +104,11 @@ class Splits:
 
 @dataclass(frozen=True)
 class PrefixSplits:
-    """How `shared_attention` splits the prefixes of up to `groups` groups: for about `programs` programs per head, into
-    at most `most` splits of a prefix."""
+    """How `shared_attention` splits shared prefixes among programs.
+
+    A step has up to `groups` groups of sequences that share a prefix. All prefixes together are split for about
+    `programs` programs per head, and one prefix into at most `most` splits.
+    """
 
     programs: int
     most: int
@@ -111,10 +117,10 @@ class PrefixSplits:
 
 @dataclass(frozen=True)
 class Early:
-    """The loads of `decode_attention` before the previous kernel has ended.
+    """The loads that `decode_attention` starts before the previous kernel has ended.
 
-    With `tile` it loads its first tile. It prefetches the next `ahead` tiles into the L2 cache. It loads angles for a
-    guessed position below `positions`.
+    With `tile`, a program loads its first tile of keys and values. It prefetches the next `ahead` tiles into the L2
+    cache. It loads rotary angles for a guessed position below `positions`, the rows of the table.
     """
 
     tile: bool
@@ -124,5 +130,5 @@ class Early:
 
 @triton.constexpr_function
 def group_rows(form):
-    """Return the rows of a tile of the q heads of a (token, kv head): at least 16, as tensor cores need."""
+    """Return the rows of a tile that holds the q heads of one (token, kv head): at least 16, as tensor cores need."""
     return max(16, form.block_group)

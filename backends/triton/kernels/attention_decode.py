@@ -8,17 +8,17 @@ This fills the device with few tokens and with contexts of very different length
         find the item: one of the `base` splits of each (token, head), or a further split of a long context
         query, new key = q and k of the token, normed and rotated; or q as it is
         state = the sink of each row and the shared prefix, in the first split
-        if this split takes the tokens of the step: write the new key and value into the cache; add the step's tokens
+        if this split adds the tokens of the step: write the new key and value into the cache; add the step's tokens
             of the sequence, up to this one
         for every chunk of the split: add its positions to the state
         if there is one split: write the attention
         else: write the state of the split; the last split to end merges all of them
 
-The splits of a context take its chunks in turn. The place of a split's first chunk therefore does not depend on the
-length of the context. All q heads that share a kv head are rows of one tile.
+The state is that of the online softmax. The splits of a context take its chunks in turn. A split's first chunk
+therefore does not depend on the length of the context. All q heads that share a kv head are rows of one tile.
 
-The grid does not depend on lengths. Each (token, head) has `base` items. The programs after these compute on the
-device, from the lengths, which contexts are long enough for more splits, and take those splits.
+The grid does not depend on lengths. The first programs take `base` splits of each (token, head). The programs after
+them take the further splits of long contexts. They compute from the lengths which contexts have such splits.
 """
 
 import triton
@@ -33,10 +33,10 @@ from ingot.backends.triton.kernels.attention import (
     ended_before,
     first_seen,
     forgets,
-    leave,
-    leave_nothing,
     mean_of,
     slopes_of,
+    store_rows,
+    store_unowned,
     tail_of,
 )
 from ingot.backends.triton.kernels.attention_constants import group_rows
@@ -47,9 +47,9 @@ from ingot.backends.triton.kernels.attention_splits import (
     OWN,
     contexts,
     further_item,
+    merge_splits,
     owner_of,
     positions_read,
-    put_together,
     share_of,
     splits_of,
     taken,
@@ -60,7 +60,7 @@ from ingot.backends.triton.kernels.rope import gains
 
 @triton.jit
 def _query_rows(token, head, FED: tl.constexpr, FORM: tl.constexpr):
-    """Return the offsets [G] in q of the q heads of a (token, kv head)."""
+    """Return the offsets [G] in q of the G q heads that share the kv head `head`, for one token."""
     g = tl.arange(0, group_rows(FORM))
     return token.to(tl.int64) * FED.q.token + (head * FORM.group + g) * FED.q.head
 
@@ -75,7 +75,11 @@ def _given_query(q, rows, FORM: tl.constexpr):
 
 @triton.jit
 def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constexpr, SPLITS: tl.constexpr):
-    """Return (first, end) of the cached positions that the splits of the token at `own_place` read."""
+    """Return (first position, end) of the cached positions that the splits of a token's context read.
+
+    `own_place` is the token's position. The sequence has `cached` positions before the step, and `length` after it.
+    Positions of a shared prefix (table `sharing`, or None) are left out.
+    """
     MASK: tl.constexpr = SCORES.mask
     end = cached if SPLITS.fed_apart else end_seen(own_place, length, MASK)
     low = 0
@@ -88,10 +92,11 @@ def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constex
 
 @triton.jit
 def _used_splits(splits, low, end, SPLITS: tl.constexpr):
-    """Return (number of splits that take part, index of the split that adds the tokens of the step).
+    """Return (number of splits with work, index of the split that adds the tokens of the step).
 
-    Splits without a chunk end, except one: with more than one chunk, the first split without a chunk adds the tokens of
-    the step. If there is no such split, the first split adds them.
+    `splits` is the number of splits of the context, which reads positions `low` to `end` in chunks. Splits without a
+    chunk have no work, except one: with more than one chunk, the first of them adds the tokens of the step. If there is
+    no such split, split 0 adds them.
     """
     chunks = tl.cdiv(tl.maximum(end - low, 0), SPLITS.chunk)
     feeding = 0
@@ -112,9 +117,11 @@ def _with_prefix(
     FORM: tl.constexpr,
     PREFIXES: tl.constexpr,
 ):
-    """Return the state of G rows after the shared prefix of their sequence. Before it they saw at most a sink.
+    """Add the shared prefix of a sequence to the softmax state of its G rows, and return (total, weight_sum, peak).
 
-    `shared_attention` left the attention of up to `most` splits of the prefix in `prefixes`.
+    Before the prefix, the rows saw at most an attention sink, in `weight_sum` and `peak`. The results of
+    `shared_attention` are `prefixes` (attention over each split of the prefix), `prefix_sizes` (logarithms of the sums
+    of weights) and `prefix_splits` (number of splits, by sequence).
     """
     g = tl.arange(0, group_rows(FORM))
     BLOCK: tl.constexpr = FORM.block
@@ -153,10 +160,10 @@ def _first_state(
     FORM: tl.constexpr,
     PREFIXES: tl.constexpr,
 ):
-    """Return the state of G rows before the first key of their own: (total [G, FORM.block_value], weight_sum [G],
-    peak [G]).
+    """Return the softmax state with which a split begins: (total [G, FORM.block_value], weight_sum [G], peak [G]).
 
-    It is empty, except that the first split begins with the sinks and the shared prefix. Own keys begin at `low`.
+    It is empty, except that split 0 begins with the attention sinks and the shared prefix, unless None. The splits read
+    positions from `low` on; it is 0 if the sequence has no shared prefix.
     """
     ROWS: tl.constexpr = group_rows(FORM)
     BLOCK_VALUE: tl.constexpr = FORM.block_value
@@ -177,9 +184,12 @@ def _first_state(
 
 
 @triton.jit
-def _leave_split(partial, sizes, here, inside, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the attention `mean` [G, FORM.block_value] of a split, masked by `inside`, and the base-2 logarithm of its
-    sum of weights, at index `here`."""
+def _store_split(partial, sizes, here, inside, mean, weight_sum, peak, FORM: tl.constexpr):
+    """Write the result of a split to scratch memory at index `here`.
+
+    It is the attention `mean` [G, FORM.block_value], masked by `inside`, to `partial`. The base-2 logarithm of the
+    split's sum of weights goes to `sizes`.
+    """
     e = tl.arange(0, FORM.block_value)
     g = tl.arange(0, group_rows(FORM))
     into = partial + here * (FORM.group * FORM.value_dim) + g[:, None] * FORM.value_dim + e[None, :]
@@ -226,36 +236,40 @@ def decode_attention(
     EARLY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute attention of few tokens. Grid: tokens * kv_heads * base items, then shares * kv_heads further ones.
+    """Compute decode attention over a paged KV cache, for steps of few tokens, with contexts split among programs.
+
+    The arguments `kv` to `slopes` are those of the ops `append_attention` and `paged_attention`. The constants are
+    defined in attention_constants.py. Grid: tokens * kv_heads * base programs, then shares * kv_heads further ones,
+    which take further splits of long contexts. `shares` may be 0.
 
     Scratch: `partial` f32[tokens, kv_heads, most, group, value_dim] takes the attention of each split. `sizes`
     f32[tokens, kv_heads, most, group] takes the base-2 logarithm of the split's sum of weights. `arrived` i32[tokens,
     kv_heads] counts the splits that have ended. `lse` f32[tokens, heads], unless None, takes the log-sum-exp of each
-    row. `shares` may be 0.
+    row.
 
     With SPLITS.single, the kernel computes only sequences with one token in the step and writes no other row of `out`.
     The grid, `partial`, `sizes` and `arrived` then have sequences in place of tokens.
 
-    With a HEAD, the kernel first norms and rotates q and k, and writes k and v of a token into the cache at its slot.
-    It reads the tokens of this step from k and v, rounded as the cache rounds them: no program reads what another
-    program of the launch writes. All that it reads of the cache is from earlier steps, and the page table is from the
-    host. The kernel can therefore load the first chunk before the previous kernels have ended.
+    Unless HEAD is None, the kernel first norms and rotates q and k, and writes k and v into the cache. It reads the
+    tokens of this step from k and v, rounded as the cache rounds them: no program reads what another program of the
+    launch writes. All that it reads of the cache is from earlier steps, and the page table is from the host. The kernel
+    can therefore load the first chunk before the previous kernels have ended.
 
-    With `sharing`, the arguments `prefixes`, `prefix_sizes` and `prefix_splits` are results of `shared_attention`, and
-    this kernel reads only positions after the prefixes.
+    Unless `sharing`, the table of shared prefixes, is None, the kernel reads only positions after the prefixes.
+    `prefixes`, `prefix_sizes` and `prefix_splits` are then results of `shared_attention`.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
         gdc_launch_dependents()
     APPEND: tl.constexpr = HEAD is not None
-    # KNOWN: the first position to read is 0, known before the lengths. Not so with windows and chunks, which begin by
-    # the length, and with shared prefixes, which say where a context begins. Without APPEND, an earlier kernel of this
-    # step writes rows that this one reads.
+    # KNOWN: the first position to read is 0, which is known before the lengths. With windows and chunks it depends on
+    # the length, with shared prefixes on the prefix. Without APPEND, an earlier kernel of this step writes rows that
+    # this one reads.
     KNOWN: tl.constexpr = APPEND and not forgets(MASK) and sharing is None
     LOADS_EARLY: tl.constexpr = KNOWN and EARLY.tile
     ROWS: tl.constexpr = group_rows(FORM)
 
-    # The item of this program if it is one of the first; the further items follow from the lengths, below.
+    # The item of this program if it takes one of the `base` splits. The further items are found below, by the lengths.
     item = tl.program_id(0)
     fed_by = sequences if SPLITS.single else tokens
     pairs = fed_by * FORM.kv_heads
@@ -294,7 +308,7 @@ def decode_attention(
     # After the previous kernel: the item of this program, from the lengths.
     if not SPLITS.single:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
         if (sequence < 0) & (split == 0):
-            leave_nothing(out, lse, (token * FORM.kv_heads + head).to(tl.int64) * FORM.group, g, own, FORM)
+            store_unowned(out, lse, (token * FORM.kv_heads + head).to(tl.int64) * FORM.group, g, own, FORM)
     place = 0
     more = 1
     if SPLITS.shares > 0:  # noqa: SIM102 (one is known when the kernel is compiled, the other is not)
@@ -382,10 +396,10 @@ def decode_attention(
     row = token * FORM.kv_heads + head
     mean = mean_of(total, weight_sum, lse, CACHE)
     if splits == 1:
-        leave(out, lse, row.to(tl.int64) * FORM.group, g, own, mean, weight_sum, peak, FORM)
+        store_rows(out, lse, row.to(tl.int64) * FORM.group, g, own, mean, weight_sum, peak, FORM)
         return
     pair = sequence * FORM.kv_heads + head if SPLITS.single else row
-    _leave_split(partial, sizes, pair * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
+    _store_split(partial, sizes, pair * SPLITS.most + split, inside, mean, weight_sum, peak, FORM)
     if ended_before(arrived + pair) == splits - 1:
         tl.store(arrived + pair, 0)
-        put_together(out, lse, partial, sizes, row, pair, splits, FORM, SPLITS)
+        merge_splits(out, lse, partial, sizes, row, pair, splits, FORM, SPLITS)

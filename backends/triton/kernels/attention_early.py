@@ -1,4 +1,4 @@
-"""Loads of `decode_attention` before the previous kernel has ended, from guessed lengths and positions."""
+"""Functions by which `decode_attention` loads data before the previous kernel has ended, by guessed lengths."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,10 @@ from ingot.backends.triton.kernels.rope import angles
 
 @triton.jit
 def _fetch_chunk(kv, pages, head, place, end, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Prefetch the keys and values at the positions `place` [N] below `end` into the L2 cache, without waiting."""
+    """Prefetch the keys and values of a head at the positions `place` [N] below `end` into the L2 cache.
+
+    It does not wait for them. `pages` points to the page ids of the sequence.
+    """
     LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = (FORM.block + LINE - 1) // LINE
     inside = place < end
@@ -44,10 +47,10 @@ def fetch_ahead(
     SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Prefetch EARLY.ahead chunks of a split, from its chunk FIRST on.
+    """Prefetch keys and values of EARLY.ahead chunks of a split, from its chunk FIRST on, into the L2 cache.
 
-    `place` [chunk] are the positions of its chunk 0. The length is a guess: in all layers but the first it was written
-    long before.
+    `place` [chunk] are the positions of its chunk 0. The length of the sequence is read before the previous kernel has
+    ended, so it is a guess. It is right in all layers but the first, as it was written long before.
     """
     cached = tl.load(kv_lens + tl.maximum(sequence, 0), cache_modifier=".cg")
     cached = tl.where(sequence >= 0, tl.minimum(cached, width * CACHE.page), 0)
@@ -58,7 +61,7 @@ def fetch_ahead(
 
 @triton.jit
 def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Load keys and values [N, FORM.block] at the positions `place` [N], before the length is known.
+    """Load (keys, values), each [N, FORM.block], at the positions `place` [N] of a sequence before its length is known.
 
     Positions past the page table are zeros. The page table comes from the host, and earlier steps wrote these keys and
     values, so no previous kernel of this step can change them.
@@ -87,10 +90,10 @@ def with_early(
     query_places,
     places,
 ):
-    """Add an `early_chunk` of N positions to the state of M rows, and return the state.
+    """Add `keys` and `values` of N positions, from `early_chunk`, to the softmax state of M rows; return the new state.
 
     `inside` [N] masks the positions of the context. `slopes` [M] come from `slopes_of`; only with them are the
-    positions of the rows, `query_places` [M], and of the chunk, `places` [N], used.
+    positions of the rows, `query_places` [M], and of the keys, `places` [N], used.
     """
     keys, values = as_computed(keys, query.dtype), as_computed(values, query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
@@ -101,9 +104,10 @@ def with_early(
 
 @triton.jit
 def guessed_angles(positions, table, token, FORM: tl.constexpr, HEAD: tl.constexpr, EARLY: tl.constexpr):
-    """Load the guessed position of a token and its angles: (position, cosines, sines [G, FORM.block]).
+    """Load a token's position and its rotary angles early: return (position, cosines, sines [G, FORM.block]).
 
-    The position is a guess: in all layers but the first, the positions of this step were written long before.
+    The position is read before the previous kernel has ended, so it is a guess. It is right in all layers but the
+    first, as it was written long before.
     """
     guess = tl.load(positions + token, cache_modifier=".cg")
     guess = tl.minimum(tl.maximum(guess, 0), EARLY.positions - 1)

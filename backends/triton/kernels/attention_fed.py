@@ -1,4 +1,4 @@
-"""The tokens of a step in `decode_attention`: prepare q, k and v, write them into the cache, attend to them."""
+"""Functions of `decode_attention` for the step's tokens: norm and rotate q and k, write k and v, attend to them."""
 
 import triton
 import triton.language as tl
@@ -32,10 +32,11 @@ def prepared_token(
     FORM: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Load and prepare a (token, head): return (query [G, FORM.block], new key, new value, slot).
+    """Load q, k and v of a (token, kv head), norm and rotate q and k, and return (query, new key, new value, slot).
 
-    New key and value are row 0 of tiles [G, FORM.block]. `cos` and `sin` [G, FORM.block] are the angles at the position
-    `guess`; if that is wrong, they are loaded again.
+    `query` [G, FORM.block] has a row per q head. New key and value are row 0 of tiles [G, FORM.block]. `cos` and `sin`
+    [G, FORM.block] are the rotary angles at the position `guess`; if that is wrong, they are loaded again. The gains
+    are norm weights, from `gains`; NORMED_Q and NORMED_K say whether there is a norm.
     """
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
@@ -58,7 +59,10 @@ def prepared_token(
 
 @triton.jit
 def write_cache(kv, slot, head, new_key, new_value, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Write row 0 of a token's key and value [G, FORM.block], results of `as_cached`, at its slot, unless slot < 0."""
+    """Write row 0 of the tiles of a token's key and value [G, FORM.block] into the cache at its slot.
+
+    They are in the dtype of the cache. A slot below 0 is padding, for which nothing is written.
+    """
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
     into = kv + cache_rows(slot, CACHE) + head * CACHE.row + d[None, :] + tl.zeros_like(g)[:, None]
@@ -92,11 +96,12 @@ def with_fed(
     SCORES: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Add the step's tokens of a sequence, up to the rows' own token, to the state of G rows, and return the state.
+    """Add a token and the sequence's earlier tokens of this step to the softmax state of its G rows (q heads).
 
-    The rows' token is the `nth` of the sequence in this step; `first` is the sequence's first one, and `cached` are its
-    positions before the step. Rows see keys and values as the cache rounds them: `new_key` and `new_value` are results
-    of `as_cached`. `query` is [G, FORM.block]; `slopes` [G] come from `slopes_of`.
+    Return the new state (total, weight_sum, peak). The token is the `nth` of the sequence in this step, and `first` is
+    the index of the sequence's first one. The sequence has `cached` positions before the step. Rows see keys and values
+    as the cache rounds them: `new_key` and `new_value` are in its dtype. `query` is [G, FORM.block]; `slopes` [G] come
+    from `slopes_of`.
     """
     MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)

@@ -1,6 +1,6 @@
 """Batch-invariant attention: the bits of a row depend only on the token's own context.
 
-One kernel serves prefill and decode.
+One kernel serves prefill and decode. The state is that of the online softmax.
 
     for each tile (tokens of one sequence times the q heads of one kv head), by `ways` programs:
         for each split of the positions that the tile sees, the programs taking turns:
@@ -12,8 +12,8 @@ One kernel serves prefill and decode.
 
 Blocks of BLOCK_N keys begin at multiples of BLOCK_N, and splits of SPLIT positions at multiples of SPLIT. A split is
 summed from an empty state, and splits are merged from the first one on. The terms of a row's sums and their order
-therefore follow from its position. Other tokens of the step and the chunks of a prefill change no bit. A block that a
-row sees nothing of adds zeros to sums that are multiplied by one.
+therefore follow from its position. Other tokens of the step and the chunks of a prefill change no bit. A block in which
+a row sees no key adds zeros to sums that are multiplied by one.
 
 The rows of a tile are TILE_TOKENS tokens of one sequence times the q heads that share a kv head. `ways` programs share
 the splits of a tile. A single program merges as it goes; of several, the last one to end merges.
@@ -32,11 +32,11 @@ from ingot.backends.triton.kernels.attention import (
     ended_before,
     first_seen,
     forgets,
-    leave,
-    leave_nothing,
     mean_of,
     owned_between,
     slopes_of,
+    store_rows,
+    store_unowned,
     tail_of,
     unowned,
 )
@@ -44,7 +44,7 @@ from ingot.backends.triton.kernels.attention import (
 
 @triton.jit
 def _joined(total, weight_sum, peak, part, part_sum, part_peak):
-    """Merge the state of one more split into the state of rows, and return the state.
+    """Merge the softmax state of one more split (`part`, `part_sum`, `part_peak`) into that of rows, and return it.
 
     The fused multiply-adds are explicit: a compiler may fuse a multiply and an add in one place and not in another, and
     the bits must be the same.
@@ -58,8 +58,11 @@ def _joined(total, weight_sum, peak, part, part_sum, part_peak):
 
 
 @triton.jit
-def _leave_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.constexpr):
-    """Write the state of a split's rows: q heads `g` [M] at the indices `at` [M], masked by `own` [M]."""
+def _store_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.constexpr):
+    """Write the softmax state of a split's M rows to the scratch memory `partial` and `sizes`.
+
+    `at` [M] are the rows' indices of (token, kv head, split), `g` [M] their q heads in the group. `own` [M] masks them.
+    """
     e = tl.arange(0, FORM.block_value)
     here = at * FORM.group + g
     held = own[:, None] & (e < FORM.value_dim)[None, :]
@@ -70,8 +73,8 @@ def _leave_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.
 
 
 @triton.jit
-def _part_left(partial, sizes, at, g, own, FORM: tl.constexpr):
-    """Load the state that `_leave_part` wrote.
+def _load_part(partial, sizes, at, g, own, FORM: tl.constexpr):
+    """Load the softmax state of a split's M rows, which `_store_part` wrote: return (total, weight_sum, peak).
 
     Other multiprocessors wrote it during this launch, so the loads bypass the L1 cache (".cg").
     """
@@ -113,12 +116,15 @@ def invariant_attention(
     SPLIT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute batch-invariant attention. Grid: kv_heads, blocks of tokens of a sequence, ways.
+    """Compute batch-invariant attention over a paged KV cache, for prefill and decode.
 
-    A program without a block ends. With more than one way, `partial` f32[tokens, kv_heads, splits, group, value_dim]
-    takes the weighted sums of each split, where splits is cdiv(width * page, SPLIT). `sizes` f32[tokens, kv_heads,
-    splits, 2, group] takes the sum of its weights and its peak. `arrived` i32[tokens, kv_heads] counts, at the first
-    token of a tile, the programs that have ended. `lse` f32[tokens, heads], unless None, takes the log-sum-exp.
+    The arguments `kv` to `slopes` are those of the op `paged_attention`. Grid: kv_heads, blocks of TILE_TOKENS tokens
+    of a sequence, ways. A program without a block ends. `ways` programs share the splits of a tile.
+
+    With more than one way, `partial` f32[tokens, kv_heads, splits, group, value_dim] takes the weighted sums of each
+    split, where splits is cdiv(width * page, SPLIT). `sizes` f32[tokens, kv_heads, splits, 2, group] takes the sum of
+    its weights and its peak. `arrived` i32[tokens, kv_heads] counts, at the first token of a tile, the programs that
+    have ended. `lse` f32[tokens, heads], unless None, takes the log-sum-exp.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
@@ -139,7 +145,7 @@ def invariant_attention(
     if (way == 0) & (owned_between(begin, last, q_starts, q_lens, sequences, 32) < last - begin):
         row = begin + r // FORM.block_group
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens) & (g < FORM.group)
-        leave_nothing(out, lse, 0, row.to(tl.int64) * HEADS + head * FORM.group + g, free, FORM)
+        store_unowned(out, lse, 0, row.to(tl.int64) * HEADS + head * FORM.group + g, free, FORM)
     if sequence < 0:
         return
 
@@ -190,14 +196,14 @@ def invariant_attention(
         if sharing == 1:
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
         else:
-            _leave_part(partial, sizes, pair + split, g, own, part, part_sum, part_peak, FORM)
+            _store_part(partial, sizes, pair + split, g, own, part, part_sum, part_peak, FORM)
     if sharing > 1:
         counter = arrived + (start + block * TILE_TOKENS) * FORM.kv_heads + head
         if ended_before(counter) < sharing - 1:
             return
         tl.store(counter, 0)
         for split in range(first, splits):
-            part, part_sum, part_peak = _part_left(partial, sizes, pair + split, g, own, FORM)
+            part, part_sum, part_peak = _load_part(partial, sizes, pair + split, g, own, FORM)
             total, weight_sum, peak = _joined(total, weight_sum, peak, part, part_sum, part_peak)
     mean = mean_of(total, weight_sum, lse, CACHE)
-    leave(out, lse, 0, token * HEADS + heads, own, mean, weight_sum, peak, FORM)
+    store_rows(out, lse, 0, token * HEADS + heads, own, mean, weight_sum, peak, FORM)

@@ -1,7 +1,7 @@
 """Prefill attention, for sequences with many tokens in a step: a program takes blocks of a sequence's tokens, for one
 head.
 
-    write zeros to those rows of the program's share that no sequence owns
+    write zeros to the rows of padding tokens in the program's share
     for each block of tokens of a sequence, the last one first, and q head:
         query = the q of the block's tokens; state = the sink
         for every block of keys that all rows see: add it to the state
@@ -24,11 +24,11 @@ from ingot.backends.triton.kernels.attention import (
     end_seen,
     first_seen,
     forgets,
-    leave,
-    leave_nothing,
     mean_of,
     owned_between,
     slopes_of,
+    store_rows,
+    store_unowned,
     tail_of,
     unowned,
 )
@@ -60,13 +60,13 @@ def prefill_attention(
     SCAN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute prefill attention. Grid: heads, programs that loop over the blocks.
+    """Compute prefill attention over a paged KV cache, for sequences with at least LEAST tokens in the step.
 
-    The grid has at least cdiv(tokens, BLOCK_M) programs per head: each also writes zeros for the unowned among its
-    BLOCK_M tokens. Rows of sequences with fewer than LEAST tokens in the step are not written. `lse` f32[tokens,
-    heads], unless None, takes the log-sum-exp of each row.
-
-    The later blocks of a sequence see more keys, so they begin first.
+    The arguments `kv` to `ancestors` are those of the op `paged_attention`. Grid: heads, programs that loop over blocks
+    of BLOCK_M tokens of a sequence. The later blocks of a sequence see more keys, so they begin first. The grid has at
+    least cdiv(tokens, BLOCK_M) programs per head: each also writes zeros for padding among its BLOCK_M tokens. Rows of
+    sequences with fewer than LEAST tokens are not written. `lse` f32[tokens, heads], unless None, takes the
+    log-sum-exp of each row.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
@@ -82,7 +82,7 @@ def prefill_attention(
     if owned_between(first, last, q_starts, q_lens, sequences, SCAN) < last - first:
         row = first + tl.arange(0, BLOCK_M)
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
-        leave_nothing(out, lse, 0, row.to(tl.int64) * HEADS + head, free, FORM)
+        store_unowned(out, lse, 0, row.to(tl.int64) * HEADS + head, free, FORM)
     sequence, block, blocks = block_of_item(item, q_lens, sequences, BLOCK_M, LEAST, SCAN)
     while sequence >= 0:
         start = tl.load(q_starts + sequence)
@@ -124,7 +124,7 @@ def prefill_attention(
             total, weight_sum, peak, query, query_tail, places, kv, pages, head // FORM.group, middle, end, BLOCK_N,
             BLOCK_N, MASK, True, SCORES, CACHE, FORM, bits, cached, row_slopes,
         )  # fmt: skip
-        leave(out, lse, 0, row * HEADS + head, fed, mean_of(total, weight_sum, lse, CACHE), weight_sum, peak, FORM)
+        store_rows(out, lse, 0, row * HEADS + head, fed, mean_of(total, weight_sum, lse, CACHE), weight_sum, peak, FORM)
         item += tl.num_programs(1)
         sequence = -1
         if item < blocks:

@@ -1,4 +1,4 @@
-"""Decode attention over shared prefixes (cascade attention): a prefix is read once for all rows of its group.
+"""Decode attention over shared prefixes (cascade attention): a prefix is read once for all sequences that share it.
 
     for each group of the table `sharing` (ingot.ir.features.sharing), tile of its rows, kv head:
         query = the q of the rows: every q head that reads this kv head, of every member of the group
@@ -29,7 +29,10 @@ COLUMNS = tl.constexpr(columns.COLUMNS)
 
 @triton.jit
 def _split_positions(length, share, BLOCK_N: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """Return the positions per split of a prefix: `share`, or more if that made more than MAX_SPLITS splits."""
+    """Return how many positions each split of a prefix of `length` positions has.
+
+    It is `share`, or more if that would make more than MAX_SPLITS splits: then a multiple of BLOCK_N.
+    """
     return tl.maximum(share, tl.cdiv(tl.cdiv(length, MAX_SPLITS), BLOCK_N) * BLOCK_N)
 
 
@@ -43,7 +46,10 @@ def _find_item(
     BLOCK_N: tl.constexpr,
     PREFIXES: tl.constexpr,
 ):
-    """Return the work item number `item`: (group or -1, tile, split, number of splits, positions per split)."""
+    """Find the work item number `item`: return (group, tile, split, number of splits, positions per split).
+
+    The group is -1 if there is no such item. `sharing` is the table of shared prefixes, with `rows` rows.
+    """
     group = tl.arange(0, PREFIXES.groups)
     at = sharing + group * COLUMNS
     count = tl.load(at + COUNT, mask=group < rows, other=0)
@@ -90,12 +96,13 @@ def shared_attention(
     PREFIXES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute attention over shared prefixes. Grid: largest possible number of items * kv_heads.
+    """Compute decode attention over prefixes that groups of sequences share. `decode_attention` merges the results.
 
-    `out` f32[sequences, kv_heads, most, group, dim] takes the attention of each sequence of a group over each split of
-    its prefix. `sizes` f32[sequences, kv_heads, most, group] takes the base-2 logarithm of the split's sum of weights,
-    `out_splits` i32[sequences] the number of splits. `sharing` has `rows` rows and at most `groups` groups; each member
-    of a group has one token in the step. With a HEAD, the kernel norms and rotates q.
+    Grid: largest possible number of items (group, tile, split) * kv_heads. `sharing` is the table of shared prefixes,
+    with `rows` rows and at most `groups` groups; each sequence of a group has one token in the step. `out`
+    f32[sequences, kv_heads, most, group, dim] takes the attention of each sequence over each split of its prefix.
+    `sizes` f32[sequences, kv_heads, most, group] takes the base-2 logarithm of the split's sum of weights, `out_splits`
+    i32[sequences] the number of splits. Unless HEAD is None, the kernel norms and rotates q.
     """
     if DEPENDENT:
         gdc_launch_dependents()

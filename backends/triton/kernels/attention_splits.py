@@ -1,4 +1,4 @@
-"""Splits of contexts in decode attention: find the split of a program, count the splits, and merge their results."""
+"""Functions for split-K in decode attention: count a context's splits, find a program's split, merge the results."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,7 @@ COLUMNS = tl.constexpr(columns.COLUMNS)
 
 @triton.jit
 def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
-    """Return the sequence that owns a token, or -1. Each iteration tests SCAN sequences."""
+    """Return the index of the sequence that a token belongs to; -1 for padding. Each iteration tests SCAN sequences."""
     sequence = -1
     for first in range(0, sequences, SCAN):
         b = first + tl.arange(0, SCAN)
@@ -24,7 +24,10 @@ def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
 
 @triton.jit
 def contexts(kv_lens, sharing, b, sequences):
-    """Return the lengths of the sequences `b` without the shared prefixes, which `shared_attention` reads."""
+    """Return the lengths of the sequences with indices `b`, without shared prefixes, which another kernel reads.
+
+    `sharing` is the table of shared prefixes, or None.
+    """
     lengths = tl.load(kv_lens + b, mask=b < sequences, other=0)
     if sharing is not None:
         lengths -= tl.load(sharing + b * COLUMNS + OWN, mask=b < sequences, other=0)
@@ -33,8 +36,10 @@ def contexts(kv_lens, sharing, b, sequences):
 
 @triton.jit
 def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
-    """Return how many of `length` positions the splits of a token read, at most. The sequence has `count` tokens in
-    the step."""
+    """Return how many of a sequence's `length` positions the splits of one token read, at most.
+
+    The sequence has `count` tokens in the step. The attention mask may hide older positions.
+    """
     MASK: tl.constexpr = SCORES.mask
     read = length - count if SPLITS.fed_apart else length
     if forgets(MASK):
@@ -44,16 +49,20 @@ def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
 
 @triton.jit
 def splits_of(read, share, SPLITS: tl.constexpr):
-    """Return the number of splits of a context: read / share, rounded, between `base` and `most`.
+    """Return the number of splits of a context of `read` positions: read / share, rounded, between `base` and `most`.
 
-    The splits beyond `base` are fewer than read / share, which bounds the grid.
+    `share` is the intended number of positions of a split. The splits beyond `base` are fewer than read / share, which
+    bounds the grid.
     """
     return tl.minimum(tl.maximum((read + share // 2) // share, SPLITS.base), SPLITS.most)
 
 
 @triton.jit
 def taken(counts, SPLITS: tl.constexpr):
-    """Return the token counts of sequences that this kernel computes: all; with `single` only counts of one, else 0."""
+    """Return how many tokens of each sequence the kernel computes, from the tokens that each has in the step.
+
+    They are all of them. With SPLITS.single, they are 0 for sequences with more than one token.
+    """
     if SPLITS.single:
         counts = tl.where(counts == 1, counts, 0)
     return counts
@@ -70,10 +79,10 @@ def share_of(
     SCORES: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Return the positions per split: the sum over all tokens of the positions read, divided by `shares`.
+    """Return how many positions a split should have: those that all tokens read, divided by SPLITS.shares.
 
-    `counts` (results of `taken`) and `lengths` [SPLITS.scan] belong to the first sequences. The result is at least one
-    chunk.
+    It is at least one chunk. `counts` (results of `taken`) and `lengths` (of `contexts`) are those of the first
+    SPLITS.scan sequences; the others are loaded here. `sharing` is the table of shared prefixes, or None.
     """
     work = tl.sum(counts * positions_read(lengths, counts, SCORES, SPLITS))
     for first in range(SPLITS.scan, sequences, SPLITS.scan):
@@ -96,10 +105,10 @@ def further_item(
     SCORES: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Return the further item number `item`: (sequence or -1, the item's index in its sequence, further items of each
-    of its (token, head)).
+    """Find the further split number `item`. Further splits are those after the first `base` of each (token, head).
 
-    Further items are the splits after the first `base` of each (token, head).
+    Return (its sequence, its index among the sequence's further splits, the number of further splits of each (token,
+    head) of the sequence). The sequence is -1 if there is no such split. `share` is the positions of a split.
     """
     sequence = -1
     place = 0
@@ -121,7 +130,7 @@ def further_item(
 
 
 @triton.jit
-def _left_by_splits(
+def _load_splits(
     partial,
     sizes,
     pair,
@@ -133,7 +142,11 @@ def _left_by_splits(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Load (sizes, attention) [SPLITS.at_once, heads * FORM.block_value] of the splits of `pair`, from `first` on."""
+    """Load results of SPLITS.at_once splits of the (token, head) `pair`, from split `first` on.
+
+    Return (logarithms of the sums of weights, attention), each [SPLITS.at_once, heads * FORM.block_value]. `g` are the
+    q heads, `column` the offsets in a result row, and `inside` masks these.
+    """
     GROUP: tl.constexpr = FORM.group
     AT_ONCE: tl.constexpr = SPLITS.at_once
     HEADS: tl.constexpr = SPLITS.heads_at_once
@@ -156,7 +169,10 @@ def _left_by_splits(
 
 @triton.jit
 def _joined(size, part, total, weight_sum, peak):
-    """Merge more splits, with sizes `size` and attention `part`, into the state of columns, and return the state."""
+    """Merge several splits into the softmax state of all columns of all heads, and return (total, weight_sum, peak).
+
+    `size` holds the logarithms of the splits' sums of weights, `part` their attention.
+    """
     higher = tl.maximum(peak, tl.max(size, 0))
     share = tl.exp2(size - higher[None, :])
     shrunk = tl.exp2(peak - higher)
@@ -164,7 +180,7 @@ def _joined(size, part, total, weight_sum, peak):
 
 
 @triton.jit
-def _put_heads_together(
+def _merge_heads(
     out,
     lse,
     partial,
@@ -176,7 +192,10 @@ def _put_heads_together(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Merge the splits as `put_together` does, for SPLITS.heads_at_once q heads from `first_head` on."""
+    """Merge the splits of a (token, head) for SPLITS.heads_at_once q heads, from `first_head` on, and write the result.
+
+    The arguments are those of `merge_splits`.
+    """
     GROUP: tl.constexpr = FORM.group
     DIM: tl.constexpr = FORM.value_dim
     BLOCK: tl.constexpr = FORM.block_value
@@ -192,7 +211,7 @@ def _put_heads_together(
     if GROUP <= HEADS:
         # Unrolled: a loop's carried state would change layout between threads. Iterations past the splits load nothing.
         for first in tl.static_range(0, MOST, AT_ONCE):
-            size, part = _left_by_splits(partial, sizes, pair, first, splits, g, column, inside, FORM, SPLITS)
+            size, part = _load_splits(partial, sizes, pair, first, splits, g, column, inside, FORM, SPLITS)
             if first == 0:
                 peak = tl.max(size, 0)
                 share = tl.exp2(size - peak[None, :])
@@ -206,7 +225,7 @@ def _put_heads_together(
         weight_sum = tl.zeros((WIDTH,), tl.float32)
         total = tl.zeros((WIDTH,), tl.float32)
         for first in range(0, splits, AT_ONCE):
-            size, part = _left_by_splits(partial, sizes, pair, first, splits, g, column, inside, FORM, SPLITS)
+            size, part = _load_splits(partial, sizes, pair, first, splits, g, column, inside, FORM, SPLITS)
             total, weight_sum, peak = _joined(size, part, total, weight_sum, peak)
     result = (total / weight_sum).to(out.dtype.element_ty)
     tl.store(out + row.to(tl.int64) * (GROUP * DIM) + column, result, mask=inside)
@@ -216,7 +235,7 @@ def _put_heads_together(
 
 
 @triton.jit
-def put_together(
+def merge_splits(
     out,
     lse,
     partial,
@@ -227,12 +246,13 @@ def put_together(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Merge the splits at `pair` into the attention of a (token, head), and write it to row `row` of `out`.
+    """Merge the results of `splits` splits into the attention of a (token, head), and write it to row `row` of `out`.
 
-    Other multiprocessors wrote the splits during this launch, so the loads bypass the L1 cache (".cg").
+    `partial` and `sizes` hold the splits' attention and sums of weights, at index `pair`. `lse`, unless None, takes the
+    log-sum-exp. Other multiprocessors wrote the splits during this launch, so the loads bypass the L1 cache (".cg").
     """
     if FORM.group <= SPLITS.heads_at_once:
-        _put_heads_together(out, lse, partial, sizes, row, pair, splits, 0, FORM, SPLITS)
+        _merge_heads(out, lse, partial, sizes, row, pair, splits, 0, FORM, SPLITS)
     else:
         for first_head in range(0, FORM.group, SPLITS.heads_at_once):
-            _put_heads_together(out, lse, partial, sizes, row, pair, splits, first_head, FORM, SPLITS)
+            _merge_heads(out, lse, partial, sizes, row, pair, splits, first_head, FORM, SPLITS)

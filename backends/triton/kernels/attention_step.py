@@ -1,7 +1,7 @@
 """Attention without a cache, for sequences that are in one step as a whole: a program takes blocks of a sequence's
 tokens, for one head.
 
-    write zeros to those rows of the program's share that no sequence owns
+    write zeros to the rows of padding tokens in the program's share
     for each block of tokens of a sequence, the last one first, and q head:
         query = the q of the block's tokens; state = the sink
         for every block of k and v that all rows see: add it to the state
@@ -20,11 +20,11 @@ from ingot.backends.triton.kernels.attention import (
     end_seen,
     first_seen,
     forgets,
-    leave,
-    leave_nothing,
     owned_between,
     seen_by,
     slopes_of,
+    store_rows,
+    store_unowned,
     unowned,
     weighed,
 )
@@ -48,7 +48,7 @@ def _joined(
     FORM: tl.constexpr,
     SCORES: tl.constexpr,
 ):
-    """Add the positions `begin` to `end` - 1 of a sequence to the state of M rows, and return the state.
+    """Add the positions `begin` to `end` - 1 of a sequence to the softmax state of M rows, and return the new state.
 
     `k` and `v` point to the sequence's first key and value of one head. `query` is [M, FORM.block], `query_places` [M]
     are the rows' positions, and `slopes` [M] come from `slopes_of`. AHEAD: some positions may be after the last one
@@ -91,11 +91,11 @@ def step_attention(
     SCAN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `step_attention`. Grid: heads, programs that loop over the blocks.
+    """Compute the op `step_attention`: attention among the tokens of each sequence in the step, without a cache.
 
-    The grid has at least cdiv(tokens, BLOCK_M) programs per head: each also writes zeros for the unowned among its
-    BLOCK_M tokens. A row's blocks of keys follow from its position in its sequence, so other tokens of the step change
-    no bit.
+    Grid: heads, programs that loop over blocks of BLOCK_M tokens of a sequence. The grid has at least cdiv(tokens,
+    BLOCK_M) programs per head: each also writes zeros for padding among its BLOCK_M tokens. A row's blocks of keys
+    follow from its position in its sequence, so other tokens of the step change no bit.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:
@@ -111,7 +111,7 @@ def step_attention(
     if owned_between(first, last, q_starts, q_lens, sequences, SCAN) < last - first:
         row = first + tl.arange(0, BLOCK_M)
         free = unowned(row, q_starts, q_lens, sequences) & (row < tokens)
-        leave_nothing(out, None, 0, row.to(tl.int64) * HEADS + head, free, FORM)
+        store_unowned(out, None, 0, row.to(tl.int64) * HEADS + head, free, FORM)
     sequence, block, blocks = block_of_item(item, q_lens, sequences, BLOCK_M, 1, SCAN)
     while sequence >= 0:
         start = tl.load(q_starts + sequence).to(tl.int64)
@@ -144,7 +144,9 @@ def step_attention(
             total, weight_sum, peak, query, places, keys, values, middle, end, row_slopes,
             BLOCK_N, True, FED, FORM, SCORES,
         )  # fmt: skip
-        leave(out, None, 0, row * HEADS + head, places < count, total / weight_sum[:, None], weight_sum, peak, FORM)
+        store_rows(
+            out, None, 0, row * HEADS + head, places < count, total / weight_sum[:, None], weight_sum, peak, FORM
+        )
         item += tl.num_programs(1)
         sequence = -1
         if item < blocks:

@@ -12,7 +12,10 @@ _MOST = tl.constexpr(448.0)
 
 @triton.jit
 def as_cached(x, kv, scale: tl.constexpr):
-    """Convert keys or values to the dtype of the cache at `kv`: divide by `scale`, saturate, round. NaN stays NaN."""
+    """Return keys or values `x` in the dtype of the cache at `kv`: divided by `scale`, saturated, rounded.
+
+    NaN stays NaN. If x has that dtype already, it is unchanged.
+    """
     dtype: tl.constexpr = kv.dtype.element_ty
     if x.dtype != dtype:
         x = x.to(tl.float32)
@@ -25,8 +28,10 @@ def as_cached(x, kv, scale: tl.constexpr):
 
 @triton.jit
 def as_computed(x, dtype: tl.constexpr):
-    """Convert keys or values of a cache to `dtype`, which holds every number of f8e4m3. The caller multiplies by the
-    scales."""
+    """Return cached keys or values `x` in `dtype`, which holds every number of f8e4m3.
+
+    The caller multiplies by the scale of the cache.
+    """
     if x.dtype != dtype:
         x = x.to(dtype)
     return x

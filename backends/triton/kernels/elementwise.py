@@ -1,4 +1,7 @@
-"""Elementwise ops on [rows, GROUPS, WIDTH]; a program takes BLOCK columns of one group. Results are row-major."""
+"""Elementwise kernels on tensors [rows, GROUPS, WIDTH]: a program takes BLOCK columns of one group.
+
+Results are row-major.
+"""
 
 import triton
 import triton.language as tl
@@ -7,7 +10,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def tanh(x):
-    """Return tanh of f32 x: by exp, and near 0, where exp cancels, by the series (error below 1e-9 at |x| = 0.1)."""
+    """Return tanh(x) of a float32 tensor x.
+
+    It uses exp, and near 0, where that loses digits, the power series (error below 1e-9 at |x| = 0.1).
+    """
     shrunk = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - shrunk) / (1.0 + shrunk)
     square = x * x
@@ -33,9 +39,9 @@ def arithmetic(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute x + other, or x * other with MULTIPLY, in float32. If `other` is None, NUMBER takes its place.
+    """Compute x + other, or x * other with MULTIPLY, in float32, and write it to `result` [rows, GROUPS, WIDTH].
 
-    A stride of 0 broadcasts.
+    If `other` is None, the second operand is NUMBER. X_ROW, X_GROUP, X_COLUMN and OTHER_… are strides; 0 broadcasts.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -70,8 +76,11 @@ def convert(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Convert x to the dtype of the result. With a CAP, compute CAP * tanh(x / CAP) first; with a LIMIT, clamp to
-    [-LIMIT, LIMIT], where NaN stays NaN."""
+    """Convert x [rows, GROUPS, WIDTH] to the dtype of `result`: the ops `cast`, `soft_cap` and `clamp`.
+
+    Unless CAP is None, compute CAP * tanh(x / CAP) first. Unless LIMIT is None, clamp to [-LIMIT, LIMIT]; NaN stays
+    NaN. X_ROW, X_GROUP and X_COLUMN are strides.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,4 +1,4 @@
-"""The gate of an MLP: an activation of one half times the other half; or the activation alone."""
+"""The kernel of the gate of an MLP, activation(gate) * up, or of an activation alone."""
 
 import triton
 import triton.language as tl
@@ -19,8 +19,10 @@ def gate_mul(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute ACTIVATION(gate) * up of [rows, WIDTH], rounded once. If `up` is None, it counts as 1. `gated` lists the
-    activations."""
+    """Compute ACTIVATION(gate) * up, rounded once, and write it to `result` [rows, WIDTH]. If `up` is None, it is 1.
+
+    ACTIVATION is "silu", "gelu", "gelu_tanh", "relu" or "relu_squared". GATE_ROW and UP_ROW are row strides.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,7 +1,7 @@
 """Find a row's largest logits without reading the whole row several times.
 
-One pass stores the largest logit of each GROUP of tokens. The k-th largest of these is a lower bound of the k largest
-logits. Only groups with a token at or above the bound, about k of them, are listed and read again.
+One pass stores the largest logit of each GROUP of tokens. The k-th largest of these is a lower bound of the row's k
+largest logits. Only groups with a token at or above the bound, about k of them, are listed and read again.
 
 The gap of a logit is the row's largest logit minus it. Gaps are never negative, so their bits, compared as integers,
 have the same order.
@@ -17,15 +17,16 @@ INFINITE: tl.constexpr = tl.constexpr(0x7F800000)  # the bits of infinity
 
 @triton.jit
 def quarters_short(first, second, third, target):
-    """Return how many of these ascending sums are below the target."""
+    """Return how many of the three sums, which ascend, are below `target`: 0 to 3."""
     return (first < target).to(tl.int32) + (second < target).to(tl.int32) + (third < target).to(tl.int32)
 
 
 @triton.jit
 def bounding_gap(gap, weight, target):
-    """Return a gap, close to the least one, such that gaps up to it weigh at least `target` together.
+    """Return a bound: the elements of `gap` up to it have weights that sum to at least `target`.
 
-    Return infinity if all gaps together weigh less. Each iteration narrows the range of the gap's bits to a quarter. It
+    `gap` holds distances below the row's largest logit, `weight` the weight of each. The bound is close to the least
+    possible one, and infinity if all weights sum to less. Each iteration narrows the range of its bits to a quarter. It
     stops at the exponent and 6 bits of the mantissa, which is enough for a bound.
     """
     bits = gap.to(tl.int32, bitcast=True)
@@ -42,7 +43,10 @@ def bounding_gap(gap, weight, target):
 
 @triton.jit
 def list_groups(listed, near):
-    """Write the indices of the groups that are `near` to `listed`, in ascending order, and return their number."""
+    """Write the indices of the groups for which the bool vector `near` is true to `listed`, and return their number.
+
+    They are in ascending order.
+    """
     group = tl.arange(0, near.shape[0])
     tl.store(listed + tl.cumsum(near.to(tl.int32), 0) - 1, group, mask=near)
     tl.debug_barrier()  # other threads of the block read what this one listed
@@ -51,9 +55,10 @@ def list_groups(listed, near):
 
 @triton.jit
 def listed_tokens(listed, start, count, GROUPS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr):
-    """Return the token ids [BLOCK_GROUPS, GROUP] of the listed groups from `start` on.
+    """Return the token ids [BLOCK_GROUPS, GROUP] of groups in the list `listed`, from list index `start` on.
 
-    Ids after the end of the list or of the vocabulary are NOWHERE. A list of all GROUPS is not read.
+    The list has `count` groups. Ids after its end or after the vocabulary are NOWHERE. If it has all GROUPS, it is not
+    read.
     """
     place = start + tl.arange(0, BLOCK_GROUPS)
     group = tl.load(listed + place, mask=(place < count) & (count < GROUPS), other=0)

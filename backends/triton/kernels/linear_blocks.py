@@ -1,6 +1,6 @@
-"""Batch-invariant `linear` for many tokens: each row has the same bits as in `linear_tile`.
+"""The batch-invariant matmul kernel for many tokens: each row has the same bits as from `linear_tile`.
 
-Both kernels sum in the same order. The weight is the left operand. Within a split of the columns, tensor-core
+Both kernels sum in the same order. The weight is the left operand. Within a split of the K axis, tensor-core
 instructions add one after the other, from the first column on; then the sums of the splits are added in order. The
 numbers of rows and columns of a tile only decide which results are computed together.
 """
@@ -42,9 +42,10 @@ def linear_blocks(
     STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute y [rows, N]. Grid: cdiv(rows, TOKENS) * cdiv(N, BLOCK_N) tiles. Parameters are as in `linear_tile`.
+    """Compute a batch-invariant matmul of many rows, with fused ops: y [rows, N] from x [rows, K] and the weight.
 
-    TOGETHER blocks of rows read a tile of the weight while it is in the L2 cache; then comes the next tile.
+    Grid: cdiv(rows, TOKENS) * cdiv(N, BLOCK_N) tiles. TOGETHER blocks of rows read a tile of the weight while it is in
+    the L2 cache; then comes the next tile. The other parameters are those of `linear_tile`.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""`linear` for few rows, without tensor cores: each program multiplies some rows of the weight with one row of x.
+"""The matmul kernel for one token, without tensor cores: each program multiplies rows of the weight with a row of x.
 
 One token reads every weight once and computes little, so speed depends on weight loads that never pause. A program
 loads its first tile of weights before it waits for the previous kernel, and each next tile before it uses the current
@@ -14,7 +14,7 @@ from ingot.backends.triton.kernels.linear_parts import fetch_ahead, gated, scale
 
 @triton.jit
 def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Load the elements `start` to `start + BLOCK_K` of a vector of K; zeros past its end."""
+    """Load BLOCK_K elements of a vector of K elements at `pointer`, from `start` on; zeros past its end."""
     if K % BLOCK_K == 0:
         return tl.load(pointer + start + k)
     return tl.load(pointer + start + k, mask=start + k < K, other=0.0)
@@ -22,8 +22,10 @@ def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _partial_sums(product, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Sum groups of eight adjacent columns. A thread holds eight adjacent elements (one load is 16 bytes of bf16), so
-    no data moves between threads."""
+    """Return the sums [BLOCK_N, BLOCK_K // 8] of each eight adjacent columns of `product` [BLOCK_N, BLOCK_K].
+
+    A thread holds eight adjacent elements (one load is 16 bytes of bf16), so no data moves between threads.
+    """
     return tl.sum(tl.reshape(product, (BLOCK_N, BLOCK_K // 8, 8)), 2)
 
 
@@ -60,13 +62,16 @@ def linear_matvec(
     STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute y [rows, N] from x [rows, K] and the rows of the weight from FIRST on. Grid: cdiv(N, BLOCK_N), rows.
+    """Compute a matmul of few rows, with fused ops: y [rows, N] from x [rows, K] and the weight's rows from FIRST on.
 
-    With GATED, compute `activation(rows at FIRST) * (rows at UP)`; else apply ACTIVATION, unless None, to the results.
-    `gain` is the weight of an rms_norm of x, with NORM. Before the wait for the previous kernel, a program prefetches
-    LINES lines of 128 bytes of each of its weight rows, after the first tile. The first WAVE programs, which start
-    early, each also prefetch the rows of AHEAD later programs, ROW_LINES lines per row.
-    BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing (`operands`).
+    Grid: cdiv(N, BLOCK_N), rows. With GATED, compute `activation(rows at FIRST) * (rows at UP)`; else apply ACTIVATION,
+    unless None, to the results. With NORM, x is normed first, by an rms_norm with the weight `gain`. With BIAS and
+    RESIDUAL, `bias` and `residual` are added.
+
+    Before the wait for the previous kernel, a program prefetches LINES lines of 128 bytes of each of its weight rows,
+    after the first tile. The first WAVE programs, which start early, each also prefetch the rows of AHEAD later
+    programs, ROW_LINES lines per row. BEGIN, WITHIN, LOAD, FETCH and STORED are the operand loader, which reads the
+    weight's packing (`ingot.backends.triton.operands`).
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""Parts that the `linear` kernels share: the norm before, the gate or activation after, and the prefetch of weights."""
+"""Parts that the matmul kernels share: the norm before, the gate or activation after, and the prefetch of weights."""
 
 import triton
 import triton.language as tl
@@ -6,9 +6,9 @@ import triton.language as tl
 
 @triton.jit
 def scaled(value, inverse, gain, DTYPE: tl.constexpr):
-    """Return rms_norm's quotient times its weight, in float32.
+    """Return `value * inverse * gain` in float32: an rms_norm with `inverse` = 1 / rms and the weight `gain`.
 
-    If the weight has DTYPE, the dtype of x, the quotient is first rounded to DTYPE. A wider weight leaves it unrounded.
+    If the weight has DTYPE, the dtype of x, `value * inverse` is first rounded to DTYPE. With a wider weight it is not.
     """
     normed = value * inverse
     if gain.dtype == DTYPE:
@@ -18,7 +18,10 @@ def scaled(value, inverse, gain, DTYPE: tl.constexpr):
 
 @triton.jit
 def gated(gate, up, ACTIVATION: tl.constexpr):
-    """Return `activation(gate) * up` in float32."""
+    """Return `activation(gate) * up` in float32.
+
+    ACTIVATION is "silu", "gelu", "gelu_tanh", "relu" or "relu_squared".
+    """
     if ACTIVATION == "silu":
         return gate * tl.sigmoid(gate) * up
     elif ACTIVATION == "gelu":
@@ -46,9 +49,10 @@ def fetch_ahead(
     STORED: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """Prefetch LINES lines of 128 bytes of the weight rows FIRST + n into the L2 cache, from column `start` on.
+    """Prefetch LINES lines of 128 bytes of each of the weight's rows FIRST + n into the L2 cache.
 
-    It does not wait, and prefetches nothing past the N rows and K columns.
+    They begin at column `start`. It does not wait, and prefetches nothing past the N rows and K columns. FETCH and
+    STORED are the operand loader of the weight's packing (`ingot.backends.triton.operands`).
     """
     FETCH(weight, tl.minimum(n, N - 1).to(tl.int64) + FIRST, start, K, STORED, LINES)
 
@@ -72,9 +76,10 @@ def finish(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Add the bias, apply the gate or the activation, add the residual, and store the tile [n, t] as y[t, n].
+    """Finish a tile of a matmul: add the bias, apply the gate or activation, add the residual, and store it in y.
 
-    `result` and, with GATED, `up` [n, t] are the sums of the matmul. Rows `t` past `rows` are not stored.
+    `result` and, with GATED, `up` are the sums [n, t] of the matmul, for columns `n` and rows `t` of y. Rows past
+    `rows` are not stored. FIRST and UP are the weight's first row for `result` and for `up`.
     """
     inside = (n < N)[:, None] & (t < rows)[None, :]
     if BIAS:

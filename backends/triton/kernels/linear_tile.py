@@ -1,8 +1,8 @@
-"""`linear` for a step of few tokens, on tensor cores: each program multiplies a tile of the weight with all of x.
+"""The matmul kernel for a step of few tokens, on tensor cores: each program multiplies a tile of the weight with x.
 
 The weight is the left operand: that side of a tensor-core instruction has 64 rows or more, and tokens are few. Weights
 are read once; each tile of weight rows reads x once from the L2 cache. If the weight has too few row tiles to fill the
-device, programs split the columns (split-K). The last program of a tile to arrive then adds their sums.
+device, programs split the K axis (split-K). The last program of a tile to end then adds their sums.
 """
 
 import triton
@@ -45,14 +45,17 @@ def linear_tile(
     STORED: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute y [rows, N] from x [rows, K] and the weight. Grid: cdiv(N, BLOCK_N), SPLITS.
+    """Compute a matmul of up to TOKENS rows, with fused ops: y [rows, N] from x [rows, K] and the weight.
 
-    Program (i, j) sums columns j * SHARE to (j + 1) * SHARE of the results from i * BLOCK_N on. TOKENS >= rows is the
-    tile size along tokens; rows of x past the last one repeat it and are not stored. FIRST, UP, GATED and ACTIVATION
-    are as in `linear_matvec`. `partial` is f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS]; `arrivals` counts
-    the programs of each tile that have stored their sums. Before the wait, a program prefetches LINES lines of 128
-    bytes of each of its weight rows. BEGIN, WITHIN, LOAD, FETCH and STORED are the loader of the weight's packing
-    (`operands`).
+    Grid: cdiv(N, BLOCK_N), SPLITS. Program (i, j) computes the columns of y from i * BLOCK_N on. It sums SHARE columns
+    of the weight, from j * SHARE on. Rows of x past the last one repeat it and are not stored. The weight's rows begin
+    at FIRST. With GATED, compute `activation(rows at FIRST) * (rows at UP)`; else apply ACTIVATION, unless None. With
+    BIAS and RESIDUAL, `bias` and `residual` are added.
+
+    With several splits, `partial` f32[SPLITS, cdiv(N, BLOCK_N), 1 or 2, BLOCK_N, TOKENS] takes their sums. `arrivals`
+    counts the programs of each tile that have stored them. Before the wait for the previous kernel, a
+    program prefetches LINES lines of 128 bytes of each of its weight rows. BEGIN, WITHIN, LOAD, FETCH and STORED are
+    the operand loader, which reads the weight's packing (`ingot.backends.triton.operands`).
     """
     if DEPENDENT:
         gdc_launch_dependents()

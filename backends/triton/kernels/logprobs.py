@@ -1,4 +1,4 @@
-"""Log-probabilities of chosen tokens and of the most likely ones."""
+"""The kernel of log-probabilities: those of sampled or given tokens, and of the most likely ones."""
 
 import triton
 import triton.language as tl
@@ -27,7 +27,12 @@ def top_logprobs(
     BLOCK_GROUPS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `top_logprobs`; a program takes one row."""
+    """Compute the op `top_logprobs`: `ids`, `logprobs` and `ranks` for rows of logits. A program takes one row.
+
+    Column 0 of a result row is the row's target, or its sampled token if the target is below 0. The `num_logprobs` most
+    likely tokens follow; the other columns are -1 and -inf. `ranks` takes the rank of column 0, from 1 on. A row whose
+    `num_logprobs` is below 0 gets only -1, -inf and rank 0. `group_tops` and `listed_groups` are scratch.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)

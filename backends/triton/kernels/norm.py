@@ -1,4 +1,4 @@
-"""Norms over the last axis, optionally with the residual add before the norm."""
+"""The kernel of RMS and layer norms over the last axis, optionally with a residual add before the norm."""
 
 import triton
 import triton.language as tl
@@ -28,11 +28,11 @@ def norm(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Norm x [rows, GROUPS, WIDTH] over WIDTH and multiply by the weight. A program takes BLOCK_GROUPS groups of a row.
+    """Norm x [rows, GROUPS, WIDTH] over WIDTH, multiply by the weight, and write it to `result`, row-major.
 
-    With a `residual`, the kernel norms x + residual, which it rounds and writes to `total`. CENTRED subtracts the mean
-    first (a layer norm). A `bias` has the layout of the weight; with it, only the result is rounded. Results are
-    row-major.
+    A program takes BLOCK_GROUPS groups of a row. Unless `residual` is None, the kernel norms x + residual, which it
+    rounds and writes to `total`. CENTRED subtracts the mean first (a layer norm). A `bias`, unless None, has the layout
+    of the weight; with it, only the result is rounded.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""Count the tokens of sequences, and apply penalties and bans to logits."""
+"""Kernels that count the tokens of sequences, and that apply penalties and bans of tokens to logits."""
 
 import triton
 import triton.language as tl
@@ -23,10 +23,10 @@ def count_tokens(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `count_tokens`, in place.
+    """Compute the op `count_tokens`: add the step's tokens of sequences with penalties to `token_counts`, in place.
 
-    A program owns the counts of SHARE vocabulary ids of one sequence. No other program writes these, so clearing comes
-    before counting without a second launch. A program reads all tokens of the step.
+    A program updates the counts of SHARE vocabulary ids of one sequence. No other program writes these, so it can clear
+    the counts of a new sequence before it counts, without a second launch. A program reads all tokens of the step.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -59,8 +59,8 @@ def count_tokens(
 
 
 @triton.jit
-def asks(count_rows, banned, row, MOST_BANNED: tl.constexpr, BLOCK_BANNED: tl.constexpr):
-    """Return whether a row of logits has a penalty or a ban."""
+def has_penalties(count_rows, banned, row, MOST_BANNED: tl.constexpr, BLOCK_BANNED: tl.constexpr):
+    """Return whether a row of logits has penalties or banned tokens."""
     entry = tl.arange(0, BLOCK_BANNED)
     ban = tl.load(banned + row * MOST_BANNED + entry, mask=entry < MOST_BANNED, other=-1)
     return (tl.load(count_rows + row) >= 0) | (tl.max(ban) >= 0)
@@ -86,9 +86,10 @@ def penalize(
     SHARE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write SHARE logits of `row`, from `first` on, after penalties and bans to `row_penalized`.
+    """Apply penalties and bans to SHARE logits of a row, from token id `first` on, and write them to `row_penalized`.
 
-    `ingot.ir.ops.penalties.penalized` defines the result. All threads of the block may read it afterwards.
+    `row_logits` and `row_penalized` point to the row number `row` before and after. The result is that of
+    `ingot.ir.ops.penalties.penalized`. All threads of the block may read it afterwards.
     """
     count_row = tl.load(count_rows + row)
     for start in range(first, first + SHARE, BLOCK):

@@ -1,4 +1,4 @@
-"""Pool the hidden states of each sequence of a step into one vector."""
+"""Kernels that pool the hidden states of each sequence of a step into one vector."""
 
 import triton
 import triton.language as tl
@@ -19,8 +19,11 @@ def pool_rows(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `pool` without its normalization. A program takes BLOCK columns of a sequence, TOKENS tokens at a
-    time."""
+    """Pool the rows of x of each sequence into a row of `out`: the op `pool` without its scaling to length 1.
+
+    POOLING is "mean", "last" or "cls" (the first token). Columns from `dimensions` on are zeros, unless that is 0. A
+    program takes BLOCK columns of a sequence, TOKENS tokens at a time.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -54,7 +57,10 @@ def unit_rows(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Scale rows of `out` f32[B, WIDTH] to length 1, in place, if `normalize` is not 0; a program takes a row."""
+    """Scale those rows of `out` f32[B, WIDTH] to length 1, in place, for which `normalize` is not 0.
+
+    A length below LEAST counts as LEAST. A program takes a row.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

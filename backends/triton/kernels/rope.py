@@ -1,4 +1,4 @@
-"""q/k norm, rotary embedding and the cache write. Each head is a row of a program's tile."""
+"""Kernels of the q/k norm, rotary embedding and cache writes. Each head is a row of a program's tile."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from ingot.backends.triton.kernels.cache_dtype import as_cached
 
 @dataclass(frozen=True)
 class Head:
-    """The layout of a head: `dim` elements, in a tile of `block` columns.
+    """How a kernel norms and rotates a head of `dim` elements, in a tile of `block` columns.
 
     The first `rotary` elements are rotated in pairs: adjacent elements if `interleaved`, else elements `rotary` / 2
-    apart. Norms add `eps`; they come before the rotation, or after it with `norm_last`.
+    apart. The norm has the epsilon `eps`. It comes before the rotation, or after it with `norm_last`.
     """
 
     dim: int
@@ -27,7 +27,7 @@ class Head:
 
 @triton.jit
 def _normed(x, rstd, weight, dtype: tl.constexpr):
-    """Return rms_norm of float32 rows in float32, rounded to `dtype` where the op `rms_norm` rounds."""
+    """Return `x * rstd * weight` in float32, rounded to `dtype` as the op `rms_norm` rounds. `rstd` is 1 / rms."""
     if weight.dtype == dtype:
         return ((x * rstd).to(dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
     return (x * rstd * weight.to(tl.float32)).to(dtype).to(tl.float32)
@@ -35,7 +35,10 @@ def _normed(x, rstd, weight, dtype: tl.constexpr):
 
 @triton.jit
 def angles(table, positions, HEAD: tl.constexpr):
-    """Load (cosines, sines), each [N, HEAD.block], for the elements of a head at `positions` [N]: rows of `table`."""
+    """Load the rotary angles of a head's elements at `positions` [N]: return (cosines, sines), each [N, HEAD.block].
+
+    `table` has a row of cosines and then sines for each position.
+    """
     HALF: tl.constexpr = HEAD.rotary // 2
     d = tl.arange(0, HEAD.block)
     if HEAD.interleaved:
@@ -49,7 +52,7 @@ def angles(table, positions, HEAD: tl.constexpr):
 
 @triton.jit
 def _partners(HEAD: tl.constexpr):
-    """Return for each element of a head the index of the other element of its pair."""
+    """Return, for each element of a head, the index of the element that it is rotated with."""
     HALF: tl.constexpr = HEAD.rotary // 2
     d = tl.arange(0, HEAD.block)
     if HEAD.interleaved:
@@ -60,10 +63,10 @@ def _partners(HEAD: tl.constexpr):
 
 @triton.jit
 def with_partners(x, rows, held, HEAD: tl.constexpr):
-    """Load heads at the offsets `rows` [N] of x and, for each element, its partner in the rotation.
+    """Load heads at the offsets `rows` [N] of x, and, for each element, the one that it is rotated with (its partner).
 
-    Both are [N, HEAD.block] in float32, and zero outside `held` [N]. Partners are loaded from memory as well, which
-    needs no shuffle of registers.
+    Return (elements, partners), each [N, HEAD.block] in float32, and zero outside the mask `held` [N]. Partners are
+    loaded from memory as well, which needs no shuffle of registers.
     """
     d = tl.arange(0, HEAD.block)
     partner = _partners(HEAD)
@@ -74,7 +77,10 @@ def with_partners(x, rows, held, HEAD: tl.constexpr):
 
 @triton.jit
 def gains(weight, HEAD: tl.constexpr):
-    """Load the norm weights of each element and of its partner from `weight` [HEAD.dim]; ones if it is None."""
+    """Load the norm weights of a head's elements and of their partners in the rotation, each [1, HEAD.block].
+
+    `weight` is [HEAD.dim]. If it is None, both are ones.
+    """
     d = tl.arange(0, HEAD.block)
     own = tl.full((1, HEAD.block), 1.0, tl.float32)
     other = own
@@ -97,9 +103,11 @@ def turned(
     dtype: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Rotate heads from `with_partners`, normed with their `gains` if NORMED: return [N, HEAD.block] in `dtype`.
+    """Rotate heads, and norm them if NORMED: return [N, HEAD.block] in `dtype`.
 
-    `cos` and `sin` are [N or 1, HEAD.block]. The first of norm and rotation rounds its result before the second.
+    `own` and `other` are the elements and their partners in the rotation (`with_partners`), `gain` and `other_gain`
+    their norm weights (`gains`). `cos` and `sin` are [N or 1, HEAD.block]. The first of norm and rotation rounds its
+    result before the second.
     """
     d = tl.arange(0, HEAD.block)
     if NORMED and not HEAD.norm_last:
@@ -118,7 +126,10 @@ def turned(
 
 @triton.jit
 def prepared(x, rows, held, cos, sin, weight, HEAD: tl.constexpr):
-    """Load heads at the offsets `rows` [N] of x and return them `turned`; zeros outside `held` [N]."""
+    """Load heads at the offsets `rows` [N] of x, norm and rotate them, and return them [N, HEAD.block].
+
+    `held` [N] masks the rows; others are zeros. `weight` is that of the norm, or None for no norm.
+    """
     own, other = with_partners(x, rows, held, HEAD)
     gain, other_gain = gains(weight, HEAD)
     dtype: tl.constexpr = x.dtype.element_ty
@@ -138,7 +149,7 @@ def rope(
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `rope`. Grid: tokens, blocks of heads."""
+    """Compute the op `rope`, the rotary embedding of x [T, H, D]. Grid: tokens, blocks of BLOCK_HEADS heads."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -155,7 +166,7 @@ def rope(
 
 @triton.jit
 def cache_rows(slots, CACHE: tl.constexpr):
-    """Return the offsets of slots in a cache."""
+    """Return the offsets, in elements, of the keys at these slots in a cache with the layout CACHE."""
     slots = slots.to(tl.int64)
     return slots // CACHE.page * CACHE.page_stride + slots % CACHE.page * CACHE.slot_stride
 
@@ -172,7 +183,10 @@ def kv_append(
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `kv_append`. Grid: tokens, blocks of heads. `v` is None if values are elements of the keys."""
+    """Compute the op `kv_append`: write k and v [T, KV, D] into the cache at `slots`. A slot below 0 is padding.
+
+    `v` is None if values are elements of the keys. Grid: tokens, blocks of BLOCK_HEADS heads.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -213,7 +227,10 @@ def qk_norm_rope_append(
     BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `qk_norm_rope_append`. Grid: tokens, blocks of q heads followed by blocks of kv heads."""
+    """Compute the op `qk_norm_rope_append`: norm and rotate q and k, write q to `out`, and k and v into the cache.
+
+    Grid: tokens, blocks of q heads followed by blocks of kv heads. A slot below 0 is padding.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

@@ -7,7 +7,7 @@ of a token is the row's largest logit minus its own; its depth is the gap divide
 The kernels read logits in the dtype of the model and compare them in float32. `choose_largest` reads a row first, so it
 applies the penalties and writes the penalized row to `penalized` for the other two kernels.
 
-`find_threshold` searches only listed groups (`groups`). The bound of the search is
+`find_threshold` searches only the groups of tokens with a logit above a bound, in a list (see groups.py). The bound is
 
 - for top-k: the k-th largest of the groups' largest logits;
 - for top-p with min-p: the logit below which min-p drops tokens;
@@ -28,14 +28,14 @@ from ingot.backends.triton.kernels.groups import (
     listed_tokens,
     quarters_short,
 )
-from ingot.backends.triton.kernels.penalties import asks, penalize
+from ingot.backends.triton.kernels.penalties import has_penalties, penalize
 
 
 @triton.jit
 def logits_of(source, column, mask):
-    """Load logits in float32 at the ids `column` of a row; -inf where masked.
+    """Load a row's logits, after penalties, at the token ids `column` in float32; -inf outside `mask`.
 
-    `source` is (pointer to the given row, pointer to the row after penalties, whether the row has penalties or bans).
+    `source` is (pointer to the row before penalties, pointer to the row after them, whether it has penalties or bans).
     """
     given, penalized, asked = source
     value = tl.load(given + column, mask=mask & (asked == 0), other=float("-inf")).to(tl.float32)
@@ -44,10 +44,11 @@ def logits_of(source, column, mask):
 
 @triton.jit
 def best_of_row(peak, place, peaks, places, arrived, row, SPLITS: tl.constexpr, BLOCK_SPLITS: tl.constexpr):
-    """Store this program's largest value and its place, and return (is last, value, place).
+    """Merge the largest values that the SPLITS programs of a row have found, in the last of them to call this.
 
-    The last program of a row to arrive returns the largest of all SPLITS programs, among equals the lowest place. The
-    others return their own.
+    Return (whether this program is the last, largest value, its token id). `peak` and `place` are the program's largest
+    value and its token id. The last program returns the largest of all, among equals the lowest id; the others return
+    their own. `peaks` and `places` are scratch, and `arrived` counts programs.
     """
     split = tl.program_id(0)
     tl.store(peaks + row * SPLITS + split, peak)
@@ -101,15 +102,16 @@ def choose_largest(
     """Find the largest logit of each row; a program takes BLOCK logits of one row.
 
     `tokens` takes the id of the largest logit, the lowest id among equals, or -1 if that logit is not finite. `tops`
-    takes the logit, or infinity where the id is -1. For rows with a temperature, `masses` takes the sum of exp(-depth)
-    and `group_tops` the largest logit of each group. For rows with penalties or bans, `penalized` takes the logits
-    after them, and the other outputs are computed from these.
+    takes the logit, or infinity if the id is -1. For rows with a temperature, `masses` takes the sum over tokens of
+    exp((logit - largest logit) / temperature). `group_tops` takes the largest logit of each group of GROUP tokens. For
+    rows with penalties or bans, `penalized` takes the logits after them, from which the other outputs are computed.
+    `split_masses`, `peaks`, `places` and `arrived` are scratch.
     """
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
     heat = tl.load(temperature + row)
-    asked = asks(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
+    asked = has_penalties(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
     if DEPENDENT:
         gdc_wait()
     split = tl.program_id(0)
@@ -162,7 +164,10 @@ def choose_largest(
 
 @triton.jit
 def weight_of(gap, temperature, min_p):
-    """Return exp(-gap / temperature), a token's probability relative to the most likely one; 0 if min-p drops it."""
+    """Return exp(-gap / temperature), a token's probability relative to the most likely one; 0 if it is below min_p.
+
+    `gap` is the row's largest logit minus the token's.
+    """
     weight = tl.exp(gap * (-1.0 / temperature))
     return tl.where(weight >= min_p, weight, 0.0)
 
@@ -183,10 +188,12 @@ def narrow(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """Narrow the range (low, size) of gap bits around the least gap where listed tokens reach `target`; return both.
+    """Narrow the range of a threshold: the least gap such that listed tokens up to it weigh at least `target`.
 
-    The listed tokens up to that gap weigh at least `target`. Each iteration narrows to a quarter, until the size is at
-    most END. A token weighs exp(-depth) with BY_MASS, else 1.
+    A gap is the row's largest logit `top` minus a token's. Return (low, size) of the narrower range. These are bits of
+    the gap as an integer, as are the arguments `low` and `size`. Each iteration narrows the range to a quarter, until
+    the size is at most END. With BY_MASS a token weighs its probability relative to the most likely one, else 1.
+    `listed` are the `count` groups of tokens to search.
     """
     while size > END:
         step = (size + 3) // 4
@@ -224,8 +231,9 @@ def least_listed_gap(
 ):
     """Return the least gap such that the listed tokens up to it weigh at least `target`; infinity if they weigh less.
 
-    Half-way, if the range holds only one gap of a token, that is the result. With logits rounded to bfloat16 this is
-    always so.
+    A gap is the row's largest logit `top` minus a token's. With BY_MASS a token weighs its probability relative to the
+    most likely one, else 1. `listed` are the `count` groups of tokens to search. If half-way only one gap of a token
+    remains, that is the result; this is always so with logits rounded to bfloat16.
     """
     low, size = tl.full((), 0, tl.int32), tl.full((), INFINITE + 1, tl.int32)
     low, size = narrow(
@@ -261,7 +269,11 @@ def listed_mass(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """Return the sums of exp(-depth) of the listed tokens that min-p keeps: (depth <= limit, depth < limit)."""
+    """Return the summed weights of listed tokens with a depth <= `limit`, and of those with a depth < `limit`.
+
+    A token's depth is (largest logit `top` - its logit) / temperature, and its weight exp(-depth), or 0 if that is
+    below min_p. `listed` are the `count` groups of tokens to search.
+    """
     up_to = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     below = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     for start in range(0, count, BLOCK_GROUPS):
@@ -301,14 +313,16 @@ def find_threshold(
 ):
     """Find which tokens top-k and top-p keep, for each row with a temperature; a program takes one row.
 
-    Kept are tokens of a depth below `limits`, and those of exactly that depth with ids up to `last_ids`.
+    A token's depth is (largest logit - its logit) / temperature. A row keeps the tokens of a depth below `limits`, and
+    those of exactly that depth with ids up to `last_ids`; these two are the outputs. `tops`, `masses`, `group_tops` and
+    `penalized` come from `choose_largest`, and `listed_groups` is scratch.
     """
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     heat = tl.load(temperature + row)
     most, share, least = tl.load(top_k + row), tl.load(top_p + row), tl.load(min_p + row)
-    asked = asks(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
+    asked = has_penalties(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
     if DEPENDENT:
         gdc_wait()
     if (heat > 0) == 0:
@@ -364,8 +378,10 @@ def find_threshold(
 
 @triton.jit
 def gumbel(seed, position, start, BLOCK: tl.constexpr):
-    """Return Gumbel noise of BLOCK tokens from `start`, a multiple of 4, on: `-log(-log(u))` with u of
-    `ingot.ir.ops.sampling.uniform`."""
+    """Return Gumbel noise for the BLOCK token ids from `start`, a multiple of 4, on.
+
+    It is `-log(-log(u))` with the random u of `ingot.ir.ops.sampling.uniform`, which depends on seed, position and id.
+    """
     counter = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     none = counter * 0
     low = none + (seed & 0xFFFFFFFF).to(tl.uint32)
@@ -404,15 +420,16 @@ def draw(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Draw the token of each row with a temperature: the largest kept logit after noise.
+    """Draw the token of each row with a temperature: of the tokens that top-k, top-p and min-p keep, the largest.
 
-    A program takes SHARE logits of one row. Greedy rows keep their tokens.
+    The logits, divided by the temperature, get Gumbel noise first. A program takes SHARE logits of one row. Greedy rows
+    keep the `tokens` of `choose_largest`. `limits` and `last_ids` come from `find_threshold`.
     """
     if DEPENDENT:
         gdc_launch_dependents()
     row = tl.program_id(1).to(tl.int64)
     heat, least, seed = tl.load(temperature + row), tl.load(min_p + row), tl.load(seeds + row)
-    asked = asks(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
+    asked = has_penalties(count_rows, banned, row, MOST_BANNED, BLOCK_BANNED)
     if DEPENDENT:
         gdc_wait()
     if (heat > 0) == 0:

@@ -1,4 +1,4 @@
-"""Sparse activations, which keep only the largest elements of a row."""
+"""The kernel of gaussian_top_k, a sparse activation that keeps only the largest elements of a row."""
 
 import triton
 import triton.language as tl
@@ -15,7 +15,7 @@ def keep_above(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute relu(x - cutoff) of [rows, WIDTH]; a program takes a row.
+    """Compute relu(x - cutoff) of x [rows, WIDTH], and write it to `result`. A program takes a row.
 
     The cutoff of a row is its mean plus DEVIATIONS standard deviations.
     """

@@ -1,4 +1,7 @@
-"""The begin and end of a step: its tokens, positions and cache slots, row lookups, and the state for the next step."""
+"""Kernels of the first and last ops of a step, and of row lookups.
+
+They compute a step's tokens, positions and cache slots, and the last token and position of each sequence for the next.
+"""
 
 import triton
 import triton.language as tl
@@ -7,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _slot(page_table, seq, place, real, max_pages, PAGE_SIZE: tl.constexpr):
-    """Return the cache slot of a sequence's token at `place`; -1 for padding."""
+    """Return the cache slots of tokens at the positions `place` of the sequences `seq`; -1 where `real` is false."""
     # A place below 0 has no page; such a token is not a real one.
     page = tl.load(page_table + seq.to(tl.int64) * max_pages + place // PAGE_SIZE, mask=real & (place >= 0), other=0)
     return tl.where(real, page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE, -1)
@@ -35,7 +38,10 @@ def feed(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `feed`; a program takes BLOCK tokens and BLOCK sequences."""
+    """Compute the op `feed`: `ids`, `positions` and `slots` of a step's tokens, and `kv_lens` of its sequences.
+
+    The other arguments are the op's. A program takes BLOCK tokens and BLOCK sequences.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -79,7 +85,10 @@ def page_slots(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `page_slots`; a program takes BLOCK tokens."""
+    """Compute the op `page_slots`: the cache slot of each token, from its position and the page table.
+
+    Padding tokens have the slot -1. A program takes BLOCK tokens.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -104,7 +113,11 @@ def advance(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `advance`, in place; a program takes BLOCK sequences."""
+    """Compute the op `advance`: store the last token and the length of each sequence in the device rows, in place.
+
+    A device row is the row of a running sequence in `last_token` and `position`. The arguments are the op's. A program
+    takes BLOCK sequences.
+    """
     if DEPENDENT:
         gdc_launch_dependents()
     seq = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -138,7 +151,7 @@ def gather(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Copy row `indices[i]` of the table, WIDTH elements, to row i of the result; zeros if there is no such row."""
+    """Copy row `indices[i]` of the table, WIDTH elements, to row i of `result`; zeros if the table has no such row."""
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()

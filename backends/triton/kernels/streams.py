@@ -1,4 +1,7 @@
-"""Several residual streams per token, [rows, streams, WIDTH]: mix, concatenate, rescale. Results are row-major."""
+"""Kernels on several residual streams per token, [rows, streams, WIDTH]: mix, concatenate, rescale.
+
+Results are row-major.
+"""
 
 import triton
 import triton.language as tl
@@ -21,9 +24,9 @@ def mix_streams(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute MIXED weighted sums of the STREAMS of x, with weights [rows, MIXED, STREAMS].
+    """Compute MIXED weighted sums of the streams of x [rows, STREAMS, WIDTH], and write them to `result`.
 
-    A program takes BLOCK columns of one sum of a row.
+    The weights are [rows, MIXED, STREAMS]. A program takes BLOCK columns of one sum of a row.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -57,9 +60,10 @@ def join(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Concatenate x and y to [rows, GROUPS, WIDTH], along groups or along columns.
+    """Concatenate x and y to `result` [rows, GROUPS, WIDTH], along groups or along columns.
 
-    x has X_GROUPS groups of X_WIDTH columns. One of the two sizes is that of the result; along the other, y follows x.
+    x has X_GROUPS groups of X_WIDTH columns. If X_GROUPS is GROUPS, y follows x along columns, else along groups. X_ROW
+    and the like are strides.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -89,9 +93,9 @@ def match_size(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Scale x to the root mean square of `like`, over WIDTH; a program takes a group of a row.
+    """Scale each group of x [rows, GROUPS, WIDTH] to the root mean square of the same group of `like`.
 
-    A mean square of x below LEAST counts as LEAST.
+    A mean square of x below LEAST counts as LEAST. A program takes a group of a row.
     """
     if DEPENDENT:
         gdc_launch_dependents()

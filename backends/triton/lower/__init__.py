@@ -1,1 +1,1 @@
-"""Lowerings: they turn a call of an op, or a region, into kernel launches."""
+"""Lowerings: each turns a call of an op, or a region of calls, into launches of Triton kernels."""

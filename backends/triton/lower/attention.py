@@ -1,7 +1,7 @@
-"""Lowerings of attention over the paged KV cache.
+"""Lowerings of attention over the paged KV cache: they choose the kernels for a step.
 
-The decode kernel serves steps of few tokens, the prefill kernel steps of prompts, and both together mixed steps. In
-batch-invariant bucket classes one kernel serves all steps.
+Steps of few tokens get the decode kernel, steps of prompts the prefill kernel, and mixed steps both. In batch-invariant
+bucket classes, one kernel serves all steps.
 """
 
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from ingot.ir.artifact.plan import GPU_FEW_TOKENS, BucketClass
 
 
 def _decodes(bucket: BucketClass) -> bool:
-    """Return whether the decode kernel alone serves the steps of a bucket class.
+    """Return whether the decode kernel alone computes attention in steps of a bucket class (a range of step sizes).
 
-    It serves up to MOST_DECODED tokens if each sequence has one token in the step, since each token then reads a
-    context of its own; else up to GPU_FEW_TOKENS.
+    It does in steps of up to GPU_FEW_TOKENS tokens. If each sequence has one token in the step, it does up to
+    MOST_DECODED: then no larger tile could read a context once for several tokens.
     """
     return bucket.tokens[1] <= (MOST_DECODED if bucket.q_max == 1 else GPU_FEW_TOKENS)
 
@@ -31,7 +31,7 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
             not schedule.bucket.batch_invariant, "no kernel sums a tree in an order that is independent of the tree"
         )
         out, _ = results_of(call, schedule)
-        # The prefill kernel, with few tokens too: the decode kernel reads one range per token, and a tree has gaps.
+        # Use the prefill kernel even for few tokens: the decode kernel reads one range per token, and a tree has gaps.
         schedule_prefill(call, attention_of(call, schedule.sm), schedule, out, None, least=1, ancestors=ancestors)
         return (out,)
     if schedule.bucket.batch_invariant:
@@ -40,9 +40,8 @@ def _paged_attention(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         return schedule_decode(call, schedule, append=False)
     attention = attention_of(call, schedule.sm)
     out, lse = results_of(call, schedule)
-    # In a tile of the prefill kernel, a sequence of one token would fill a single row, so the decode kernel takes it.
-    # Sequences of a few tokens are too rare for a tile size of their own. If the step has only one sequence, that has
-    # more than one token.
+    # A sequence of one token would fill only one row of a prefill tile, so the decode kernel computes it. Sequences of
+    # a few tokens are too rare for another tile size. A step with only one sequence has more than one token of it.
     mixed = schedule.most_sequences > 1
     schedule_prefill(call, attention, schedule, out, lse, least=2 if mixed else 1)
     if mixed:

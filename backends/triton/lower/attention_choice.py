@@ -1,10 +1,10 @@
-"""Tile sizes for decode attention: those of the most similar measured problem, or the largest that fit."""
+"""Choose tile sizes for decode attention: those of the most similar measured problem, or the largest that fit."""
 
 from dataclasses import replace
 
 from ingot.backends.triton.lower.attention_form_tiles import FormTiles, form_tiles
 from ingot.backends.triton.lower.attention_problem import AUTO, DecodeProblem
-from ingot.backends.triton.lower.attention_shapes import held_of, tiled
+from ingot.backends.triton.lower.attention_shapes import tile_widths_of, tiled
 from ingot.backends.triton.lower.attention_tiles import DECODE_TILES, PAGED_TILES, DecodeTiles
 from ingot.backends.triton.lower.sizes import LEAST, power_of_two
 from ingot.ir.artifact.tuning import Source
@@ -17,11 +17,11 @@ _MEASURED_GROUP = 32  # most q heads per cache head in the measured problems
 
 
 def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
-    """Return the tiles for a problem, and whether they are from the table of measurements.
+    """Return the tile sizes for a decode attention, and "table" if they were measured for it, else "heuristic".
 
-    Without an exact measurement, choose by the most tokens of a step and by the bytes of a head in a tile; heads wider
-    than any measured one get fewer keys. For caches of unequal widths, choose the largest that fit on compute
-    capability `sm`.
+    Without an exact measurement, choose by the most tokens of a step and by the bytes of a head in a tile. Heads wider
+    than any measured one get fewer keys. If keys and values have different widths, choose the largest tiles that fit
+    on compute capability `sm`.
     """
     if not problem.cache_form.equal:
         fitting = fitting_tiles(problem, sm)
@@ -39,7 +39,7 @@ def known_tiles(problem: DecodeProblem, sm: int) -> tuple[DecodeTiles, Source]:
 
 
 def _measured(problem: DecodeProblem) -> DecodeTiles | None:
-    """Return the tiles measured for heads of this size and steps of this many tokens, or None."""
+    """Return the tile sizes measured for this head size and number of tokens of a step; None if there are none."""
     table = DECODE_TILES if problem.append else PAGED_TILES
     by_bytes = next((sizes for tokens, sizes in table.items() if problem.tokens <= tokens), {})
     if problem.cache_dtype != AUTO or power_of_two(problem.group) > _MEASURED_GROUP:
@@ -48,11 +48,14 @@ def _measured(problem: DecodeProblem) -> DecodeTiles | None:
 
 
 def enough_warps(problem: DecodeProblem, tiles: DecodeTiles) -> DecodeTiles:
-    """Return the tiles with enough warps for all q heads that read one cache head."""
+    """Return tile sizes like `tiles`, with enough warps for all q heads that read one cache head."""
     return replace(tiles, warps=max(tiles.warps, power_of_two(problem.group) // _WARP_ROWS))
 
 
 def fitting_tiles(problem: DecodeProblem, sm: int) -> FormTiles:
-    """Return the largest tiles that fit. A lowering has accepted the problem and divided its groups of heads."""
+    """Return the largest tile sizes that fit on compute capability `sm`, for keys and values of different widths.
+
+    The caller has checked that some tiles fit, and has divided large groups of q heads.
+    """
     form = tiled(problem.cache_form, problem.kv_heads, problem.group)
-    return form_tiles(held_of(form, 1, DTYPES[problem.dtype].itemsize), sm, lambda *_: None, form.block_group)
+    return form_tiles(tile_widths_of(form, 1, DTYPES[problem.dtype].itemsize), sm, lambda *_: None, form.block_group)

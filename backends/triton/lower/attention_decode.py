@@ -1,4 +1,4 @@
-"""The launch of decode attention, for steps of few tokens and for the decoding sequences of mixed steps."""
+"""Add the launch of decode attention, for steps of few tokens and for the decoding sequences of mixed steps."""
 
 from typing import Any
 
@@ -32,7 +32,11 @@ _MOST_HEADS = 32
 
 
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
-    """Add the launch, and return its results. With `append`, it first prepares q and k and writes k and v."""
+    """Add the launch of decode attention for a call to `schedule`, and return its results.
+
+    They are (attention,) or (attention, log-sum-exp). With `append`, the kernel also norms and rotates q and k, and
+    writes k and v into the cache.
+    """
     attention = attention_of(call, schedule.sm)
     out, lse = results_of(call, schedule)
     _launch(
@@ -43,13 +47,18 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
 
 
 def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value, lse: Value | None) -> None:
-    """Add the launch that computes the rows of `out` [T, heads, dim] and, unless None, of `lse` [T, heads] of sequences
-    with one token in the step."""
+    """Add the launch of decode attention for those sequences of a mixed step that have one token in it.
+
+    It writes their rows of `out` [T, heads, dim] and of `lse` [T, heads], the log-sum-exp, unless None.
+    """
     _launch(call, attention, schedule, (out, lse), schedule.most_sequences, None, append=False, single=True)
 
 
 def _scan(tokens: int, warps: int, *, single: bool) -> int:
-    """Return how many sequences' lengths a loop loads per iteration."""
+    """Return how many sequences' lengths a loop over sequences loads per iteration.
+
+    `tokens` are the most tokens of a step. With `single`, the kernel computes only sequences with one token in it.
+    """
     if tokens <= GPU_FEW_TOKENS:
         return WARP  # sums stay within each warp
     # A mixed step may have any number of sequences; a decode step has at most one per token.
@@ -67,14 +76,16 @@ def _launch(
     append: bool,
     single: bool,
 ) -> None:
-    """Add the launch for up to `most_tokens` tokens of a step.
+    """Add the launch of decode attention for steps of up to `most_tokens` tokens.
 
-    With `single`, it computes only sequences with one token in the step. With a table `sharing`, that launch is for
-    steps without shared prefixes, and two more launches are for steps with them.
+    `results` are the buffers (attention, log-sum-exp or None). With `append`, the kernel norms and rotates q and k, and
+    writes k and v. With `single`, it computes only sequences with one token in the step. `sharing` is the table of
+    shared prefixes or None: with it, the launch is for steps without shared prefixes, and two more are for steps with
+    them.
     """
     if not attention.equal:
         held = min(_MOST_HEADS, max(LEAST, attention.form.block_group))
-        attention = attention.divided(form_tiles(attention.held(1), schedule.sm, call.want, held).rows)
+        attention = attention.divided(form_tiles(attention.tile_widths(1), schedule.sm, call.want, held).rows)
     form = attention.form
     kv_heads = form.kv_heads
     dtype, cache_dtype = call.dtype_name("q"), call.dtype_name("kv")

@@ -1,7 +1,7 @@
-"""Tiles for attention over caches of unequal widths (`ingot.ir.cache.form`), by the capacity of a multiprocessor.
+"""Choose tiles for attention over caches whose keys and values have different widths (`ingot.ir.cache.form`).
 
-These tiles were not timed. They are the largest whose accumulators take at most half of the registers and whose keys,
-values and queries fit into the shared memory of a block.
+These tiles were not timed. They are the largest that fit: accumulators take at most half of the registers, and keys,
+values and queries the shared memory of a block.
 """
 
 from collections.abc import Callable
@@ -11,9 +11,10 @@ from itertools import product
 from ingot.backends.triton.lower.shared_memory import shared_memory
 from ingot.backends.triton.lower.sizes import LEAST
 
-# Most float32 accumulators, which fill half of the registers of a multiprocessor: it has 65,536 of 4 bytes from compute
-# capability 8.0 on (CUDA C++ programming guide, technical specifications). Most elements of keys in a tile. Float32
-# does not use tensor cores, so its operands take registers too: its limits are an eighth.
+# Most float32 accumulators of a program, and most elements of keys in a tile. The accumulators fill half of the
+# registers of a multiprocessor: it has 65,536 of 4 bytes from compute capability 8.0 on (CUDA C++ programming guide,
+# technical specifications). Float32 does not use tensor cores, so its operands take registers too: its limits are an
+# eighth.
 _MOST_SUMS, _MOST_KEYS = 1 << 15, 1 << 15
 _SHARE_OF_FLOAT32 = 8
 # Most accumulators of 4 warps; more take 8 warps.
@@ -23,11 +24,11 @@ _BUFFERS, _STAGES = 2, 5
 
 
 @dataclass(frozen=True)
-class Held:
-    """The tile widths of one head in a kernel, in elements.
+class TileWidths:
+    """The widths of an attention kernel's tiles for one head, in elements.
 
-    `key` is the width of queries and keys, `value` that of a separate tile of values, or 0 if there is none. `sum` is
-    the width of an accumulator; each row has `sums` of them. `itemsize` is the bytes of an element.
+    `key` is the width of queries and keys. `value` is the width of the tile of values, or 0 if values are part of the
+    keys. `sum` is the width of an accumulator; each row has `sums` of them. `itemsize` is the bytes of an element.
     """
 
     key: int
@@ -37,31 +38,37 @@ class Held:
     itemsize: int
 
     def shared(self, rows: int, keys: int) -> int:
-        """Return the bytes of shared memory of tiles with `rows` queries and `keys` keys."""
+        """Return the bytes of shared memory that a program needs for tiles of `rows` queries and `keys` keys."""
         return self.itemsize * (rows * self.key + _BUFFERS * keys * (self.key + self.value) + rows * keys)
 
 
 @dataclass(frozen=True)
 class FormTiles:
+    """The tile sizes of an attention kernel: `rows` queries and `keys` keys, with warps and loop stages."""
+
     rows: int
     keys: int
     warps: int
     stages: int = _STAGES
 
 
-def form_tiles(held: Held, sm: int, want: Callable[[bool, str], None], most_rows: int) -> FormTiles:
-    """Return the largest tiles that fit, of at most `most_rows` rows. Refuse by `want` if the smallest do not fit."""
-    share = _SHARE_OF_FLOAT32 if held.itemsize == 4 else 1
-    needed = held.shared(LEAST, LEAST)
+def form_tiles(widths: TileWidths, sm: int, want: Callable[[bool, str], None], most_rows: int) -> FormTiles:
+    """Return the largest tiles that fit on compute capability `sm`, of at most `most_rows` queries.
+
+    `widths` are the tile widths. `want(holds, reason)` must refuse the call if `holds` is false: that says whether the
+    smallest tiles fit.
+    """
+    share = _SHARE_OF_FLOAT32 if widths.itemsize == 4 else 1
+    needed = widths.shared(LEAST, LEAST)
     want(
         needed <= shared_memory(sm),
         f"the smallest tiles take {needed} bytes of shared memory, and a block has {shared_memory(sm)}",
     )
     for rows, keys in product((64, 32, LEAST), (64, 32, LEAST)):
-        sums = rows * held.sum * held.sums
-        fits = held.shared(rows, keys) <= shared_memory(sm)
+        sums = rows * widths.sum * widths.sums
+        fits = widths.shared(rows, keys) <= shared_memory(sm)
         fits &= rows == LEAST or (rows <= most_rows and sums <= _MOST_SUMS // share)
-        fits &= keys == LEAST or keys * held.key <= _MOST_KEYS // share
+        fits &= keys == LEAST or keys * widths.key <= _MOST_KEYS // share
         if fits:
             break
     return FormTiles(rows, keys, 8 if sums > _SUMS_OF_4_WARPS // share else 4)

@@ -1,4 +1,4 @@
-"""The launch of batch-invariant attention. Steps of all sizes run the same machine code."""
+"""Add the launch of batch-invariant attention. Steps of all sizes run the same machine code."""
 
 import torch
 
@@ -9,8 +9,8 @@ from ingot.backends.triton.lower.attention_shapes import attention_of, results_o
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Keys of a split. With few tokens, splits are shared among programs to fill the device. In prefill, each split costs a
-# pass over the accumulators.
+# The positions of a split of the context. With few tokens, several programs compute the splits, to fill the device. In
+# prefill, each split costs a pass over the accumulators.
 SPLIT = 512
 # Rows of a tile: the least of a Hopper tensor-core instruction (wgmma).
 _ROWS = 64
@@ -20,7 +20,10 @@ _WAYS = {16: 16, 32: 8, 64: 4}
 
 
 def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    """Add the launch of batch-invariant attention, and return its results."""
+    """Add the launch of batch-invariant attention for a call to `schedule`, and return its results.
+
+    They are (attention,) or (attention, log-sum-exp).
+    """
     attention = attention_of(call, schedule.sm)
     # Tiles by the capacity of registers and shared memory: two accumulators of 64 rows of 128 elements in 4 warps.
     # Float32 does not use tensor cores and takes a quarter of that.
@@ -29,7 +32,7 @@ def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
         _ROWS, 32 if wide or attention.form.block > 128 else 64, 8 if attention.form.block > 128 else 4, 3
     )
     if not attention.equal:
-        tiles = form_tiles(attention.held(2), schedule.sm, call.want, _ROWS)
+        tiles = form_tiles(attention.tile_widths(2), schedule.sm, call.want, _ROWS)
         attention = attention.divided(tiles.rows)
     elif attention.form.block_group > _ROWS:  # for example Falcon 7B, with 71 q heads for one kv head
         attention = attention.divided(_ROWS)

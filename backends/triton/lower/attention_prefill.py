@@ -1,4 +1,4 @@
-"""The launch of prefill attention."""
+"""Add the launch of prefill attention."""
 
 from ingot.backends.triton.kernels.attention_prefill import prefill_attention
 from ingot.backends.triton.launches import WARP, Term, cdiv
@@ -18,10 +18,10 @@ def schedule_prefill(
     least: int,
     ancestors: Value | None = None,
 ) -> None:
-    """Add the launch that computes rows of sequences with at least `least` tokens in the step, and of unowned tokens.
+    """Add the launch of prefill attention for sequences with at least `least` tokens in the step.
 
-    It writes rows of `out` [T, heads, dim] and, unless None, of `lse` [T, heads]. `ancestors` [T] belong to the mask
-    `tree`.
+    It writes their rows of `out` [T, heads, dim] and of `lse` [T, heads], the log-sum-exp, unless None. It also clears
+    the rows of padding tokens. `ancestors` [T] are the bits of the mask `tree`: which tokens of the step a token sees.
     """
     # Tiles by the capacity of registers and shared memory, as ptxas reports for compute capability 9.0: an accumulator
     # of 128 rows of 128 elements in 8 warps. Float32 does not use tensor cores and takes a quarter of that.
@@ -30,11 +30,11 @@ def schedule_prefill(
     keys = 32 if wide or attention.form.block > 128 else 64
     warps, stages = 8 if rows == 128 else 4, 3 if wide else 5
     if not attention.equal:
-        tiles = form_tiles(attention.held(1), schedule.sm, call.want, most_rows=64)
+        tiles = form_tiles(attention.tile_widths(1), schedule.sm, call.want, most_rows=64)
         rows, keys, warps, stages = tiles.rows, tiles.keys, tiles.warps, tiles.stages
     full = cdiv(attention.tokens, rows)
-    # One program per `rows` tokens, plus one per sequence for its partial block. The latter are at most as many as the
-    # former: only many short prompts have more partial blocks, and then the programs loop.
+    # One program per `rows` tokens, and one per sequence for its partial block, up to the same number again. Only many
+    # short prompts have more partial blocks, and then the programs loop.
     blocks = Term(op="add", left=full, right=Term(op="min", left=full, right=attention.sequences))
     schedule.launch(
         prefill_attention,
@@ -49,7 +49,7 @@ def schedule_prefill(
             "DEPENDENT": schedule.dependent,
         },
         warps=warps,
-        # At most 128 per thread, so that a block takes half of a multiprocessor's registers and two blocks run at once.
+        # With at most 128 registers per thread, a block takes half of a multiprocessor's, and two blocks run at once.
         # Only with these tiles does the limit cause no spills.
         registers=128 if schedule.sm == 90 and rows == 128 and attention.form.block <= 64 else None,
         stages=stages,

@@ -1,4 +1,4 @@
-"""The key of decode attention in the tuning log."""
+"""The description of a decode attention in the tuning log, by which its tile sizes are stored and found."""
 
 from dataclasses import asdict, dataclass
 
@@ -10,22 +10,24 @@ from ingot.ir.errors import VerifyError
 from ingot.ir.types import DTYPES
 
 DECODE_ATTENTION = "decode_attention"
-# The most tokens of a decode step if each sequence has one: with this many contexts, each can still have two splits.
+# The most tokens of a step of the decode kernel if each sequence has one. With this many contexts, each can still have
+# two splits.
 MOST_DECODED = 512
-# AUTO: a cache in the dtype of q, as `--kv-cache-dtype` spells it. EQUAL: a cache of equal widths.
+# AUTO: a cache in the dtype of q, as in `--kv-cache-dtype auto`. EQUAL: a cache with keys and values of one width.
 AUTO, EQUAL = "auto", "equal"
 _VALUES, _LATENT = "values", "latent"
 
 
 @dataclass(frozen=True)
 class DecodeProblem:
-    """Attention of steps of up to `tokens` tokens over a cache of `kv_heads` heads of `dim` elements.
+    """A decode attention to choose tile sizes for: steps of up to `tokens` tokens, `kv_heads` heads of `dim` elements.
 
-    A page has `page` positions, and `group` q heads share a kv head. With `append`, the same launch prepares q and k
-    and writes k and v. `dtype` is the IR name of the dtype of q, k and v, `cache_dtype` that of the cache.
+    A page has `page` positions, and `group` q heads share a kv head. With `append`, the same launch norms and rotates q
+    and k, and writes k and v. `dtype` is the IR name of the dtype of q, k and v; `cache_dtype` that of the cache, or
+    "auto" if it is the same.
 
-    `form` is "equal"; "values_N" for separate values of N elements; or "latent_N" if values are the first N elements of
-    keys (`ingot.ir.cache.form`). `sharing` of the `kv_heads` groups read one cache head.
+    `form` is "equal" if keys and values have one width. It is "values_N" for values of N elements, and "latent_N" if
+    values are the first N elements of keys. `sharing` adjacent kv heads read the same head of the cache.
     """
 
     kv_heads: int
@@ -41,7 +43,10 @@ class DecodeProblem:
 
     @staticmethod
     def of(choice: Choice) -> "DecodeProblem":
-        """Return the problem of a choice. Raises TypeError or ValueError if it is not decode attention."""
+        """Return the decode attention that an entry of the tuning log is for.
+
+        Raises TypeError or ValueError if it does not describe one.
+        """
         problem = read_problem(DecodeProblem, choice)
         if problem.tokens > MOST_DECODED or not {problem.dtype, problem.cached_as} <= DTYPES.keys():
             raise ValueError(f"{problem.tokens} tokens of {problem.dtype} over {problem.cached_as}")
@@ -57,6 +62,7 @@ class DecodeProblem:
 
     @property
     def tiles_kind(self) -> type[DecodeTiles]:
+        """Return the dataclass of the kernel's tile sizes."""
         return DecodeTiles
 
     @property
@@ -66,16 +72,18 @@ class DecodeProblem:
 
     @property
     def cache_form(self) -> CacheForm:
+        """Return the widths of keys and values in the cache."""
         kind, _, width = self.form.partition("_")
         return CacheForm(self.dim, self.dim if kind == EQUAL else int(width), shared=kind == _LATENT)
 
     @property
     def cache_heads(self) -> int:
+        """Return the number of heads of the cache."""
         return self.kv_heads // self.sharing
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of the key of one position of one head."""
+        """Return the bytes of one key: one position of one head."""
         return self.dim * DTYPES[self.cached_as].itemsize
 
     @property
@@ -89,7 +97,7 @@ class DecodeProblem:
 
 
 def form_name(form: CacheForm) -> str:
-    """Return the name of a cache's form in a problem."""
+    """Return the name of a cache form in tuning problems: "equal", or "values_N" or "latent_N" (N elements a value)."""
     if form.equal:
         return EQUAL
     return f"{_LATENT if form.shared else _VALUES}_{form.value_width}"

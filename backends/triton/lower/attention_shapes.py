@@ -1,11 +1,11 @@
-"""Arguments and constants that all paged attention kernels take."""
+"""The arguments and constants of a paged attention call, as all its kernels take them."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ingot.backends.triton.kernels.attention_constants import Fed, Form, Scores
 from ingot.backends.triton.launches import Expr
-from ingot.backends.triton.lower.attention_form_tiles import Held
+from ingot.backends.triton.lower.attention_form_tiles import TileWidths
 from ingot.backends.triton.lower.call import Call
 from ingot.backends.triton.lower.heads import (
     Cache,
@@ -26,7 +26,12 @@ _WIDEST_TILE = 512
 
 @dataclass(frozen=True)
 class Attention:
-    """A call in terms of its kernel's arguments. After `divided`, several heads of `form` read one cache head."""
+    """A paged attention call, as its kernels take it.
+
+    `cache`: the heads and memory layout of the KV cache; `fed`: the strides of q, k and v; `form`: head and tile sizes;
+    `scores`: scale, mask and soft cap. `itemsize` is the bytes of an element of q, `tokens` and `sequences` the sizes T
+    and B. `arguments` are the run-time arguments that all kernels take, by name.
+    """
 
     cache: Cache
     fed: Fed
@@ -39,20 +44,23 @@ class Attention:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """Return the constants that all kernels take, by name."""
+        """Return the compile-time constants that all paged attention kernels take, by name."""
         return {"FED": self.fed, "CACHE": self.cache.layout, "FORM": self.form, "SCORES": self.scores}
 
     @property
     def equal(self) -> bool:
-        """Return whether the cache has equal widths (`ingot.ir.cache.form`)."""
+        """Return whether keys and values have the same width in the cache."""
         return self.cache.form.equal
 
-    def held(self, sums: int) -> Held:
-        """Return the tile widths of a kernel with `sums` accumulators per row."""
-        return held_of(self.form, sums, self.itemsize)
+    def tile_widths(self, sums: int) -> TileWidths:
+        """Return the tile widths of a kernel that has `sums` accumulators per row of queries."""
+        return tile_widths_of(self.form, sums, self.itemsize)
 
     def divided(self, most: int) -> "Attention":
-        """Return the same attention with groups of at most `most` q heads. Several groups then read one cache head."""
+        """Return this attention with at most `most` q heads in a tile.
+
+        Larger groups of q heads are divided into several kv heads of `form`, which read the same cache head.
+        """
         group = max(size for size in range(1, most + 1) if self.form.group % size == 0)
         sharing = self.form.group // group
         kv_heads = self.form.kv_heads * sharing
@@ -60,13 +68,19 @@ class Attention:
         return replace(self, form=form)
 
 
-def held_of(form: Form, sums: int, itemsize: int) -> Held:
-    """Return the tile widths of a kernel with `sums` accumulators per row and elements of `itemsize` bytes."""
-    return Held(form.block + form.tail, 0 if form.same else form.block_value, form.block_value, sums, itemsize)
+def tile_widths_of(form: Form, sums: int, itemsize: int) -> TileWidths:
+    """Return the tile widths for heads of `form`, in a kernel with `sums` accumulators per row of queries.
+
+    `itemsize` is the bytes of an element of q.
+    """
+    return TileWidths(form.block + form.tail, 0 if form.same else form.block_value, form.block_value, sums, itemsize)
 
 
 def tiled(form: CacheForm, kv_heads: int, group: int) -> Form:
-    """Return the tile sizes of heads. A key of 576 elements takes tiles of 512 and 64 in place of one of 1024."""
+    """Return the heads of an attention with the sizes of their tiles, for `group` q heads per kv head.
+
+    If keys and values differ in width, a key may take two tiles: one of 576 elements takes 512 and 64, not 1024.
+    """
     block, tail = tile_width(form.key_width), 0
     if not form.equal and form.key_width > block // 2 >= LEAST:
         rest = tile_width(form.key_width - block // 2)
@@ -79,6 +93,7 @@ def tiled(form: CacheForm, kv_heads: int, group: int) -> Form:
 
 
 def _form_of(call: Call, cache: Cache) -> Form:
+    """Return the heads and tile sizes of an attention call. Refuse heads that are too wide for the kernels."""
     if cache.form.equal:
         head_width(call, "q")
     form = tiled(cache.form, cache.kv_heads, static(call.value("q"), 1) // cache.kv_heads)
@@ -88,18 +103,18 @@ def _form_of(call: Call, cache: Cache) -> Form:
 
 
 def mask_of(call: Call) -> Mask:
-    """Return the mask of an attention call."""
+    """Return the attention mask of a call, which its attribute "mask" names. The default is causal."""
     return Mask.named(call.attributes.get("mask", CAUSAL.name))
 
 
 def results_of(call: Call, schedule: Schedule) -> tuple[Value, Value | None]:
-    """Return the output values of the attention and, if the call returns it, of its log-sum-exp (else None)."""
+    """Add the output buffers of an attention call to `schedule`, and return them: (attention, log-sum-exp or None)."""
     out, *lse = (schedule.output(result) for result in call.results)
     return out, lse[0] if lse else None
 
 
 def scores_of(call: Call) -> Scores:
-    """Return the scale, mask and soft cap of a call."""
+    """Return the scale, mask and soft cap of an attention call. The scale includes the cache's k_scale."""
     soft_cap = call.attributes.get("soft_cap")
     # The cache holds keys divided by k_scale.
     scale = float(call.attributes["scale"]) * float(call.attributes.get("k_scale", 1.0))
@@ -107,7 +122,10 @@ def scores_of(call: Call) -> Scores:
 
 
 def attention_of(call: Call, sm: int) -> Attention:
-    """Return a call in terms of kernel arguments, for compute capability `sm`. Raises Refused."""
+    """Return a paged attention call as its kernels take it, for compute capability `sm`.
+
+    Raises Refused if the kernels do not support its cache or heads.
+    """
     cache = cache_of(call)
     want_cache_dtype(call, sm, "q")
     form = _form_of(call, cache)

@@ -1,4 +1,7 @@
-"""The launch of `shared_attention`, before `decode_attention`, for prefixes that sequences of a decode step share."""
+"""Add the launch of `shared_attention`, which reads prefixes that several sequences of a decode step share (cascade).
+
+It runs before `decode_attention`, which merges its results.
+"""
 
 from typing import NamedTuple
 
@@ -14,16 +17,21 @@ from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.features.sharing import MOST_GROUPS
 
-# Most rows of a tile, so that one read of keys from the L2 cache serves many rows; and least rows: a warp group's
+# Most and least rows of a tile. With many rows, one read of keys from the L2 cache serves many. A warp group's
 # tensor-core instruction has 64 rows, which 16 sequences of 4 heads fill.
 _MOST_ROWS, _LEAST_ROWS = 128, 64
-# Most splits of a prefix over all sequences together, as many as `decode_attention` has in a large step; then most and
-# least splits of one prefix.
+# Most splits of the prefixes of all sequences together, as many as `decode_attention` has in a large step. Then most
+# splits of one prefix, and the least that this limit may be.
 _ALL_SPLITS, _MAX_SPLITS, _LEAST_SPLITS = 512, 16, 2
 
 
 class Prefixes(NamedTuple):
-    """Arguments of `decode_attention` for shared prefixes: the table, and results per sequence and split; or None."""
+    """The arguments of `decode_attention` for shared prefixes. All are None in steps without shared prefixes.
+
+    `sharing` is the table of prefixes and their sequences. For each sequence and split of its prefix, `attention` holds
+    the attention over the split, and `sizes` the logarithm of its sum of weights. `splits` is the number of splits by
+    sequence, `cut` the constants by which the splits were made.
+    """
 
     sharing: Value | None = None
     attention: Value | None = None
@@ -33,21 +41,24 @@ class Prefixes(NamedTuple):
 
 
 def sharing_of(call: Call, attention: Attention, schedule: Schedule) -> Value | None:
-    """Return the table of shared prefixes if steps of the bucket class may have several sequences, else None.
+    """Return the call's table of shared prefixes, or None if its steps cannot read shared prefixes together.
 
-    Over a cache of unequal widths, each sequence reads its prefix by itself: also None.
+    That is so in steps of one token, and if keys and values have different widths: the kernel does not support that.
     """
     return call.optional("sharing") if schedule.bucket.tokens[1] > 1 and attention.equal else None
 
 
 def when(sharing: Value, *, shared: bool) -> Expr:
-    """Return an expression that is 1 in steps with shared prefixes and else 0; without `shared`, the opposite."""
+    """Return an expression, a factor of a grid, that is 1 in steps with shared prefixes and 0 in others.
+
+    Without `shared`, it is 0 in steps with shared prefixes and 1 in others. `sharing` is the table of shared prefixes.
+    """
     rows = Term(op="min", left=sharing.type.shape[0], right=2)
     return Term(op="sub", left=rows, right=1) if shared else Term(op="sub", left=2, right=rows)
 
 
 def _keys(rows: int, dim: int) -> int:
-    """Return the keys of a tile of `rows` rows and heads of `dim` elements.
+    """Return how many keys a tile has, for `rows` rows of queries and heads of `dim` elements.
 
     Measured on an H200 with 64 sequences that share 8192 positions, heads of 64 and 128: 128 keys take 0.92 and 0.89 of
     the time of 64. With tiles of 64 rows, 64 keys are faster. Heads above 128 elements fill the registers.
@@ -60,7 +71,10 @@ def _keys(rows: int, dim: int) -> int:
 def schedule_shared(
     call: Call, attention: Attention, schedule: Schedule, sharing: Value, head: Head | None
 ) -> Prefixes:
-    """Add the launch, and return the arguments for `decode_attention`. `head` says how to prepare q; None if it is."""
+    """Add the launch of `shared_attention`, and return its results as arguments for `decode_attention`.
+
+    `sharing` is the table of shared prefixes. `head` says how to norm and rotate q; None if q is already prepared.
+    """
     kv_heads, group, dim = attention.form.kv_heads, attention.form.group, attention.form.value_dim
     rows, most = sharing.type.shape[0], schedule.bucket.tokens[1]
     wide = attention.itemsize == 4

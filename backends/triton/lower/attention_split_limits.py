@@ -1,4 +1,4 @@
-"""Limits of the splits of contexts in decode attention."""
+"""Choose into how many splits decode attention may divide a context (split-K)."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from ingot.backends.triton.lower.attention_problem import MOST_DECODED, DecodePr
 from ingot.backends.triton.lower.attention_tiles import DecodeTiles
 from ingot.backends.triton.lower.sizes import power_of_two, tile_width
 
-# The most splits of one context, and of all tokens of a step together. Scratch memory is a result row per split.
+# The most splits of one context, and of all tokens of a step together. Each split needs a result row of scratch memory.
 _MAX_SPLITS, _ALL_SPLITS = 64, 2 * MOST_DECODED
 # A long context may have this many splits with any number of tokens. Otherwise a context of 32k among hundreds of short
 # ones would keep its multiprocessor busy for longer than all others take.
@@ -24,10 +24,10 @@ _HALVED = 16
 
 @dataclass(frozen=True)
 class SplitLimits:
-    """Each (token, head) has `base` splits, and up to `most` if its context is long.
+    """The limits of split-K in decode attention: `base` splits per (token, head), up to `most` for a long context.
 
-    A context is long by comparison with the positions that all tokens read, divided into `shares` parts. With 0 shares,
-    no context has more than `base` splits.
+    The kernel divides the positions that all tokens read into `shares` parts. A context longer than a part gets more
+    splits. With 0 shares, no context has more than `base`.
     """
 
     base: int
@@ -36,18 +36,21 @@ class SplitLimits:
 
 
 def heads_at_once(problem: DecodeProblem) -> int:
-    """Return how many of the q heads that read one cache head are merged per iteration."""
+    """Return for how many q heads the decode kernel merges splits at once, that is, per iteration of a loop."""
     return min(power_of_two(problem.group), _COMBINED_HEADS)
 
 
 def splits_at_once(problem: DecodeProblem) -> int:
-    """Return how many splits are merged per iteration."""
+    """Return how many splits the decode kernel merges at once, that is, per iteration of a loop."""
     result = heads_at_once(problem) * tile_width(problem.cache_form.value_width)
     return max(1, _COMBINED[problem.tokens == 1] // result)
 
 
 def split_limits(problem: DecodeProblem, tiles: DecodeTiles, cores: int) -> SplitLimits:
-    """Return the limits for a GPU of `cores` multiprocessors. With many tokens, only long contexts get more splits."""
+    """Return the limits of split-K for a decode attention, on a GPU of `cores` multiprocessors.
+
+    In steps of one token, every context has the same number of splits, else long ones get more.
+    """
     most_splits = _MAX_SPLITS
     if not problem.cache_form.equal:
         most_splits = min(most_splits, _ROUNDS * splits_at_once(problem))

@@ -1,4 +1,4 @@
-"""The launch of attention without a cache, for sequences that are in one step as a whole."""
+"""Lowering of `step_attention`: attention without a KV cache, for sequences whose tokens are all in one step."""
 
 from collections.abc import Mapping
 

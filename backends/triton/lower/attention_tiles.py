@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DecodeTiles:
-    """The launch parameters of `decode_attention`.
+    """The tile sizes and launch parameters of the kernel `decode_attention`.
 
     A tile has `keys` keys. The loop has `stages` stages, half of them with tiles in flight and half with page ids.
     Contexts are split for `programs` programs per multiprocessor. Before it waits for the previous kernel, a program
-    loads its first tile if `early`, and prefetches the `ahead` tiles after it into the L2 cache.
+    loads its first tile if `early` is 1, and prefetches the `ahead` tiles after it into the L2 cache.
     """
 
     keys: int
@@ -21,10 +21,10 @@ class DecodeTiles:
     early: int = 1
 
 
-# By the most tokens of a step, and the bytes of a key head. The measured layers have 8 kv heads and 32 q heads; those
-# with heads of 160 bytes have 32 of each. Several dozen tiles for each were timed on one H200 (copy: 4.0 to 4.2 TB/s;
-# torch 2.11.0, Triton 3.6.0). These lose least over the mixes of contexts of tune/attention.py, or within 2 % of that;
-# for 512 tokens, over 128, 256 and 512 contexts of 512 to 640 positions and 96 of 2048.
+# The best tile sizes by the most tokens of a step, and the bytes of a key head. The measured layers have 8 kv heads and
+# 32 q heads; those with heads of 160 bytes have 32 of each. Several dozen tiles for each were timed on one H200 (copy:
+# 4.0 to 4.2 TB/s; torch 2.11.0, Triton 3.6.0). These lose least over the mixes of contexts of tune/attention.py, or
+# within 2 % of that; for 512 tokens, over 128, 256 and 512 contexts of 512 to 640 positions and 96 of 2048.
 DECODE_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
     1: {128: DecodeTiles(128, 5, 1), 160: DecodeTiles(128, 3, 2), 256: DecodeTiles(64, 5, 2)},
     16: {128: DecodeTiles(64, 5, 2, warps=2, ahead=4, early=0), 256: DecodeTiles(64, 5, 2, ahead=2)},
@@ -37,5 +37,5 @@ DECODE_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {
     512: {128: DecodeTiles(32, 5, 4, warps=1, early=0), 256: DecodeTiles(64, 3, 4, warps=2, ahead=1, early=0)},
 }
 
-# The same for `paged_attention`, without append: k and v are already in the cache, and nothing is loaded early.
+# The best tile sizes of `paged_attention`, which finds k and v already in the cache, and loads nothing early.
 PAGED_TILES: Mapping[int, Mapping[int, DecodeTiles]] = {1: {160: DecodeTiles(128, 5, 1, early=0)}}

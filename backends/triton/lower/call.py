@@ -1,4 +1,4 @@
-"""The argument of a lowering: a call of an op, with values in place of graph nodes."""
+"""The argument of a lowering: a call of an op, with tensors as Values in place of graph nodes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the op `op`.
+    """A call of an op, as a lowering takes it. `op` is the op's name.
 
-    `values` are its tensors by parameter name (None for an absent optional one), `attributes` its other arguments, and
-    `results` the types of its results, without states.
+    `values` are its tensors by parameter name (None for an absent optional one), `attributes` its other arguments by
+    name. `results` are the types of its results, without states.
     """
 
     op: str
@@ -23,30 +23,32 @@ class Call:
     results: tuple[TensorType, ...]
 
     def value(self, name: str) -> Value:
-        """Return a required tensor."""
+        """Return the tensor of the parameter `name`, which must be present."""
         value = self.values[name]
         assert value is not None, f"{self.op} without {name}"
         return value
 
     def optional(self, name: str) -> Value | None:
+        """Return the tensor of the parameter `name`; None if the call does not have it."""
         return self.values.get(name)
 
     def want(self, holds: bool, reason: str) -> None:
-        """Refuse the call unless `holds`."""
+        """Raise Refused with `reason` unless `holds`."""
         if not holds:
             raise Refused(reason)
 
     def want_dense_rows(self, *names: str) -> None:
-        """Refuse a call with a tensor whose last axis is strided."""
+        """Raise Refused if one of these tensors has a stride other than 1 along its last axis."""
         for name in names:
             value = self.values.get(name)
             if value is not None and value.strides[-1] != 1:
                 raise Refused(f"{name} is strided along its last axis: {value.type}")
 
     def dtype_name(self, name: str) -> str:
+        """Return the IR name of the dtype of a tensor, such as "bf16"."""
         return DTYPE_NAMES[self.value(name).type.dtype]
 
 
-# Adds the launches of a call to a schedule and returns the results; raises Refused if there is no kernel for the call.
-# The decision depends only on types, attributes, and the schedule's target and bucket class.
+# A function that adds the launches of a call to a schedule and returns the results. It raises Refused if there is no
+# kernel for the call, which depends only on types, attributes, and the schedule's target and bucket class.
 Lowering = Callable[[Call, Schedule], tuple[Value, ...]]

@@ -8,7 +8,10 @@ from ingot.backends.triton.schedule import Schedule, Value
 
 
 def _arithmetic(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    """Lower add and mul of `x` and `other`, a tensor that broadcasts or a number. `alpha` must be 1 with a tensor."""
+    """Lower aten add and mul of a tensor `x` and `other`, a number or a tensor that broadcasts.
+
+    The attribute `alpha`, a factor of `other`, must be 1 for a tensor.
+    """
     x, other, (target,) = call.value("x"), call.optional("other"), call.results
     want_floats(call, "x", *(("other",) if other else ()))
     alpha = call.attributes.get("alpha", 1)

@@ -1,4 +1,4 @@
-"""Layouts of q, k, v and of the KV cache, for the lowerings of attention, rope and cache writes."""
+"""Read and check the layouts of q, k, v and the KV cache, for the lowerings of attention, rope and cache writes."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ WIDEST = 256
 
 
 def static(value: Value, axis: int) -> int:
-    """Return the size of an axis that must be a number."""
+    """Return the size of an axis of a tensor. It must be a number, not a symbol."""
     size = value.type.shape[axis]
     assert isinstance(size, int), f"{value.type} along axis {axis}"
     return size
@@ -23,7 +23,7 @@ def static(value: Value, axis: int) -> int:
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache of `kv_heads` heads: its form (`ingot.ir.cache.form`) and its memory layout."""
+    """The KV cache of a call: its number of heads, the widths of keys and values (`form`), its strides (`layout`)."""
 
     kv_heads: int
     form: CacheForm
@@ -31,7 +31,10 @@ class Cache:
 
 
 def cache_of(call: Call) -> Cache:
-    """Return the cache that a call writes k and v to, or reads."""
+    """Return the heads, widths and strides of the KV cache that a call reads or writes.
+
+    Raises Refused if the elements of a head are not contiguous.
+    """
     kv, v = call.value("kv"), call.optional("v")
     page, kv_heads = static(kv, 2), static(kv, 3)
     if "k" in call.values:
@@ -46,38 +49,43 @@ def cache_of(call: Call) -> Cache:
 
 
 def want_equal(call: Call, cache: Cache) -> None:
-    """Refuse a call over a cache of unequal widths (`ingot.ir.cache.form`)."""
+    """Raise Refused if keys and values of the call's cache have different widths."""
     call.want(cache.form.equal, f"{cache.form}, and the kernel needs keys and values of one width")
 
 
 def strides_of(call: Call, name: str) -> Strides | None:
-    """Return the strides of a tensor [T, H, D]; None if the call does not have it."""
+    """Return the strides of the call's tensor `name` [T, H, D]; None if the call does not have it.
+
+    Raises Refused if its last axis is strided.
+    """
     call.want_dense_rows(name)
     value = call.optional(name)
     return None if value is None else Strides(*value.strides[:2])
 
 
 def fed_of(call: Call) -> Fed:
-    """Return the strides of q, k and v of a call."""
+    """Return the strides of q, k and v of a call; None for those that it does not have."""
     return Fed(*(strides_of(call, name) for name in ("q", "k", "v")))
 
 
 def head_width(call: Call, name: str) -> int:
-    """Return the elements of a head. Refuse heads that do not fit into one tile."""
+    """Return the elements of a head of the tensor `name`. Raises Refused if a head does not fit into one tile."""
     dim = static(call.value(name), 2)
     call.want(dim <= WIDEST, f"heads of {dim} elements, more than {WIDEST}")
     return dim
 
 
 def want_one_dtype(call: Call, *names: str) -> None:
-    """Refuse a call if these tensors differ in dtype."""
+    """Raise Refused if these tensors of a call differ in dtype. Absent ones are skipped."""
     dtypes = {name: call.dtype_name(name) for name in names if call.optional(name) is not None}
     call.want(len(set(dtypes.values())) == 1, "dtypes differ: " + ", ".join(f"{n} {d}" for n, d in dtypes.items()))
 
 
 def want_cache_dtype(call: Call, sm: int, name: str) -> None:
-    """Refuse a call unless the cache has the dtype of the tensor `name`, or a narrow one that compute capability `sm`
-    can convert."""
+    """Raise Refused unless the call's cache has the dtype of the tensor `name`, or one of 8 bits that the GPU converts.
+
+    `sm` is the compute capability.
+    """
     if is_narrow(call.value("kv").type.dtype):
         needed = FEATURES["fp8"]
         call.want(sm in needed, f"a cache of {call.dtype_name('kv')}, and kernels for it need {needed.needs}")
@@ -86,5 +94,5 @@ def want_cache_dtype(call: Call, sm: int, name: str) -> None:
 
 
 def tokens_of(call: Call, name: str) -> Expr:
-    """Return T of a tensor [T, …]."""
+    """Return the number of tokens: the first size of the call's tensor `name` [T, …]."""
     return call.value(name).type.shape[0]

@@ -1,4 +1,4 @@
-"""Lowering of `linear`, alone or fused with the ops before and after it: choose the kernel and its tile sizes."""
+"""Lowering of the matmul op `linear`, alone or fused with ops before and after it: choose a kernel and tile sizes."""
 
 from collections.abc import Mapping
 
@@ -18,20 +18,27 @@ from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.artifact.plan import GPU_FEW_TOKENS
 
-# Most elements of a normed row. One program norms a row in registers: 64 KB of float32, 128 bytes per thread of 512.
+# Most elements of a row with a fused norm. One program norms a row in registers: 64 KB of float32, 128 bytes for each
+# of 512 threads.
 MOST_NORMED = 16384
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    """Lower a single call of `linear`."""
+    """Add the launches of a single call of `linear` to `schedule`, and return its result.
+
+    Raises Refused if no kernel supports it.
+    """
     (result,) = call.results
     linear = Linear(call.value("x"), plain_weight(call.value("weight")), call.optional("bias"), result)
     return (schedule_linear(linear, schedule),)
 
 
 def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
-    """Add the launches that compute `linear`, and return the result. Raises Refused."""
+    """Add the launches of a matmul with its fused ops to `schedule`, and return the result.
+
+    Raises Refused if no kernel supports it.
+    """
     _check(linear)
     most = _most_rows(linear, schedule)
     if schedule.bucket.batch_invariant:
@@ -53,7 +60,10 @@ def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
 
 
 def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
-    """Add a batch-invariant matmul of up to `most` rows: the order of sums is the same for any number of rows."""
+    """Add the launches of a batch-invariant matmul for up to `most` rows of x, and return the result.
+
+    Its order of sums is the same for any number of rows, so the bits of a row do not depend on the other rows.
+    """
     product = linear.problem(most).product()
     if not invariant_products(schedule.sm, product.dtype):
         sm = f"{schedule.sm // 10}.{schedule.sm % 10}"
@@ -66,13 +76,18 @@ def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
 
 
 def padded_tokens(most: int) -> int:
-    """Return the padded number of rows of a kernel for up to `most` rows: 1, or a power of two from 16 on, the least
-    side of `tl.dot`."""
+    """Return the rows of x that a kernel for up to `most` rows is compiled for: 1, or a power of two from 16 on.
+
+    16 is the least size of an operand of `tl.dot`.
+    """
     return 1 if most == 1 else max(16, power_of_two(most))
 
 
 def _most_rows(linear: Linear, schedule: Schedule) -> int:
-    """Return the most rows of x in a step of the bucket class: its most tokens, or fewer."""
+    """Return an upper bound of the rows of x in a step: a fixed number, or the most tokens of the bucket class.
+
+    Raises Refused if the number of rows is an unsupported symbol.
+    """
     rows = linear.rows
     if isinstance(rows, str) and rows not in ("T", "L", "B"):
         raise Refused(f"a matmul of '{rows}' rows; T, L and B are supported")
@@ -80,6 +95,7 @@ def _most_rows(linear: Linear, schedule: Schedule) -> int:
 
 
 def _check(linear: Linear) -> None:
+    """Raise Refused if the kernels do not support the matmul's dtypes, strides or sizes."""
     dtype = linear.x.type.dtype
     if dtype not in _DTYPES:
         raise Refused(f"a matmul of {linear.x.type} and {linear.weight.parts[0].type}")

@@ -1,4 +1,4 @@
-"""A matmul fused with the ops before and after it, as in a region."""
+"""The description of a matmul that is fused with the ops before and after it."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 @dataclass(frozen=True)
 class Norm:
-    """An rms_norm of x before the matmul."""
+    """An rms_norm that is applied to x before a matmul, with its weight and epsilon."""
 
     weight: Value
     eps: float
@@ -20,9 +20,9 @@ class Norm:
 
 @dataclass(frozen=True)
 class Gate:
-    """`activation(first) * second` after the matmul. The two parts of its columns begin at `gate` and `up`.
+    """A gate after a matmul: `activation(first) * second`, for two parts of the matmul's columns.
 
-    `activation` is "silu", "gelu" or "gelu_tanh".
+    `gate` and `up` are the first columns of the two parts. `activation` is "silu", "gelu" or "gelu_tanh".
     """
 
     activation: str
@@ -32,9 +32,10 @@ class Gate:
 
 @dataclass(frozen=True)
 class Linear:
-    """`linear(norm(x), weight, bias)`, then the gate or the `activation`, plus `residual`; None leaves an op out.
+    """A matmul with fused ops: `linear(norm(x), weight, bias)`, then the gate or `activation`, then plus `residual`.
 
-    `result` is the type of the result. Only the norm and the result are rounded; the values between are float32.
+    A field of None leaves its op out. `result` is the type of the result. Only the norm and the result are rounded; the
+    values between are float32.
     """
 
     x: Value
@@ -48,20 +49,21 @@ class Linear:
 
     @property
     def rows(self) -> Expr:
+        """Return the number of rows of x, perhaps a symbol."""
         return self.x.type.shape[0]
 
     @property
     def columns(self) -> int:
-        """Return the columns of the result."""
+        """Return the number of columns of the result (N)."""
         return static_size(self.result.shape[1])
 
     @property
     def depth(self) -> int:
-        """Return the elements that each result sums over (K)."""
+        """Return how many elements of x each result sums over (K)."""
         return static_size(self.x.type.shape[1])
 
     def problem(self, tokens: int) -> LinearProblem:
-        """Return the tuning problem for `tokens` rows of x, a padded number."""
+        """Return the matmul's entry in the tuning log, for a kernel of `tokens` rows of x: 1, 16, 32 or 64."""
         return LinearProblem(
             columns=self.columns,
             depth=self.depth,
@@ -76,7 +78,7 @@ class Linear:
 
 
 def static_size(size: int | str) -> int:
-    """Return a size that must be a number. Raises Refused for a symbol."""
+    """Return a size of a matmul, checked to be a number. Raises Refused for a symbol."""
     if isinstance(size, str):
         raise Refused(f"a matmul over the size '{size}', where kernels need a number")
     return size

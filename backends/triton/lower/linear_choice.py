@@ -1,4 +1,4 @@
-"""Tile sizes for a matmul: those of the most similar measured matmul, made to fit."""
+"""Choose tile sizes for a matmul: those of the most similar measured matmul, made to fit."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -17,25 +17,34 @@ _MOST_SPLITS = 8
 
 
 def known_tiles(product: Product, tokens: int, sm: int) -> tuple[MatvecTiles | Tiles, Source]:
-    """Return the tiles for `tokens` rows of x, a padded number, and "table" if they were measured for this matmul."""
+    """Return the tile sizes of a matmul, and "table" if they were measured for this matmul, else "heuristic".
+
+    `tokens` are the rows of x that the kernel is compiled for: 1, 16, 32 or 64. `sm` is the compute capability.
+    """
     chosen = matvec_tiles(product) if tokens == 1 else tiles(product, tokens, sm)
     return chosen, "table" if product in _measured(tokens) else "heuristic"
 
 
 def known_microseconds(product: Product, tokens: int, sm: int) -> float | None:
-    """Return the measured microseconds of a call with `known_tiles`, or None. The table is of one kind of device."""
+    """Return the measured microseconds of a matmul with the tile sizes of `known_tiles`.
+
+    Return None if the matmul was not measured, or not on compute capability `sm`.
+    """
     measured = _measured(tokens)
     return measured[product].microseconds if sm == MEASURED_SM and product in measured else None
 
 
 def matvec_tiles(product: Product) -> MatvecTiles:
-    """Return the tiles for one row of x."""
+    """Return the tile sizes of a matmul with one row of x: those of the most similar measured matmul, made to fit."""
     found = MATVEC[_nearest(product, MATVEC)].tiles
     return replace(found, block_k=_block_k(found.block_k, product))
 
 
 def tiles(product: Product, tokens: int, sm: int) -> Tiles:
-    """Return the tiles for `tokens` rows of x: 16, 32 or 64."""
+    """Return the tile sizes of a matmul for a kernel of `tokens` rows of x: 16, 32 or 64.
+
+    They are those of the most similar measured matmul, made to fit on compute capability `sm`.
+    """
     nearest = _nearest(product, TILES[tokens])
     found = TILES[tokens][nearest].tiles
     block_k = _block_k(found.block_k, product)
@@ -46,7 +55,10 @@ def tiles(product: Product, tokens: int, sm: int) -> Tiles:
 
 
 def fitted(chosen: Tiles, product: Product, tokens: int, sm: int) -> Tiles:
-    """Return the tiles with as many stages as fit into shared memory; if two do not fit, with a smaller block_k."""
+    """Return tile sizes like `chosen`, with fewer stages if its stages do not fit into shared memory.
+
+    If not even two stages fit, `block_k` is smaller too. `tokens` are the rows of x in a tile.
+    """
     block_k = chosen.block_k
     stages = min(chosen.stages, _most_stages(product, chosen, block_k, tokens, sm))
     while stages < 2 and block_k > _LEAST:
@@ -56,7 +68,7 @@ def fitted(chosen: Tiles, product: Product, tokens: int, sm: int) -> Tiles:
 
 
 def share_of(depth: int, chosen: Tiles) -> int:
-    """Return the columns of the weight per split, in whole blocks."""
+    """Return how many of the weight's `depth` columns (K) each split sums: whole blocks of `block_k`."""
     return -(-depth // (chosen.splits * chosen.block_k)) * chosen.block_k
 
 
@@ -65,7 +77,10 @@ def _measured(tokens: int) -> Mapping[Product, Measured[MatvecTiles]] | Mapping[
 
 
 def _nearest(product: Product, measured: Iterable[Product]) -> Product:
-    """Return the measured matmul with the least distance: the sum of the log2 ratios of columns and of depths."""
+    """Return the measured matmul most similar to `product`, with or without a gate as it is.
+
+    Its distance is least: the sum of the log2 ratios of columns and of depths.
+    """
 
     def distance(other: Product) -> float:
         return abs(math.log2(product.columns / other.columns)) + abs(math.log2(product.depth / other.depth))
@@ -74,7 +89,10 @@ def _nearest(product: Product, measured: Iterable[Product]) -> Product:
 
 
 def _block_k(measured: int, product: Product) -> int:
-    """Return block_k with the same bytes in the matmul's dtype, at most the depth rounded up to a power of two."""
+    """Return a `block_k` that has as many bytes in the matmul's dtype as `measured` columns of bf16.
+
+    It is at most the depth, rounded up to a power of two.
+    """
     size = measured * torch.bfloat16.itemsize // product.dtype.itemsize
     return max(_LEAST, min(size, 1 << (product.depth - 1).bit_length()))
 
@@ -84,6 +102,6 @@ def _blocks(product: Product, found: Tiles) -> int:
 
 
 def _most_stages(product: Product, found: Tiles, block_k: int, tokens: int, sm: int) -> int:
-    """Return how many blocks of weights and x fit into shared memory."""
+    """Return how many stages fit into shared memory: each holds a block of the weight and one of x."""
     rows = found.block_n * (2 if product.gated else 1) + tokens
     return shared_memory(sm) // (rows * block_k * product.dtype.itemsize)

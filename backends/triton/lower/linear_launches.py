@@ -1,4 +1,4 @@
-"""The launches of a matmul, one function per kernel."""
+"""Add the launches of a matmul to a schedule: one function per matmul kernel."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ from ingot.backends.triton.lower.sizes import power_of_two
 from ingot.backends.triton.operands import loader_of
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Programs per multiprocessor that can start while the previous kernels still run, and then wait for their end.
+# How many programs per multiprocessor can start while the previous kernel still runs, and then wait for its end.
 _EARLY = 2
 
 
 def launch_matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Value:
-    """Add the launch of `linear_matvec`, and return the result."""
+    """Add the launch of the matmul kernel for one row of x (`linear_matvec`) to `schedule`, and return the result."""
     result = schedule.output(linear.result)
     schedule.launch(
         linear_matvec,
@@ -55,7 +55,10 @@ def launch_matvec(linear: Linear, schedule: Schedule, chosen: MatvecTiles) -> Va
 
 
 def launch_tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles, share: int) -> Value:
-    """Add the launch of `linear_tile`, and return the result. Each split sums `share` columns of the weight."""
+    """Add the launch of the tensor-core matmul kernel for up to `tokens` rows (`linear_tile`), and return the result.
+
+    `chosen` are the tile sizes. Each split along K sums `share` columns of the weight.
+    """
     x = linear.x if linear.norm is None else _normed(linear.x, linear.norm, schedule)
     result = schedule.output(linear.result)
     blocks = -(-linear.columns // chosen.block_n)
@@ -95,7 +98,10 @@ def launch_tile(linear: Linear, schedule: Schedule, tokens: int, chosen: Tiles, 
 
 
 def launch_blocks(linear: Linear, schedule: Schedule, chosen: BlockTiles, sums: Sums) -> Value:
-    """Add the launch of `linear_blocks`, and return the result."""
+    """Add the launch of the batch-invariant matmul kernel for many rows (`linear_blocks`), and return the result.
+
+    `chosen` are the tile sizes, and `sums` is the order of sums along K.
+    """
     x = linear.x if linear.norm is None else _normed(linear.x, linear.norm, schedule)
     result = schedule.output(linear.result)
     schedule.launch(
@@ -128,9 +134,9 @@ def launch_blocks(linear: Linear, schedule: Schedule, chosen: BlockTiles, sums: 
 
 
 def _normed(x: Value, norm: Norm, schedule: Schedule) -> Value:
-    """Add a separate launch of the norm before a matmul of several rows, and return the normed rows.
+    """Add a separate launch of the norm before a matmul of several rows, and return the normed x.
 
-    The programs of the matmul share the rows; to norm them itself, each program would read all of x twice.
+    If the matmul kernel did the norm, each of its programs would read all of x twice.
     """
     rows, depth = x.type.shape[0], static_size(x.type.shape[1])
     normed = schedule.scratch(x.type.dtype, (rows, depth))
@@ -156,7 +162,7 @@ def _normed(x: Value, norm: Norm, schedule: Schedule) -> Value:
 
 
 def _constants(linear: Linear) -> dict[str, Any]:
-    """Return the constants that all matmul kernels take."""
+    """Return the compile-time constants that all matmul kernels take, by name."""
     gate, loader = linear.gate, loader_of(linear.weight)
     return {
         "N": linear.columns,

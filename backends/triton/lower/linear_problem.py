@@ -1,4 +1,4 @@
-"""The key of a matmul in the tuning log."""
+"""The description of a matmul in the tuning log, by which its tile sizes are stored and found."""
 
 from dataclasses import asdict, dataclass
 
@@ -9,16 +9,17 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.types import DTYPES
 
 LINEAR = "linear"
-# The padded numbers of rows of x: one, or those of the tensor-core kernel.
+# The rows of x that matmul kernels are compiled for: one, or those of the tensor-core kernel.
 ROWS = (1, *TILES)
 
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """A matmul as in a region: [`tokens`, `depth`] times [`depth`, `columns`], where `tokens` is a padded number.
+    """A matmul to choose tile sizes for: [`tokens`, `depth`] times [`depth`, `columns`], with its fused ops.
 
-    With `gated`, two rows of the weight make a column. `norm` and `residual` say whether these ops are fused. `dtype`
-    is the IR name of the dtype of x and of the elements in the weight's `packing`, `result` that of the result.
+    `tokens` are the rows of x that the kernel is compiled for. With `gated`, a column of the result comes from two rows
+    of the weight. `norm` and `residual` say whether these ops are fused. `dtype` is the IR name of the dtype of x and
+    of the weight's elements, `result` that of the result. `packing` is the order in which the weight is stored.
     """
 
     columns: int
@@ -33,7 +34,10 @@ class LinearProblem:
 
     @staticmethod
     def of(choice: Choice) -> "LinearProblem":
-        """Return the problem of a choice. Raises TypeError or ValueError if it is not a matmul."""
+        """Return the matmul that an entry of the tuning log is for.
+
+        Raises TypeError or ValueError if it does not describe one.
+        """
         problem = read_problem(LinearProblem, choice)
         if problem.tokens not in ROWS or not {problem.dtype, problem.result} <= DTYPES.keys():
             raise ValueError(f"tokens {problem.tokens}, dtype '{problem.dtype}', result '{problem.result}'")
@@ -41,22 +45,23 @@ class LinearProblem:
 
     @property
     def tiles_kind(self) -> type[MatvecTiles] | type[Tiles]:
-        """Return the class of the tiles: one row has its own kernel."""
+        """Return the dataclass of the tile sizes: one row of x has another kernel than several."""
         return MatvecTiles if self.tokens == 1 else Tiles
 
     @property
     def rows(self) -> int:
-        """Return the rows of the weight."""
+        """Return the number of rows of the weight."""
         return self.columns * (2 if self.gated else 1)
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the weight."""
+        """Return the bytes of the unpacked weight."""
         return self.rows * self.depth * DTYPES[self.dtype].itemsize
 
     def product(self) -> Product:
+        """Return the matmul without its fused norm and residual, the key of the tables of measured tile sizes."""
         return Product(self.columns, self.depth, self.gated, DTYPES[self.dtype])
 
     def fields(self) -> dict[str, bool | int | str]:
-        """Return the fields for a choice. A plain packing is left out."""
+        """Return the fields by name, as the tuning log stores them. A plain packing is left out."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("packing", PLAIN)}

@@ -9,9 +9,9 @@ import torch
 
 @dataclass(frozen=True)
 class Product:
-    """A matmul with a weight: `columns` of the result, each a sum over `depth` elements.
+    """A matmul [tokens, `depth`] times [`depth`, `columns`], the key of the tables of measured tile sizes.
 
-    With `gated`, two rows of the weight make a column.
+    With `gated`, a column of the result comes from two rows of the weight. `dtype` is that of x and the weight.
     """
 
     columns: int
@@ -22,11 +22,11 @@ class Product:
 
 @dataclass(frozen=True)
 class MatvecTiles:
-    """The launch parameters of `linear_matvec`.
+    """The tile sizes and launch parameters of the matmul kernel for one row of x (`linear_matvec`).
 
     A program computes `block_n` results, from `block_k` columns of the weight per iteration. Before it waits for the
-    previous kernel, it prefetches `lines` lines of 128 bytes of each row, after the first block. The programs that
-    start first each prefetch the rows of `ahead` later programs.
+    previous kernel, it prefetches `lines` lines of 128 bytes of each weight row, after the first block. The programs
+    that start first each prefetch the weight rows of `ahead` later programs.
     """
 
     block_n: int
@@ -38,10 +38,11 @@ class MatvecTiles:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The launch parameters of `linear_tile`.
+    """The tile sizes and launch parameters of the tensor-core matmul kernel for up to 64 rows (`linear_tile`).
 
-    A tile has `block_n` results and `splits` programs, each with `stages` blocks of `block_k` columns in flight.
-    `lines` is as in MatvecTiles, but from the first block on.
+    `splits` programs share the sums of `block_n` columns of the result. Each has `stages` blocks of `block_k` columns
+    of the weight in flight. Before it waits for the previous kernel, a program prefetches `lines` lines of 128 bytes of
+    each weight row.
     """
 
     block_n: int
@@ -57,7 +58,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Measured(Generic[T]):
-    """Tile sizes, and the microseconds of a call with them, in a sequence of equal calls."""
+    """Tile sizes of a matmul, and the measured microseconds of one call in a sequence of equal calls."""
 
     tiles: T
     microseconds: float
@@ -68,7 +69,7 @@ MEASURED_SM = 90
 # The fastest tiles that benchmarks/kernels/tune_linear.py tried on one H200 (copy: 4.26 TB/s; torch 2.11.0, Triton
 # 3.6.0), for the matmuls of Llama-3.1-8B, Llama-3.2-1B and Qwen3-0.6B with the fused ops of their regions, over weights
 # larger than any cache. For one row of x also the matmuls of Phi-2, GPT-2 of 2.7 B and Falcon 7B (copy: 4.13 TB/s).
-# MATVEC is for one row of x. TILES is by the padded rows 16, 32 and 64, measured with 8, 32 and 64 rows.
+# MATVEC is for one row of x. TILES is for kernels of 16, 32 and 64 rows (the keys), timed with 8, 32 and 64 rows.
 
 MATVEC: Mapping[Product, Measured[MatvecTiles]] = {
     Product(128256, 4096): Measured(MatvecTiles(2, 4096, 4), 230.4),

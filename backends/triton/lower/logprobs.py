@@ -1,4 +1,4 @@
-"""Lowering of top_logprobs."""
+"""Lowering of the op top_logprobs: log-probabilities of the sampled and of the most likely tokens."""
 
 import torch
 import triton

@@ -8,7 +8,7 @@ from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.lower.rows import as_rows, strides_in, want_floats, want_narrow_rows, warps_of
 from ingot.backends.triton.schedule import Schedule, Value
 
-# Elements of a program's tile: it takes as many groups as fit, or one wider group.
+# Elements of a program's tile: as many groups (heads) of a row as fit, or one wider group.
 _TILE = 2048
 
 

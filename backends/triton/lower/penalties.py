@@ -1,4 +1,4 @@
-"""Lowering of count_tokens."""
+"""Lowering of the op count_tokens, which counts the tokens of sequences for penalties."""
 
 import triton
 
@@ -7,7 +7,7 @@ from ingot.backends.triton.lower.call import Call, Lowering
 from ingot.backends.triton.schedule import Schedule, Value
 from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 
-# Programs per sequence, which share its counts: 0.5 MB to clear for a vocabulary of 128 k.
+# Programs per sequence. Each counts a part of the vocabulary: the counts of 128 k ids are 0.5 MB to clear.
 _SHARES = 16
 _BLOCK = 1024
 

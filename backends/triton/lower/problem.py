@@ -1,4 +1,4 @@
-"""Read the problem of a tuning log's choice back into the dataclass of its kernel."""
+"""Read the problem of a tuning log's entry (the sizes and dtypes of a kernel's call) into a dataclass."""
 
 from dataclasses import fields
 from typing import TypeVar
@@ -9,9 +9,10 @@ T = TypeVar("T")
 
 
 def read_problem(kind: type[T], choice: Choice) -> T:
-    """Return the problem of a choice, as a dataclass `kind` of positive integers, booleans and strings.
+    """Return the problem of an entry of the tuning log, as a dataclass `kind`: the sizes and dtypes of a kernel's call.
 
-    Raises TypeError or ValueError if the fields do not fit.
+    The fields of `kind` are positive integers, booleans and strings. Raises TypeError or ValueError if the entry's
+    fields have other names or types.
     """
     problem = kind(**choice.problem)
     for field in fields(kind):  # type: ignore[arg-type]  # a dataclass

@@ -1,5 +1,5 @@
-"""The exception of lowerings for calls without a kernel. The module does not import Triton, which some tools lack."""
+"""The exception that a lowering raises for a call without a kernel. This module works without Triton."""
 
 
 class Refused(Exception):
-    """A lowering has no kernel for a call. `ingot inspect --choices` shows the message as the reason."""
+    """Raised by a lowering that has no kernel for a call. `ingot inspect --choices` shows the message as the reason."""

@@ -1,4 +1,7 @@
-"""Regions: a matmul with the norm before it, and the gate, the activation, the residual sum or the cast after it."""
+"""Find and lower regions of the triton backend: a matmul fused with the ops before and after it.
+
+Before it may come a norm. After it may come a gate, an activation, a residual add, or a cast.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +25,11 @@ _GATES = (ops.silu_mul.overload, ops.gelu_mul.overload)
 
 @dataclass(frozen=True)
 class _Chain:
-    """The nodes of a region by role. Only the result of the last node is read outside of the region."""
+    """The nodes of a matmul's region, by role. Nodes outside the region read only the last node's result.
+
+    `slices` are the two parts of the matmul's columns that a gate reads, in order of columns. `end` is the gate,
+    activation, residual add or cast after the matmul, or None.
+    """
 
     norm: fx.Node | None
     linear: fx.Node
@@ -30,15 +37,16 @@ class _Chain:
     end: fx.Node | None = None
 
     def members(self) -> list[fx.Node]:
+        """Return the nodes of the region, in program order."""
         parts = (self.norm, self.linear, *self.slices, self.end)
         return [node for node in parts if node is not None]
 
 
 def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Return the regions among the fusible calls `nodes`, with the slices between them, each in program order.
+    """Return the regions among the fusible calls `nodes`: each a list of a matmul and the ops fused with it.
 
-    A region returns one result, that of its last member, so it can run at that member's place. Calls in no region are
-    lowered alone.
+    A list is in program order, and includes slices of the matmul. Its last node's result is the region's only result,
+    so the region can run in that node's place. Calls in no region are lowered alone.
     """
     free = dict.fromkeys(nodes)
     found: list[list[fx.Node]] = []
@@ -54,9 +62,9 @@ def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
 
 
 def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
-    """Add the launches that compute `body`, the program of such a region, and return its result.
+    """Add the launches of a region, a matmul with fused ops, to `schedule`, and return its result.
 
-    Raises Refused for any other program.
+    `body` is the region's program. Raises Refused if it is anything else than a region that `groups` returns.
     """
     calls = list(body.calls())
     products = [node for node in calls if is_call(node, ops.linear.overload)]
@@ -71,7 +79,7 @@ def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
-    """Return the longest chain around `linear` of `free` calls and slices."""
+    """Return the largest region around the matmul `linear`. Its calls must be in `free`, those of no other region."""
     source = named_arguments(linear)["x"]
     norm = source if is_call(source, ops.rms_norm.overload) and source in free and len(source.users) == 1 else None
     if norm is not None and len(tensor_type(norm).shape) != 2:
@@ -80,7 +88,10 @@ def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
 
 
 def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain | None:
-    """Return the chain that ends in a gate of two slices of the matmul, or None."""
+    """Return the region of a matmul that ends in a gate of two slices of its columns; None if there is no such gate.
+
+    `norm` is the norm before the matmul, or None. `free` holds the calls of no other region.
+    """
     parts = tuple(linear.users)
     gates = {user for part in parts for user in part.users}
     if len(parts) != 2 or len(gates) != 1 or not all(_is_part_of_columns(part) for part in parts):
@@ -96,9 +107,10 @@ def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any
 
 
 def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
-    """Return the chain with the residual add, activation or cast to float32 that is the only user of the matmul.
+    """Return the region of a matmul that ends in a residual add, an activation or a cast to float32.
 
-    If there is no such user, the chain ends with the matmul.
+    That op must be the only user of the matmul and in `free`, the calls of no other region. Otherwise the region ends
+    with the matmul. `norm` is the norm before it, or None.
     """
     users = list(linear.users)
     if len(users) == 1 and users[0] in free:
@@ -113,7 +125,7 @@ def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]
 
 
 def _is_part_of_columns(node: fx.Node) -> bool:
-    """Return whether a node is a slice of a matrix along its second axis, in steps of one."""
+    """Return whether a node is a slice of adjacent columns of a matrix."""
     return is_call(node, _SLICE) and len(node.args) == 4 and bool(node.args[1] == 1) and not node.kwargs
 
 
@@ -122,7 +134,7 @@ def _first_column(part: fx.Node) -> int:
 
 
 def _residual(add: fx.Node, linear: fx.Node) -> fx.Node | None:
-    """Return the operand that `add` adds to the matmul, if its dtype and shape are equal; else None."""
+    """Return the operand that `add` adds to the matmul `linear`; None if it differs from it in dtype or shape."""
     if len(add.args) != 2 or add.kwargs:
         return None
     left, right = add.args

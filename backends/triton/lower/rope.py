@@ -1,4 +1,4 @@
-"""Lowerings of rotary embedding and of cache writes."""
+"""Lowerings of rotary embedding and of writes to the KV cache."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,10 @@ _TILE = 2048
 
 
 def rotated_head(call: Call, name: str, block: int | None = None) -> kernels.Head:
-    """Return how a call rotates the heads of the tensor `name`. `block` are the columns of a tile (None: the least)."""
+    """Return the constants by which a call norms and rotates the heads of its tensor `name`.
+
+    `block` is the columns of a tile of a head; None takes the least power of two that holds a head.
+    """
     table, dim = call.value("table"), head_width(call, name)
     call.want(call.dtype_name("table") == "f32", f"a table of {call.dtype_name('table')}")
     call.want_dense_rows("table")
@@ -117,7 +120,10 @@ def _qk_norm_rope_append(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def norms_of(call: Call) -> dict[str, Value | None]:
-    """Return the weights of the q/k norm. As in the reference, q and k are either both normed or neither."""
+    """Return the weights of the q/k norm by name, "q_weight" and "k_weight", or None for both if there is no norm.
+
+    As in the op's reference, a single weight counts as no norm.
+    """
     gains = {name: call.optional(name) for name in ("q_weight", "k_weight")}
     return gains if all(gain is not None for gain in gains.values()) else dict.fromkeys(gains)
 

@@ -1,4 +1,4 @@
-"""Tensors as [rows, groups, columns], for kernels that treat all rows in the same way."""
+"""View tensors as [rows, groups, columns], for elementwise and norm kernels, which treat all rows in the same way."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from ingot.ir.types import TensorType
 
 # The dtypes that kernels read and write; they compute in float32.
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# Elements per warp in kernels that stream rows: 8 per thread, 16 bytes of bf16.
+# Elements per warp in elementwise kernels: 8 per thread, 16 bytes of bf16.
 PER_WARP = 8 * WARP
 # The most warps of a block, and the most elements of a row, which must fit into their registers.
 _MOST_WARPS = 16
@@ -22,7 +22,10 @@ _WIDEST = 32768
 
 @dataclass(frozen=True)
 class Rows:
-    """A tensor as [count, groups, width]. Two axes have one group; a single axis of known size is one row."""
+    """The sizes of a tensor viewed as [count, groups, width].
+
+    A tensor of two axes has one group per row. A tensor of one axis is a single row.
+    """
 
     count: Expr
     groups: int
@@ -30,7 +33,10 @@ class Rows:
 
 
 def as_rows(tensor: TensorType) -> Rows:
-    """Return the rows of a tensor. Raises Refused for more than three axes or a symbol after the first axis."""
+    """Return the sizes of a tensor viewed as [rows, groups, columns].
+
+    Raises Refused for more than three axes, or a symbol as the size of another axis than the first.
+    """
     inner = tensor.shape[1:] if len(tensor.shape) > 1 else tensor.shape
     known = tuple(size for size in inner if isinstance(size, int))
     if len(tensor.shape) not in (1, 2, 3) or len(known) != len(inner):
@@ -40,9 +46,9 @@ def as_rows(tensor: TensorType) -> Rows:
 
 
 def strides_in(value: Value, target: TensorType) -> tuple[int, int, int]:
-    """Return the strides by row, group and column with which a value broadcasts to `target`: 0 where it repeats.
+    """Return the strides (row, group, column) by which a tensor is read to broadcast to the shape of `target`.
 
-    Raises Refused if it does not broadcast.
+    A stride is 0 along an axis that repeats. Raises Refused if the tensor does not broadcast.
     """
     missing = len(target.shape) - len(value.type.shape)
     sizes = (1,) * missing + value.type.shape
@@ -55,7 +61,7 @@ def strides_in(value: Value, target: TensorType) -> tuple[int, int, int]:
 
 
 def want_floats(call: Call, *names: str) -> None:
-    """Refuse the call unless these tensors and all results have dtypes in FLOATS, and the results are row-major."""
+    """Raise Refused unless these tensors and all results are f32, bf16 or f16, and the results are row-major."""
     for tensor in (*(call.value(name).type for name in names), *call.results):
         call.want(tensor.dtype in FLOATS, f"kernels compute on f32, bf16 and f16: {tensor}")
     for tensor in call.results:
@@ -63,16 +69,16 @@ def want_floats(call: Call, *names: str) -> None:
 
 
 def want_narrow_rows(call: Call, rows: Rows) -> None:
-    """Refuse the call if a row does not fit into the registers of a block."""
+    """Raise Refused if a row of these sizes does not fit into the registers of a block."""
     call.want(rows.width <= _WIDEST, f"a row of {rows.width} elements is wider than {_WIDEST}")
 
 
 def warps_of(elements: int) -> int:
-    """Return the warps of a program with a tile of `elements`, for kernels that sum over rows."""
+    """Return the warps of a program that holds whole rows of `elements` elements in all, and sums over them."""
     return min(_MOST_WARPS, max(1, elements // PER_WARP))
 
 
 def block_of(width: int) -> tuple[int, int]:
-    """Return the columns and warps of a program, for kernels that stream rows."""
+    """Return (columns, warps) of a program, for elementwise kernels on rows of `width` elements."""
     block = min(1024, max(WARP, triton.next_power_of_2(width)))
     return block, max(1, block // PER_WARP)

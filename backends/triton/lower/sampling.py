@@ -13,7 +13,7 @@ from ingot.ir.ops.penalties import GENERATED
 
 # Logits per program if a row is split: 63 programs for a vocabulary of 128 k, since one row must fill the device.
 _SPLIT_BLOCK, _SPLIT_WARPS = 2048, 8
-# The same for more than 64 rows. There the cost is in starting programs (`wave` of `choose_largest` in
+# Logits per program for more than 64 rows. There the cost is in starting programs (`wave` of `choose_largest` in
 # ir/machine/gpu_times.py), above all programs that have nothing to draw.
 _MANY_ROWS_SHARE = 8192
 # Groups of 32 tokens per iteration of a program that takes a whole row, with a thread per 8 tokens.
@@ -121,8 +121,10 @@ def _sample(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _share(bucket: BucketClass) -> int:
-    """Return the logits of a row per program. The order of the sums of masses depends on it, so batch-invariant bucket
-    classes have one size."""
+    """Return how many logits of a row each program takes, in steps of a bucket class.
+
+    The order in which probabilities are summed depends on it, so batch-invariant bucket classes all have one size.
+    """
     many_rows = bucket.q_max == 1 and bucket.tokens[0] > GPU_FEW_TOKENS and not bucket.batch_invariant
     return _MANY_ROWS_SHARE if many_rows else _SPLIT_BLOCK
 

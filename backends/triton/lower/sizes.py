@@ -1,6 +1,6 @@
-"""The sizes that tiles can have."""
+"""Round sizes up to those that Triton's tiles can have: powers of two."""
 
-# The least side of an operand of `tl.dot`: narrower tiles are padded with zeros.
+# The least size of an axis of an operand of `tl.dot`: narrower tiles are padded with zeros.
 LEAST = 16
 
 

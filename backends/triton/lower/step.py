@@ -1,4 +1,4 @@
-"""Lowerings of the begin and end of a step: feed, page_slots, advance, and row lookups (embedding, select_rows)."""
+"""Lowerings of the first and last ops of a step (feed, page_slots, advance) and of lookups (embedding, select_rows)."""
 
 from math import prod
 
@@ -69,7 +69,10 @@ def _advance(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _gather(call: Call, schedule: Schedule, table: Value, indices: Value) -> tuple[Value, ...]:
-    """Add the launch that copies rows of a table, which must be contiguous, and return the result."""
+    """Add the launch that copies the rows of `table` with these indices, and return the result.
+
+    Raises Refused if a row of the table is not contiguous.
+    """
     inner = [size for size in table.type.shape[1:] if isinstance(size, int)]
     width, step_by_axis = prod(inner), table.strides[1:]
     call.want(len(inner) == len(step_by_axis), f"a symbol after the first axis: {table.type}")

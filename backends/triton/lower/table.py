@@ -1,4 +1,4 @@
-"""The table of lowerings of single calls, by the printed name of the op."""
+"""The table of lowerings of single calls, by op name, such as "linear" or "aten.add.Tensor"."""
 
 from collections.abc import Mapping
 

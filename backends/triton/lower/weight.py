@@ -1,17 +1,21 @@
-"""The weight of a matmul and its packing."""
+"""The weight of a matmul: the tensors that store it, and its packing (the order of its stored elements)."""
 
 from dataclasses import dataclass
 
 from ingot.backends.triton.lower.refused import Refused
 from ingot.backends.triton.schedule import Value
 
-# The packing of `ingot.linear`: a row-major matrix of unpacked elements.
+# The packing of a weight of the op `linear`: a row-major matrix of unpacked elements.
 PLAIN = "plain"
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight [rows, depth] of a matmul: the tensors that store it, and the packing."""
+    """A weight [rows, depth] of a matmul.
+
+    `parts` are the tensors that store it, first its elements, then scales if it has them. `packing` names the order of
+    the stored elements.
+    """
 
     parts: tuple[Value, ...]
     rows: int
@@ -20,7 +24,7 @@ class Weight:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of a row without its scales: those of the first part divided by the number of rows."""
+        """Return the bytes of a stored row, without scales: the first tensor's bytes divided by the number of rows."""
         elements = self.parts[0].type
         count = elements.dtype.itemsize
         for size in elements.shape:
@@ -30,12 +34,15 @@ class Weight:
 
     @property
     def argument(self) -> Value | tuple[Value, ...]:
-        """Return the kernels' argument `weight`."""
+        """Return the argument `weight` of the matmul kernels: the one tensor of the weight, or a tuple of several."""
         return self.parts[0] if len(self.parts) == 1 else self.parts
 
 
 def plain_weight(value: Value) -> Weight:
-    """Return the unpacked weight [rows, depth] of `ingot.linear`. Raises Refused if a size is a symbol."""
+    """Return the weight [rows, depth] of a matmul that is stored as one unpacked tensor, the operand of `linear`.
+
+    Raises Refused if a size is a symbol.
+    """
     rows, depth = value.type.shape
     if isinstance(rows, str) or isinstance(depth, str):
         raise Refused(f"a weight of {value.type}")

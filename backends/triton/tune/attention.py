@@ -1,8 +1,8 @@
-"""Time decode attention over mixes of contexts, over more pages than the L2 cache holds.
+"""Time decode attention with different tile sizes, on steps with several mixes of context lengths.
 
-Tile sizes are chosen before the lengths are known, so each is timed on several mixes of lengths. The best sizes have
-the least weighted mean, over the mixes, of time / least time, where the least time is over all sizes tried. A mix
-counts by its weight and not by its time: the loss of a step is relative to what it must read.
+Tile sizes are chosen before the lengths are known, so each is timed on several mixes of lengths. The pages exceed the
+L2 cache. The best sizes have the least weighted mean, over the mixes, of time / least time, where the least time is
+over all sizes tried. A mix counts by its weight and not by its time, or long contexts would decide alone.
 """
 
 import math
@@ -27,23 +27,24 @@ from ingot.ir.tables import make_table
 from ingot.ir.types import DTYPES, TensorType
 
 TRAFFIC = 1 << 29  # least bytes that a CUDA graph reads: ten times the last-level cache of an H200
-LAUNCHES = (4, 128)  # least and most launches of a graph: to record one takes longer than to run it
+LAUNCHES = (4, 128)  # least and most launches of a graph: recording a launch takes longer than running it
 _EPS, _THETA = 1e-5, 5e5
 _POSITIONS = 1 << 16  # rows of the rotary table: the longest context of all mixes
-# Scales q, numbers of about 0.02 from the pool like the keys, so that scores are about one.
+# The factor of q, so that scores are about one: q and the keys are random numbers of about 0.02.
 _Q_SCALE = 2500.0
 
 
 @dataclass(frozen=True)
 class Mix:
-    """A step to time: the context of each sequence, its token in the step included."""
+    """A decode step to time: the context length of each sequence, with the step's token, and a weight in the mean."""
 
     contexts: tuple[int, ...]
     weight: int = 1
 
 
-# By the most tokens of a step. Chats and documents of 512 to 2048 tokens are usual, and count twice. The other mixes
-# test splits: numbers of sequences that do not divide well, and one long context among short ones.
+# The mixes by the most tokens of a step. Contexts of 512 to 2048 tokens are usual in chats and documents, and count
+# twice. The other mixes test splits: numbers of sequences that do not divide well, and one long context among short
+# ones.
 MIXES: Mapping[int, tuple[Mix, ...]] = {
     1: (Mix((512,), 2), Mix((2048,), 2), Mix((128,)), Mix((8192,)), Mix((32768,))),
     16: (Mix((512,) * 8, 2), Mix((2048,) * 8, 2), Mix((2048,) * 3), Mix((16384,) * 8), Mix((32768, *(1024,) * 7))),
@@ -55,7 +56,10 @@ MIXES: Mapping[int, tuple[Mix, ...]] = {
 
 @dataclass(frozen=True)
 class TimedAttention:
-    """A measurement: the microseconds of a call for each mix of its problem, in order."""
+    """The measurement of a decode attention with some tile sizes: microseconds of a call, for each mix of contexts.
+
+    The mixes are those of `mixes_of(problem)`.
+    """
 
     problem: DecodeProblem
     tiles: DecodeTiles
@@ -63,19 +67,25 @@ class TimedAttention:
 
     @property
     def microseconds(self) -> float:
-        """Return the microseconds of the first mix, the most usual one."""
+        """Return the microseconds of a call for the first mix of context lengths, the most usual one."""
         return self.times[0]
 
 
 def mixes_of(problem: DecodeProblem) -> tuple[Mix, ...]:
-    """Return the mixes for a problem, cut to as many sequences as its steps have tokens."""
+    """Return the mixes of context lengths to time a decode attention with.
+
+    They are cut to as many sequences as its steps have tokens.
+    """
     size = next((size for size in MIXES if problem.tokens <= size), max(MIXES))
     cut = (Mix(mix.contexts[: problem.tokens], mix.weight) for mix in MIXES[size])
     return tuple(dict.fromkeys(cut))
 
 
 def best(found: Sequence[TimedAttention]) -> TimedAttention:
-    """Return the measurement with the least weighted mean, over the mixes of one problem, of time / least time."""
+    """Return the best of several measurements of one decode attention, with different tile sizes.
+
+    It has the least weighted mean, over the mixes of context lengths, of its time / the least time of all.
+    """
     weights = [mix.weight for mix in mixes_of(found[0].problem)]
     least = [min(times) for times in zip(*(one.times for one in found), strict=True)]
 
@@ -86,7 +96,10 @@ def best(found: Sequence[TimedAttention]) -> TimedAttention:
 
 
 def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> tuple[Schedule, Value]:
-    """Return the schedule of a call with these tiles, and its result. Inputs are in the order of `_types`."""
+    """Return the schedule (the launches) of an attention call with these tile sizes, and its result.
+
+    The inputs are those of the op, in its order.
+    """
     bucket = BucketClass(name="tuning", tokens=(1, problem.tokens))
     schedule = Schedule(machine.sm, machine.cores, bucket, dependent=machine.dependent)
     choice = Choice(kernel=DECODE_ATTENTION, problem=problem.fields(), tiles=asdict(tiles), source="measured")
@@ -99,7 +112,7 @@ def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) 
 
 
 def compile_all(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> None:
-    """Compile the kernel of a measurement into Triton's cache on disk, without using the GPU."""
+    """Compile the attention kernel with these tile sizes into Triton's cache on disk, without using the GPU."""
     count = len(mixes_of(problem)[0].contexts)
     compile_launches(make_schedule(machine, problem, tiles)[0], {"T": count, "B": count, "P": 1})
 
@@ -118,7 +131,10 @@ def _attributes(problem: DecodeProblem) -> dict[str, Any]:
 
 
 def _types(problem: DecodeProblem) -> dict[str, TensorType]:
-    """Return the types of the inputs by name, in the op's order; q, k and v are parts of one matmul's result."""
+    """Return the types of the attention op's inputs by name, in its order.
+
+    q, k and v have the strides of slices of one matmul's result.
+    """
     dtype, heads, dim = DTYPES[problem.dtype], problem.cache_heads, problem.dim
     q_heads = problem.group * problem.kv_heads
     row = (q_heads + 2 * heads) * dim
@@ -137,13 +153,17 @@ def _types(problem: DecodeProblem) -> dict[str, TensorType]:
 
 @cache
 def _table(dim: int) -> torch.Tensor:
-    """Return the table of cosines and sines of a rotary embedding."""
+    """Return the table of cosines and sines of a rotary embedding for heads of `dim` elements."""
     rope = {"kind": "rope", "rope_type": "default", "positions": _POSITIONS, "theta": _THETA}
     return make_table({**rope, "rotary_dim": dim})
 
 
 class Steps:
-    """Steps of one mix, each over its own pages in random order. After the last page of the pool comes the first."""
+    """Inputs of decode steps with one mix of context lengths. The pool holds the keys and values.
+
+    Each step reads other pages than the one before, in random order. After the last page of the pool, the first is used
+    again.
+    """
 
     def __init__(self, problem: DecodeProblem, mix: Mix, pool: Pool) -> None:
         self.problem, self.mix = problem, mix
@@ -158,23 +178,24 @@ class Steps:
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of the keys and values of one step."""
+        """Return the bytes of keys and values that one step reads."""
         return sum(self.mix.contexts) * self.problem.position_bytes
 
     @property
     def sizes(self) -> dict[str, int]:
+        """Return the sizes of a step's dims T, B and P (tokens, sequences, pages of the longest one) by name."""
         count = len(self.mix.contexts)
         return {"T": count, "B": count, "P": max(self.needed)}
 
     @cached_property
     def inputs(self) -> list[list[torch.Tensor]]:
-        """Return the inputs of each step of a graph, in the op's order."""
+        """Return the input tensors of each step of a CUDA graph, in the op's order."""
         count = min(LAUNCHES[1], max(LAUNCHES[0], TRAFFIC // self.bytes))
         return [list(self._named(step).values()) for step in range(count)]
 
     @cached_property
     def expected(self) -> torch.Tensor:
-        """Return the attention of the first step by the op's reference, over a copy of its pages, renumbered."""
+        """Return the first step's result by the op's reference, computed over a renumbered copy of its pages."""
         # Use the stored inputs: steps may since have written to the memory that these were copied from.
         given = dict(zip(_types(self.problem), self.inputs[0], strict=True))
         own, page = self._pages(0).long(), self.problem.page
@@ -189,20 +210,21 @@ class Steps:
 
     @cached_property
     def _first(self) -> torch.Tensor:
-        """Return a copy of the pages of the first step, from before the first launch."""
+        """Return a copy of the first step's pages, made before the first launch."""
         return self._kv[self._pages(0).long()]
 
     def restore(self) -> None:
-        """Restore the pages of the first step, to which steps of other mixes may have written."""
+        """Restore the contents of the first step's pages: steps of other mixes may have written to them."""
         self._kv[self._pages(0).long()] = self._first
 
     def _pages(self, step: int) -> torch.Tensor:
-        """Return the page ids of all sequences of a step, one sequence after the other."""
+        """Return the ids of the pages that the step with index `step` reads, one sequence after the other."""
         total = sum(self.needed)
         begin = step % (len(self._order) // total) * total
         return self._order[begin : begin + total]
 
     def _named(self, step: int) -> dict[str, torch.Tensor]:
+        """Return the input tensors of a step by name, in the op's order."""
         problem, count = self.problem, len(self.mix.contexts)
         heads, page = problem.cache_heads, problem.page
         split = [problem.group * problem.kv_heads, heads, heads]
@@ -222,7 +244,7 @@ class Steps:
 
 
 def checked(machine: Machine, tiles: DecodeTiles, steps: Steps) -> Launcher:
-    """Return a launcher for the steps, after it has run and checked the first one.
+    """Return a launcher of attention with these tile sizes, after running the first step and checking its result.
 
     Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
     """
@@ -236,13 +258,16 @@ def checked(machine: Machine, tiles: DecodeTiles, steps: Steps) -> Launcher:
 
 
 def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
-    """Return the seconds of a step. Raises the errors of `checked`."""
+    """Return the mean seconds of a step with these tile sizes, in a CUDA graph of all the steps.
+
+    Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
+    """
     call = checked(machine, tiles, steps)
     return device.graph_seconds(partial(call, given) for given in steps.inputs) / len(steps.inputs)
 
 
 class AttentionBench:
-    """A benchmark of attention over pages from a pool. It keeps the steps of the last problem."""
+    """A benchmark of decode attention over pages from a pool. It makes new inputs only if the problem changes."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -250,7 +275,7 @@ class AttentionBench:
         self._steps: list[Steps] = []
 
     def measure(self, machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> TimedAttention:
-        """Time a problem with these tiles.
+        """Check and time decode attention with these tile sizes, on several mixes of context lengths. Return the times.
 
         Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
         """

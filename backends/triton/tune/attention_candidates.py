@@ -1,4 +1,4 @@
-"""The candidate tile sizes of decode attention."""
+"""The tile sizes of decode attention that tuning times."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +12,7 @@ from ingot.backends.triton.tune.device import Machine
 
 
 def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
-    """Return the best known tiles, and tiles small enough for their number of programs per multiprocessor."""
+    """Return the tile sizes to time for a decode attention: the best known, and those that fit into shared memory."""
     known = known_tiles(problem, machine.sm)[0]
     if not problem.cache_form.equal:
         return list(dict.fromkeys([known, *_sizes_of_forms(problem, machine)]))
@@ -20,7 +20,10 @@ def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
 
 
 def _sizes_of_forms(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
-    """Return candidates for caches of unequal widths. Their kernels load nothing early."""
+    """Yield candidates for caches with different widths of keys and values. Their kernels load nothing early.
+
+    To load early is to load keys before the previous kernel has ended.
+    """
     for keys, stages, programs, warps in product((16, 32, 64), (3, 5), (1, 2), (4, 8)):
         tiles = DecodeTiles(keys, stages, programs, warps=warps, early=0)
         if _bytes(problem, tiles) * programs <= shared_memory(machine.sm):
@@ -40,12 +43,12 @@ def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
 
 
 def _bytes(problem: DecodeProblem, tiles: DecodeTiles) -> int:
-    """Return the bytes of shared memory: keys and values in flight, in half of the stages."""
+    """Return the shared memory of a program in bytes: tiles of keys and values in flight, in half of the stages."""
     position = problem.position_bytes // problem.cache_heads
     return (tiles.stages - 1) // 2 * tiles.keys * position
 
 
 def more_candidates(problem: DecodeProblem, tiles: DecodeTiles) -> list[DecodeTiles]:
-    """Return variants of the best tiles so far, with other numbers of prefetched tiles or stages."""
+    """Return variants of the best tile sizes so far, with other numbers of prefetched tiles or of stages."""
     ahead = [replace(tiles, ahead=ahead) for ahead in (0, 2, 4)] if problem.append else []
     return [*ahead, replace(tiles, stages=3), replace(tiles, stages=7)]

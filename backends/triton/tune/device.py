@@ -1,4 +1,4 @@
-"""Run schedules on the GPU for tuning: compile ahead, launch by Triton's launcher, and time CUDA graphs of launches.
+"""Run schedules (kernel launches) on the GPU for tuning: compile, launch with Triton's launcher, and time CUDA graphs.
 
 Each launch of a graph may begin before the previous one has ended.
 """
@@ -21,13 +21,16 @@ from ingot.ir.machine.device_clock import median_seconds
 from ingot.ir.types import DTYPES
 
 DEVICE = "cuda"
-ROUNDS = 7  # the median of these is the result
+ROUNDS = 7  # a time is the median of this many runs
 POOL = 3 << 30  # bytes of memory that launches read at random: sixty times the last-level cache of an H200
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The target of a compilation, with the fields of a Schedule."""
+    """The GPU to compile for: compute capability `sm`, `cores` multiprocessors.
+
+    `dependent` says whether it supports programmatic dependent launch.
+    """
 
     sm: int
     cores: int
@@ -35,9 +38,10 @@ class Machine:
 
 
 def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
-    """Compile the kernels of a schedule for these sizes into Triton's cache on disk, without using the GPU.
+    """Compile the kernels of a schedule into Triton's cache on disk, without using the GPU.
 
-    The cache key contains the specialization of the arguments, so Triton itself computes it, for mock arguments.
+    `sizes` are the sizes of the dims by name. The cache key depends on the arguments, so Triton computes it from mock
+    arguments.
     """
     target = GPUTarget("cuda", schedule.sm, WARP)
     backend = make_backend(target)
@@ -56,7 +60,10 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
 
 
 def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
-    """Return a mock argument with the properties that Triton uses: tensors are 16-byte aligned."""
+    """Return a mock of a kernel argument with the properties that Triton compiles for. Tensors are 16-byte aligned.
+
+    `sizes` are the sizes of the dims by name.
+    """
     if isinstance(value, Value):
         return MockTensor(value.type.dtype)
     if isinstance(value, tuple):
@@ -66,9 +73,10 @@ def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
 
 @dataclass
 class Launcher:
-    """A schedule with its buffers for a step of these sizes. It can be launched on any inputs of its types.
+    """A schedule with allocated buffers, for steps of one size. A call launches its kernels on the given inputs.
 
-    `result` is None for a call that only writes states.
+    `result` is the tensor that the schedule computes, None if it only writes states. `sizes` are the sizes of the dims
+    by name.
     """
 
     schedule: Schedule
@@ -86,6 +94,7 @@ class Launcher:
 
     @property
     def output(self) -> torch.Tensor:
+        """Return the buffer of the result, which each call overwrites."""
         assert self.result is not None
         return self.buffers[str(self.result.buffer)]
 
@@ -104,9 +113,9 @@ class Launcher:
 
 
 class Pool:
-    """Memory full of normal random numbers of one dtype, with deviation 0.02: weights, or pages of keys and values.
+    """GPU memory full of normal random numbers with deviation 0.02, to use as weights or pages of keys and values.
 
-    `copy` is the bandwidth of a copy on this device: bytes read and written, per second.
+    `copy` is the bandwidth of a copy on this GPU: bytes read and written, per second.
     """
 
     def __init__(self) -> None:
@@ -117,7 +126,10 @@ class Pool:
         self.copy = POOL / median_seconds(lambda: self._memory[:half].copy_(self._memory[half:]), ROUNDS)
 
     def of(self, dtype: torch.dtype, least: int) -> torch.Tensor:
-        """Return the memory, at least `least` bytes of `dtype`. It is reallocated only for another dtype or size."""
+        """Return the pool's memory as one vector of `dtype`, at least `least` bytes.
+
+        It is reallocated only for another dtype or a larger size.
+        """
         count = max(POOL, least) // dtype.itemsize
         if not self._filled or self._memory.dtype is not dtype or self._memory.numel() < count:
             self._memory = torch.empty(0, device=DEVICE)  # free the old memory first: both may not fit
@@ -135,9 +147,9 @@ class Pool:
 
 
 def require_close(found: torch.Tensor, expected: torch.Tensor) -> None:
-    """Check a result against the float32 reference, within 1e-2 of its norm; bf16 rounds by 2e-3.
+    """Raise RuntimeError if the norm of `found - expected` exceeds 1e-2 of the norm of `expected`.
 
-    Raises RuntimeError for a wrong result.
+    `expected` is a float32 reference; rounding to bf16 alone causes 2e-3.
     """
     error = float((found.float() - expected).norm() / expected.norm())
     if not error < 1e-2:
@@ -145,7 +157,7 @@ def require_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def captured(launches: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """Return a CUDA graph of the launches, one after the other."""
+    """Call the functions one after the other, and return a CUDA graph of the kernels that they launch."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for launch in launches:
@@ -154,5 +166,5 @@ def captured(launches: Iterable[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 
 def graph_seconds(launches: Iterable[Callable[[], object]]) -> float:
-    """Return the seconds of a CUDA graph of the launches."""
+    """Return the median seconds of a CUDA graph of the kernels that these functions launch."""
     return median_seconds(captured(launches).replay, ROUNDS)

@@ -1,4 +1,4 @@
-"""Time matmuls over more weights than the L2 cache holds."""
+"""Time matmul kernels with different tile sizes. The weights in a measurement exceed the L2 cache."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,16 +20,19 @@ from ingot.ir.types import DTYPES, TensorType
 
 EPS = 1e-5
 TRAFFIC = 1 << 31  # least bytes that a graph reads: half a millisecond, against some microseconds for its launch
-MOST_LAUNCHES = 128  # most launches of a graph: to record one takes longer than to run it
+MOST_LAUNCHES = 128  # most launches of a graph: recording a launch takes longer than running it
 _CHECKED = 256  # columns of a result that are compared with the reference
-# By a kernel's padded rows: the tokens of the timed step, and the range of tokens of its bucket class.
+# For each number of rows of a kernel: the tokens of the timed step, and the range of tokens of its bucket class.
 STEPS = {1: 1, 16: 8, 32: 32, 64: 64}
 _BUCKETS = {1: (1, 1), 16: (2, 16), 32: (17, 32), 64: (33, 64)}
 
 
 @dataclass(frozen=True)
 class TimedLinear:
-    """A measurement: microseconds of one call, and its weight bandwidth as a fraction of a copy's bandwidth."""
+    """The measurement of a matmul with these tile sizes: microseconds of one call.
+
+    `fraction` is the bandwidth at which it reads the weight, divided by the bandwidth of a copy.
+    """
 
     problem: LinearProblem
     tiles: AnyTiles
@@ -38,9 +41,9 @@ class TimedLinear:
 
 
 def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | None) -> tuple[Schedule, Value]:
-    """Return the schedule with these tiles (None: the best known), and its result.
+    """Return the schedule (the launches) of a matmul with these tile sizes, and its result.
 
-    The inputs are, in order: x, weight, gain, residual.
+    If `tiles` is None, they are the best known. The inputs are, in order: x, weight, the norm's weight, residual.
     """
     dtype = DTYPES[problem.dtype]
     bucket = BucketClass(name="tuning", tokens=_BUCKETS[problem.tokens])
@@ -61,17 +64,17 @@ def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | No
 
 
 def compile_all(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> None:
-    """Compile the kernels of a measurement into Triton's cache on disk, without using the GPU."""
+    """Compile the matmul kernels with these tile sizes into Triton's cache on disk, without using the GPU."""
     compile_launches(make_schedule(machine, problem, tiles)[0], {"T": STEPS[problem.tokens]})
 
 
 def launcher(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Launcher:
-    """Return the launcher of a matmul, for weights anywhere in the pool."""
+    """Return a function that launches a matmul with these tile sizes on given inputs."""
     return Launcher(*make_schedule(machine, problem, tiles), {"T": STEPS[problem.tokens]})
 
 
 class LinearBench:
-    """A benchmark of matmuls. The weights are consecutive parts of a pool."""
+    """A benchmark of matmuls. Each call reads another weight: the next part of a pool of random numbers."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -79,7 +82,7 @@ class LinearBench:
         self._place = 0
 
     def weight(self, problem: LinearProblem) -> torch.Tensor:
-        """Return the next part of the pool as a weight."""
+        """Return the next part of the pool of random numbers as a weight [rows, depth] of the matmul."""
         count = problem.rows * problem.depth
         memory = self.pool.of(DTYPES[problem.dtype], 2 * problem.bytes)
         if self._place + count > memory.numel():
@@ -89,6 +92,7 @@ class LinearBench:
         return weight
 
     def inputs(self, problem: LinearProblem) -> list[torch.Tensor]:
+        """Return random inputs of a matmul: x, the next weight, the norm's weight, residual."""
         dtype, tokens = DTYPES[problem.dtype], STEPS[problem.tokens]
         vectors = self._vectors_of(dtype)
 
@@ -103,7 +107,7 @@ class LinearBench:
         return self._vectors
 
     def measure(self, machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> TimedLinear:
-        """Time a problem with these tiles.
+        """Check and time a matmul with these tile sizes, and return the measurement.
 
         Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
         """
@@ -117,7 +121,10 @@ class LinearBench:
 
 
 def expected(problem: LinearProblem, inputs: Sequence[torch.Tensor], columns: int) -> torch.Tensor:
-    """Return the first columns of the result for these inputs, computed in float32."""
+    """Return the first `columns` columns of a matmul's expected result, computed in float32.
+
+    `inputs` are x, weight, the norm's weight and residual.
+    """
     dtype, columns = DTYPES[problem.dtype], min(columns, problem.columns)
     x, weight, gain, residual = (value.float() for value in (inputs[0], inputs[1][:columns], inputs[2], inputs[3]))
     if problem.norm:

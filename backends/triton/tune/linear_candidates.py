@@ -1,4 +1,4 @@
-"""The candidate tile sizes of a matmul."""
+"""The tile sizes of matmul kernels that tuning times."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,14 +16,17 @@ AnyTiles = MatvecTiles | Tiles
 
 
 def candidates(problem: LinearProblem, machine: Machine) -> list[AnyTiles]:
-    """Return the best known tiles, and tiles with a sensible number of programs and bytes per program."""
+    """Return the tile sizes to time for a matmul: the best known, and all with a sensible number of programs."""
     first, _ = known_tiles(problem.product(), problem.tokens, machine.sm)
     found = _matvec_candidates(problem) if problem.tokens == 1 else _tile_candidates(problem, machine)
     return list(dict.fromkeys([first, *found]))
 
 
 def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
-    """Yield tiles with 64 to 256 bytes of weights per thread, which has 128 registers if four blocks run at once."""
+    """Yield tile sizes for one row of x, with 64 to 256 bytes of weights per thread.
+
+    A thread has 128 registers of 4 bytes if four blocks run at once on a multiprocessor.
+    """
     parts = 2 if problem.gated else 1
     for block_k in (512, 1024, 2048, 4096):
         for warps in (4, 8):
@@ -34,8 +37,10 @@ def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
 
 
 def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles]:
-    """Yield tiles of grids with at most two programs per multiprocessor. Stages fill the shared memory of one resident
-    program per multiprocessor, or of two."""
+    """Yield tile sizes for several rows of x. Small tiles and splits make at most two programs per multiprocessor.
+
+    The number of stages fills the shared memory of a multiprocessor with one program, or with two.
+    """
     for block_n, splits, block_k, programs in product((16, 32, 64, 128), (1, 2, 4, 8), (128, 256), (1, 2)):
         blocks = -(-problem.columns // block_n)
         crowded = blocks * splits > 2 * machine.cores
@@ -53,14 +58,16 @@ def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles
 def stages_that_fit(
     problem: LinearProblem, machine: Machine, block_n: int, block_k: int, splits: int, programs: int
 ) -> int:
-    """Return the stages: at most 8, at most one more than a program has blocks, and as many as fit into its share of
-    shared memory."""
+    """Return the most stages of a matmul's loop that fit if `programs` programs share one multiprocessor.
+
+    The limit is shared memory. They are at most 8, and at most one more than the iterations of a program.
+    """
     block = (block_n * (2 if problem.gated else 1) + problem.tokens) * block_k * DTYPES[problem.dtype].itemsize
     steps = -(-problem.depth // (splits * block_k))
     return min(8, steps + 1, (shared_memory(machine.sm) // programs - 4096) // block)
 
 
 def more_candidates(problem: LinearProblem, tiles: AnyTiles) -> list[AnyTiles]:
-    """Return variants of the best tiles so far, with other numbers of prefetched lines or of warps."""
+    """Return variants of the best tile sizes so far, with other numbers of prefetched lines or of warps."""
     more: list[AnyTiles] = [replace(tiles, lines=lines) for lines in (0, 4, 8, 32)]
     return [*more, replace(tiles, warps=12 - tiles.warps)] if problem.tokens > 1 and tiles.warps in (4, 8) else more

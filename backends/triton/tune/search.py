@@ -1,4 +1,7 @@
-"""Search the fastest tile sizes of a problem within a time limit. Other processes compile kernels before the timing."""
+"""Search for the fastest tile sizes of a kernel for given sizes of a call, within a time limit.
+
+These sizes and dtypes are called a problem. Other processes compile the kernels to time.
+"""
 
 import multiprocessing
 import os
@@ -19,12 +22,15 @@ from ingot.ir.artifact.tuning import Choice
 from ingot.ir.errors import BackendError
 from ingot.ir.machine.target import Target
 
-# The share of a problem's time for the first candidates; the rest is for variants of the best of them.
+# The share of a problem's time limit for the first candidates. The rest is for variants of the best of them.
 _FIRST = 0.75
 
 
 class Timed(Protocol):
-    """A measurement."""
+    """A measurement of a kernel with some tile sizes: the microseconds of one call.
+
+    `problem` holds the sizes and dtypes of the call.
+    """
 
     @property
     def problem(self) -> Any: ...
@@ -36,7 +42,14 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """The functions to tune one kind of problem: read it, time it (`bench` takes a pool), compile, choose the best."""
+    """The functions that tune one kernel, such as that of matmuls. A problem is the sizes and dtypes of a call.
+
+    - `read`: returns the problem of a choice, an entry of the tuning log
+    - `bench`: makes a benchmark that times kernels on the memory of a pool
+    - `compile_all`: compiles the kernels of (machine, problem, tile sizes) into Triton's cache
+    - `candidates`, `more_candidates`: return the tile sizes to time first, then the variants of the best
+    - `best`: returns the best of several measurements
+    """
 
     read: Callable[[Choice], Any]
     bench: Callable[[Pool], Any]
@@ -54,7 +67,7 @@ def fastest(found: Sequence[Timed]) -> Timed:
     return min(found, key=microseconds)
 
 
-# By the kernel of a choice.
+# The functions by the name of the kernel.
 SUBJECTS = {
     LINEAR: Subject(
         LinearProblem.of, linear.LinearBench, linear.compile_all,
@@ -68,9 +81,10 @@ SUBJECTS = {
 
 
 def measure(choice: Choice, target: Target, seconds: float) -> Choice:
-    """Search for about `seconds`, and return the choice with the best tiles. Its own tiles are the first candidate.
+    """Time kernels for about `seconds`, and return `choice`, an entry of the tuning log, with the best tile sizes.
 
-    Raises BackendError if its own tiles do not run.
+    `choice` names the kernel, and the sizes and dtypes of its call. Its own tile sizes are timed first. Raises
+    BackendError if they do not run.
     """
     assert target.sm is not None
     machine = Machine(target.sm, target.cores, dependent="dependent_launch" in target.features)
@@ -98,7 +112,7 @@ def measure(choice: Choice, target: Target, seconds: float) -> Choice:
 
 @cache
 def _pool() -> Pool:
-    """Return the pool of this process, which all benchmarks share."""
+    """Return the memory pool of this process, which all benchmarks share."""
     return Pool()
 
 
@@ -109,14 +123,14 @@ def _bench(kernel: str) -> Any:
 
 @cache
 def _compilers() -> ProcessPoolExecutor:
-    """Start the compiler processes and wait until they run, so that no problem waits for their imports."""
+    """Start the compiler processes, wait until they have imported their modules, and return their pool."""
     pool = compilers()
     wait([pool.submit(_ready) for _ in range(_processes())])
     return pool
 
 
 def _ready() -> None:
-    """Run in a process of the pool, which imports this module for it. Sleep, so that each process gets one call."""
+    """Do nothing in a process of the pool but import this module. The sleep makes each process take one call."""
     time.sleep(0.2)
 
 
@@ -125,7 +139,7 @@ def _processes() -> int:
 
 
 def compilers() -> ProcessPoolExecutor:
-    """Return a pool of spawned processes: a CUDA context does not survive a fork."""
+    """Return a new pool of spawned processes for compiling. A fork is not possible, as it breaks the CUDA context."""
     return ProcessPoolExecutor(_processes(), mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -137,10 +151,10 @@ def measure_all(
     jobs: Sequence[tuple[Any, Any]],
     deadline: float,
 ) -> list[Any]:
-    """Measure (problem, tiles) jobs in the order in which their compilations end, and return the measurements.
+    """Compile and measure (problem, tile sizes) jobs, and return the measurements in the order of measuring.
 
-    Jobs not measured at the deadline (`time.monotonic`) are left out, and so are tiles that do not fit or that return
-    wrong results.
+    `compile_all` runs in `compilers`; `bench` then times each job as soon as it is compiled. Jobs not measured at the
+    deadline (of `time.monotonic`) are left out. So are tile sizes that do not fit or that return wrong results.
     """
     found: list[Any] = []
     compiled = {compilers.submit(compile_all, machine, problem, tiles): (problem, tiles) for problem, tiles in jobs}
