@@ -168,7 +168,7 @@ def _find(name: str, pipeline: tuple[Phase, ...]) -> Pass:
             name,
             where="--passes",
             expected=", ".join(names),
-            hint=f"the nearest is '{nearest[0]}'" if nearest else "",
+            hint=(f"the nearest is '{nearest[0]}'; " if nearest else "") + "or install the package that has the pass",
         )
     return known[name]
 

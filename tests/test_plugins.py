@@ -315,7 +315,7 @@ def test_a_broken_package_troubles_nobody_who_does_not_ask(importable: Path) -> 
 
 def test_an_unknown_pass_is_looked_for_among_the_packages_by_name_alone(importable: Path) -> None:
     install(importable, "gone_quiet", {"ingot.passes": {"wide-head": "gone_quiet.nothing:Pass"}})
-    with pytest.raises(UnknownPassError, match="the nearest is 'wide-head'") as caught:
+    with pytest.raises(UnknownPassError, match="the nearest is 'wide-head'; or install the package") as caught:
         edit_pipeline("default,wide-heads")
     assert caught.value.expected.endswith(", wide-head")
 

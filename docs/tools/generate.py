@@ -28,6 +28,8 @@ def shell() -> Iterator[Run]:
     command = [sys.executable, str(Path(__file__).with_name("shell.py"))]
     # This checkout comes first, installed or not.
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    # Pages run in a temporary folder of links to the checkout. Bytecode written through a link would name that folder.
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdin is not None and process.stdout is not None
 

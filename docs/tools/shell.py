@@ -47,6 +47,7 @@ def _call(argv: Sequence[str]) -> int:
             return int(pytest.main(["-p", "no:cacheprovider", "-p", "no:hypothesispytest", *rest]))
         case ("python", script, *rest):
             sys.argv = [script, *rest]
+            sys.path.insert(0, str(Path(script).parent))
             runpy.run_path(script, run_name="__main__")
             return 0
     raise ValueError(f"pages have no command {argv[0]!r}")

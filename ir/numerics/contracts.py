@@ -205,6 +205,7 @@ def changed_meaning(before: Measured, after: Measured) -> Breach | None:
 
 
 def _changed_bits(before: torch.Tensor, after: torch.Tensor) -> Breach | None:
+    """Return how values changed. 0 and -0 count as equal."""
     same = (before == after) | (before.isnan() & after.isnan())
     if before.dtype == after.dtype and bool(same.all()):
         return None

@@ -177,6 +177,26 @@ def test_a_page_shows_what_happens(page: str, run: object) -> None:
     check(f"{page}.md", generate.filled(page, run))
 
 
+@pytest.mark.xdist_group("docs")
+def test_commands_of_pages_write_no_bytecode(run, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """A page's folder links to the checkout, so that bytecode would go there with paths of a folder that is gone."""
+    (tmp_path / "imported.py").write_text("")
+    (tmp_path / "script.py").write_text("import imported")
+    (tmp_path / "test_one.py").write_text("def test_one() -> None: ...")
+    for argv in (["script.py"], ["-m", "pytest", "-q", "test_one.py"]):
+        status, printed = run(["python", *argv], tmp_path, [], True)
+        assert status == 0, printed
+    assert not [*tmp_path.rglob("__pycache__")]
+
+
+def test_the_readme_counts_the_families() -> None:
+    from ingot.models.architectures import ARCHITECTURES
+
+    found = re.search(r"dense decoders of (\d+) families", (ROOT / "README.md").read_text(encoding="utf-8"))
+    families = {architecture.family for architecture in ARCHITECTURES.values()}
+    assert found and int(found[1]) == len(families), "change the number, and name the new family, in README.md"
+
+
 def test_every_page_is_run(tools: None) -> None:
     import generate
 

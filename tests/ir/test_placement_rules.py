@@ -212,7 +212,7 @@ def test_what_a_rule_accepts_computes_the_same_in_parts(name: str) -> None:
     samples = [*op.samples(torch.Generator().manual_seed(0), torch.float64), *EXTRA.get(name, [])]
     ways = set().union(*(check_in_parts(name, op, op.overload, sample) for sample in samples))
     assert "" in ways, "what is whole stays whole"
-    assert ways - {""} == WAYS.get(name, set())
+    assert ways - {""} == WAYS.get(name, set()), "WAYS lists the ways in which the op's rule splits it"
 
 
 def test_arithmetic_in_parts() -> None:

@@ -1,4 +1,4 @@
-"""Samples of odd sizes for every op, beside those that its definition brings."""
+"""Samples of odd sizes for every op, in addition to those of its definition."""
 
 import torch
 from op_values import F16, F32, generator, ints, randn, random_step, rope_attrs
@@ -13,7 +13,8 @@ MOVERS = ("state_copy", "state_move", "state_zero")
 
 
 def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
-    """Fresh arguments of odd sizes, strided where a merged weight would make them so."""
+    """Return new arguments of odd sizes, with strides where a merged weight causes them. Raises LookupError for an op
+    without an entry."""
     g = generator(99)
 
     def rand(*shape: int) -> torch.Tensor:
@@ -28,7 +29,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
     counts = ints(2, 0, 1)
     int8, int4 = (quantize(rand(53, inner), FORMATS[format]) for inner, format in ((37, "int8"), (32, "int4_g32")))
     kv, kv10 = rand(7, 2, 3, 2, 5), rand(7, 2, 3, 2, 10)
-    return {
+    samples = {
         "embedding": [Sample((whole(17, 11), rand(17, 37)))],
         "linear": [Sample((rand(11, 37), rand(53, 37), rand(53))), Sample((merged[:, 37:74], rand(1, 37)))],
         "quant_linear": [
@@ -339,4 +340,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             Sample((whole(50, 7), ints(0, 5), whole(50, 2))),
             Sample((rand(7, 2, 3), ints(-1, 2), rand(2, 2, 3))),
         ],
-    }[name]
+    }
+    if name not in samples:
+        raise LookupError(f"{__file__} has no calls of odd sizes for the op '{name}': add an entry")
+    return samples[name]
