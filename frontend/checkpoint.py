@@ -155,6 +155,17 @@ def _folder(path: str | Path) -> Path:
     )
 
 
+def _no_config_hint(folder: Path) -> str:
+    """Return what to do with a folder that has no config.json."""
+    if (folder / "manifest.json").is_file():
+        return "this is an artifact: it is compiled already"
+    if (folder / "adapter_config.json").is_file():
+        return "this is an adapter: merge it into its base model, and use the merged checkpoint"
+    if gguf := [one for one in folder.iterdir() if one.suffix == ".gguf"]:
+        return f"use the safetensors checkpoint that the GGUF files were made from: {name_files(gguf)}"
+    return f"found there: {name_files(folder.iterdir())}"
+
+
 def _read_config(file: Path) -> dict[str, Any]:
     try:
         if not file.is_file():
@@ -162,9 +173,7 @@ def _read_config(file: Path) -> dict[str, Any]:
                 f"there is no {CONFIG} in the folder",
                 where=str(file.parent),
                 expected="a Hugging Face checkpoint folder",
-                hint="this is an artifact: it is compiled already"
-                if (file.parent / "manifest.json").is_file()
-                else f"found there: {name_files(file.parent.iterdir())}",
+                hint=_no_config_hint(file.parent),
             )
         with file.open("rb") as stream:
             data = stream.read(_MAX_CONFIG_BYTES + 1)

@@ -52,6 +52,8 @@ class Contest:
         return call_key(self.call, self.bucket)
 
 
+# Why fusions are left out: by entry and name of the pass, then by the origin of the call at which the pass would begin.
+SkippedFusions = Mapping[tuple[str, str], Mapping[str, str]]
 # Takes distinct contests. Returns the times of each, or the reason why its backends are not timed. The function
 # argument returns calls that are compiled in any case; anything that must be built for timing is built along with them.
 TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequence[BackendTimes | str]]
@@ -61,10 +63,10 @@ TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequen
 class PassContext:
     """The facts that passes may read in addition to the program.
 
-    `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` are those that may compute calls, the preferred
-    ones first. `buckets` are all bucket classes; `bucket` is the one being lowered, None before programs are split by
-    class. `weight_budget` bounds the resident weights, as a multiple of their size in one copy. `mesh` has the sizes of
-    axes of more than one device. `expected` is the minimum number of matches of each pass, by name.
+    `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` are objects of `ir`'s protocols, the preferred
+    ones first. `buckets` holds all bucket classes, `bucket` the one being lowered. `weight_budget` bounds the resident
+    weights, as a multiple of their size in one copy. `mesh` holds the sizes of axes above one. `skipped_fusions` are
+    the fusions that passes must not make, because they would round too coarsely with these weights.
 
     `emit` and `emit_library` compile regions and kernels; `measure` runs compiled regions to find their peak memory.
     They are None if nothing is to be compiled; a region's memory is then that of its references. `decided` maps keys of
@@ -88,6 +90,7 @@ class PassContext:
     time_calls: TimeCalls | None = None
     expected: Mapping[str, int] = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)
+    skipped_fusions: SkippedFusions = field(default_factory=dict)
 
     def any_bucket(self) -> BucketClass:
         """Return the bucket class being lowered; before the split into classes, one that covers all steps. Backends

@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -49,9 +49,8 @@ class ChooseBackends(Pass):
 
 
 def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str, Yes]:
-    """Return the best usable claim of each backend for a call, by the backend's name. Record the refusals of the other
-    backends. Raises PassError if no backend has a usable claim."""
-    claims, reasons = claims_of(node, context)
+    """Return the best usable claim of each backend, by its name. Records the refusals of the others."""
+    claims, reasons = claims_of(node, _outside_regions(rewriter, node, context))
     for reason in reasons:
         rewriter.refuse(node, reason)
     if not claims:
@@ -65,6 +64,19 @@ def _usable(rewriter: Rewriter, node: fx.Node, context: PassContext) -> dict[str
             + (", or without deterministic" if context.deterministic else ""),
         )
     return claims
+
+
+def _outside_regions(rewriter: Rewriter, node: fx.Node, context: PassContext) -> PassContext:
+    """Return the context for a call's claims: if no region may hold the call, without the backends that compute calls
+    in regions only. Records their refusals."""
+    skipped = context.skipped_fusions.get((rewriter.program.name, "form-regions"), {})
+    reason = skipped.get(str(node.meta.get("origin", "")), "")
+    if not reason:
+        return context
+    barred = [one for one in context.backends if isinstance(one, RegionCompiler) and not one.compiles_calls]
+    for backend in barred:
+        rewriter.refuse(node, f"{backend.name}: {reason}")
+    return replace(context, backends=tuple(one for one in context.backends if one not in barred))
 
 
 def claims_of(node: fx.Node, context: PassContext) -> tuple[dict[str, Yes], list[str]]:

@@ -32,7 +32,7 @@ class FormRegions(Pass):
         program = rewriter.program
         eliminate_dead_code(program)  # a region must not compute unused values
         by_text = {print_region_body(region.body): region for region in program.regions.values()}
-        for backend, members in _regions(program, context):
+        for backend, members in _regions(rewriter, context):
             if all(node.target in VIEWS for node in members):
                 for node in members:  # views compute nothing, so they need no region
                     node.meta["backend"] = "reference"
@@ -51,14 +51,24 @@ class FormRegions(Pass):
         _sort(program)
 
 
-def _regions(program: Program, context: PassContext) -> list[tuple[RegionCompiler, list[fx.Node]]]:
-    """Return the calls of each region with its backend. A backend groups its calls itself (`cover`), or else connected
-    calls form a group."""
+def _regions(rewriter: Rewriter, context: PassContext) -> list[tuple[RegionCompiler, list[fx.Node]]]:
+    """Return the calls of each region with its backend, as `cover` of the backend groups them.
+
+    Skipped fusions stay outside regions. Their calls have a backend that computes single calls.
+    """
+    program = rewriter.program
     found: list[tuple[RegionCompiler, list[fx.Node]]] = []
     for backend in context.backends:
         if not isinstance(backend, RegionCompiler):
             continue
-        members = [node for node in program.calls() if node.meta.get("backend") == backend.name]
+        members = []
+        for node in program.calls():
+            if node.meta.get("backend") != backend.name:
+                continue
+            if reason := rewriter.skipped.get(str(node.meta.get("origin", "")), ""):
+                rewriter.refuse(node, reason)
+            else:
+                members.append(node)
         cover = backend.cover(members)
         found += [(backend, one) for one in (_groups(program, {backend.name}) if cover is None else cover)]
     return found

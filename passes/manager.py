@@ -55,7 +55,7 @@ def run_pass(
     Raises VerifyError if the result breaks a rule, or if `program` did before; UserPassError if a pass of another
     package raises; InternalError if one of Ingot's does.
     """
-    rewriter = Rewriter(program.copy(), fuel)
+    rewriter = Rewriter(program.copy(), fuel, context.skipped_fusions.get((program.name, one.name), {}))
     held, begin = resident(), time.perf_counter()
     try:
         one.run(rewriter, context)

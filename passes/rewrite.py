@@ -1,7 +1,7 @@
 """The rewrite engine: patterns that match calls, and an editor that keeps types, source lines and counts right."""
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,12 +84,13 @@ class Rewriter:
     """An editor of one program. It sets the type and the origin (source line in the model) of added nodes, and records
     every rewrite.
 
-    `fuel` is the number of rewrites that it allows, None for any number; `ingot bisect` limits it to find a faulty
-    rewrite. `excused` counts expected matches that the user's options prevent.
+    `fuel` bounds the rewrites, to bisect for the one that causes a fault; None for no bound. `skipped` maps origins of
+    calls to the reason why no rewrite may begin there.
     """
 
     program: Program
     fuel: int | None = None
+    skipped: Mapping[str, str] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     excused: int = 0
     _anchors: list[tuple[str, str]] = field(default_factory=list)
@@ -99,9 +100,12 @@ class Rewriter:
         """Begin a rewrite at `node`, which counts as a match of the pass. Nodes made until the next `take` belong to
         it.
 
-        Return False if the fuel is spent; the pass must then leave `node` unchanged. `tried` is a node that the pass
-        already made to find out whether the rewrite pays; it belongs to this rewrite too.
+        Return False if the fuel is spent or the rewrite is to be skipped; the pass must then leave `node` unchanged.
+        `tried` is a node that the pass made to find out whether the rewrite pays; it belongs to this rewrite too.
         """
+        if reason := self.skipped.get(node.meta.get("origin", "")):
+            self.refuse(node, reason, by_request=True)
+            return False
         if self.fuel is not None and len(self._anchors) >= self.fuel:
             return False
         if tried is not None and self._made:
@@ -171,7 +175,7 @@ class Rewriter:
                 queue.extend(node.users)
 
     def refuse(self, node: fx.Node, reason: str, *, by_request: bool = False) -> None:
-        """Record the reason why the pass almost matched at `node` but did not. `by_request` says that the user's
-        options are the reason; the number of expected matches then drops by one."""
+        """Record why the pass almost matched at `node` but did not. If the user's options or weights are the reason
+        (`by_request`), the number of expected matches drops by one."""
         self.refusals.append(Refusal(node.name, reason))
         self.excused += by_request

@@ -15,6 +15,7 @@ from cyclopts import App, CycloptsError, UnknownOptionError
 
 from ingot.cli.commands.bench import BENCH
 from ingot.cli.commands.bisect import bisect_artifact
+from ingot.cli.commands.check import check_checkpoints
 from ingot.cli.commands.compile import compile_checkpoint
 from ingot.cli.commands.diff import diff_artifacts
 from ingot.cli.commands.explain import explain_artifact
@@ -47,6 +48,7 @@ INGOT = App(
 )
 INGOT.command(BENCH)
 INGOT.command(bisect_artifact, name="bisect", usage="Usage: ingot bisect ARTIFACT [OPTIONS]")
+INGOT.command(check_checkpoints, name="check", usage="Usage: ingot check CHECKPOINT… [OPTIONS]")
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
 INGOT.command(diff_artifacts, name="diff", usage="Usage: ingot diff A B [OPTIONS]")

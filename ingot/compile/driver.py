@@ -34,6 +34,7 @@ from ingot.ir.program import Program
 from ingot.passes.base import PassContext
 from ingot.passes.choose_layouts import SecondCopy, second_copies
 from ingot.passes.manager import OnPass, run_pipeline
+from ingot.rounding.check import RoundingCheck
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class CompileReport:
     stored in two layouts. `numerics` is None unless `check_numerics` was set.
     `origin` is the commit of a checkpoint on the hub, as in "org/name@COMMIT", and "" for a local folder.
     `notes` say which parts of the checkpoint are ignored or read differently from how they are written.
+    `rounding` holds the scores of the fusions; its `risks` were skipped.
     `no_golden_run` says why the golden run was skipped, so that `ingot verify` has nothing to repeat; "" if it ran.
     """
 
@@ -64,6 +66,7 @@ class CompileReport:
     no_golden_run: str = ""
     origin: str = ""
     notes: tuple[str, ...] = ()
+    rounding: RoundingCheck = field(default_factory=lambda: RoundingCheck(()))
 
 
 @dataclass
@@ -103,6 +106,7 @@ def compile_model(
     tune: bool = False,
     tuning_log: str | Path | Mapping[str, Any] | None = None,
     checkpoints: Mapping[str, str | Path] | None = None,
+    keep_risky_fusions: bool = False,
     jobs: int | None = None,
     check_numerics: bool = False,
     progress: OnProgress = no_progress,
@@ -127,7 +131,9 @@ def compile_model(
     one: the compile takes tile sizes of kernels and backends of calls from it. `tune` times the entries that the log
     lacks, on this machine's GPU, which must be the target's; the cache keeps the results. `checkpoints` maps aliases of
     additional checkpoints that the model's definition needs, such as a separately trained draft, to folders or hub
-    names. `jobs` bounds the compiler processes (default: the cores).
+    names. `keep_risky_fusions` makes every fusion, also those that would break the contract for rounding with these
+    weights; otherwise the compile computes their calls separately and reports it. `jobs` bounds the compiler processes
+    (default: the cores).
     `check_numerics` measures every pass against its numerics contract on sample inputs, and raises NumericsError if
     one breaks it.
     `progress` is called with a phase's name, the steps done and the total. `on_pass` is called with the program before
@@ -155,6 +161,7 @@ def compile_model(
             tune=tune,
             tuning_log=tuning_log,
             checkpoints=checkpoints,
+            keep_risky_fusions=keep_risky_fusions,
             progress=progress,
         )
         clock = _Clock(progress, {"hub": time.perf_counter() - begin} if request.origin else {})
@@ -205,7 +212,8 @@ def _compile(
         with clock.phase("trace"):
             model = request.trace()
         with clock.phase("identify"):
-            identity = request.identity(model)
+            rounding = request.rounding(model)
+            identity = request.identity(model, rounding)
         check = NumericsCheck(model, request.limits, request.checkpoint.read) if check_numerics else None
         if check is not None:
             with clock.phase("numerics"):
@@ -229,6 +237,7 @@ def _compile(
                 emit=emitter.emit,
                 emit_library=emitter.emit_library,
                 mesh=request.mesh,
+                skipped_fusions=rounding.skipped(),
                 measure=emitter.measure,
                 decided={one.key: one for one in request.decided},
                 time_calls=timer.time,
@@ -264,7 +273,7 @@ def _compile(
         build_id = writer.publish()
     copies = second_copies(params)
     report = _report(request, writer, key, build_id, clock, plans, emitter, packed, copies, no_golden_run)
-    report = replace(report, notes=request.notes(model))
+    report = replace(report, notes=request.notes(model), rounding=rounding)
     return replace(report, numerics=check.report()) if check is not None else report
 
 

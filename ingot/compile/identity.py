@@ -8,7 +8,7 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,13 @@ _DRIVER = (
     "compile/timing/call_clock.py",
     "compile/timing/call_inputs.py",
     "compile/timing/call_timer.py",
+    # The rounding check, which decides the fusions that are skipped.
+    "rounding/check.py",
+    "rounding/forms.py",
+    "rounding/samples.py",
+    "rounding/score.py",
+    "rounding/sites.py",
+    "rounding/tensors.py",
 )
 _PACKAGE = Path(ops.__file__).parents[2]  # holds the rooms
 _OURS = "ingot."
@@ -87,11 +94,13 @@ def request_document(
     backends: tuple[Backend, ...],
     target: Target,
     options: Mapping[str, Any],
+    skipped_fusions: Sequence[Mapping[str, Any]],
 ) -> Document:
     """Return a JSON document of everything that determines an artifact, known before compiling. Its digest is the
     `request_key`.
 
     `config` holds the fields of config.json that were read; `entries` are the traced programs with their recipes.
+    `skipped_fusions` are the fusions that the compile leaves out because of the weights, as `RoundingCheck.decision`.
     Hashing the checkpoint reads each of its bytes once.
     """
     load_user_ops()
@@ -105,6 +114,7 @@ def request_document(
         "tokenizer": {name: digests for (name, _), digests in zip(tokenizer, chunks, strict=True)},
         "programs": {name: _digest(print_program(program)) for name, program in entries.items()},
         "pipeline": _pipeline(pipeline),
+        "skipped_fusions": list(skipped_fusions),
         "sources": {
             **_digests(file for room in _ROOMS for file in _PACKAGE.joinpath(room).rglob("*") if _is_source(file)),
             **_digests(_PACKAGE / name for name in _DRIVER),

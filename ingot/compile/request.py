@@ -38,6 +38,7 @@ from ingot.ir.mesh import check_mesh
 from ingot.ir.program import Model, ModelSpec, Program
 from ingot.models.architectures import ARCHITECTURES, ignored_fields, read_spec
 from ingot.passes.pipeline import Phase, edit_pipeline, pipeline_for
+from ingot.rounding.check import RoundingCheck, check_rounding
 from ingot.runtime.artifact import Artifact
 
 MODEL_DTYPES = ("float32", "bfloat16", "float16")
@@ -72,6 +73,7 @@ class Request:
     mesh: dict[str, int]
     tune: bool
     tuning_log: TuningLog | None
+    keep_risky_fusions: bool = False
     decided: tuple[BackendTimes, ...] = ()
 
     @staticmethod
@@ -94,6 +96,7 @@ class Request:
         tune: bool = False,
         tuning_log: str | Path | Mapping[str, Any] | None = None,
         checkpoints: Mapping[str, str | Path] | None = None,
+        keep_risky_fusions: bool = False,
         progress: OnProgress = no_progress,
     ) -> "Request":
         """Read the checkpoint's configuration, check every option of `compile_model` against it, and return the
@@ -158,6 +161,7 @@ class Request:
                 "tune": tune,
                 "tuning_log": None if log is None else log.model_dump(mode="json"),
                 "checkpoints": {alias: _again(one) for alias, one in others.items()},
+                "keep_risky_fusions": keep_risky_fusions,
             },
             spec=spec,
             limits=limits,
@@ -170,6 +174,7 @@ class Request:
             mesh=axes,
             tune=tune,
             tuning_log=log,
+            keep_risky_fusions=keep_risky_fusions,
             decided=() if log is None else log.given_calls(),
         )
 
@@ -240,16 +245,33 @@ class Request:
         cache = f"default,insert-paged-kv{{kv_cache_dtype={self.kv_cache_dtype}}}"
         return edit_pipeline(self.passes, edit_pipeline(cache, pipeline_for(self.mesh)))
 
-    def identity(self, model: Model) -> Document:
-        """Return a JSON document of everything that determines the artifact. Reads every byte of the
-        checkpoint once.
+    def rounding(self, model: Model) -> RoundingCheck:
+        """Score the pipeline's fusions with the model's weights. If risky fusions are kept, nothing is scored."""
+        return RoundingCheck(()) if self.keep_risky_fusions else self.score_fusions(model)
+
+    def score_fusions(self, model: Model, folder: str = "") -> RoundingCheck:
+        """Score the pipeline's fusions with the model's weights. `folder` is as in `check_rounding`."""
+        passes = [one for phase in self.pipeline() for one in phase.passes]
+        return check_rounding(model, passes, self.checkpoint.read, folder)
+
+    def identity(self, model: Model, rounding: RoundingCheck | None = None) -> Document:
+        """Return everything that determines the artifact. Reads every byte of the checkpoint once.
+
+        `rounding` is what the method of that name returned, if the caller has it already.
         """
         # The options left out are covered by what they resolve to: the target, the competing backends, the pipeline,
         # the digests of the checkpoints.
         left_out = ("target", "backend", "passes", "checkpoints")
         options = {name: value for name, value in self.options.items() if name not in left_out}
         return request_document(
-            self.checkpoint, self.spec.config, model.entries, self.pipeline(), self.backends, self.target, options
+            self.checkpoint,
+            self.spec.config,
+            model.entries,
+            self.pipeline(),
+            self.backends,
+            self.target,
+            options,
+            (rounding or self.rounding(model)).decision(),
         )
 
     def key(self, model: Model) -> str:

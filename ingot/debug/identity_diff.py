@@ -30,6 +30,7 @@ _SECTIONS = (
     "tokenizer",
     "pipeline",
     "sources",
+    "skipped_fusions",
     "target",
     "toolchain",
     "programs",
@@ -179,6 +180,10 @@ def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
         # One compiler serves several backends.
         same_tool = cause.path.startswith("toolchain.") and cause.path.endswith(f".{tool}")
         return bool(tool) and same_tool and values and found.index(cause) < found.index(change)
+    if section == "skipped_fusions":
+        return cause.path.startswith(
+            ("checkpoint.", "config.", "options.dtype", "options.keep_risky_fusions", "pipeline.", "sources.rounding/")
+        )
     if section == "programs":
         return cause.path.startswith(("config.", "checkpoint.", "sources.ir/")) or cause.path in (
             *_TRACED_WITH,

@@ -14,7 +14,20 @@ import ingot.cli.main as cli
 
 pytestmark = pytest.mark.xdist_group("cli")
 
-COMMANDS = ("compile", "run", "bench", "bisect", "diff", "explain", "inspect", "report", "target", "verify", "why-miss")
+COMMANDS = (
+    "compile",
+    "run",
+    "bench",
+    "bisect",
+    "check",
+    "diff",
+    "explain",
+    "inspect",
+    "report",
+    "target",
+    "verify",
+    "why-miss",
+)
 BENCHES = ("latency", "throughput", "startup", "serve-sim")
 
 HELP = f"""

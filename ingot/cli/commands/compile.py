@@ -11,6 +11,7 @@ from ingot.cli.commands import Flag
 from ingot.cli.console import console, counts_text, facts, print_table, size_text
 from ingot.cli.views.memory import memory_rows
 from ingot.cli.views.numerics import print_numerics
+from ingot.cli.views.rounding import print_skipped, rounding_row
 from ingot.ir.errors import OptionError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def compile_checkpoint(
     tune: Flag = False,
     tuning_log: str | None = None,
     checkpoints: str | None = None,
+    keep_risky_fusions: Flag = False,
     jobs: Annotated[int | None, Parameter(name=("--jobs", "-j"))] = None,
     check_numerics: Flag = False,
 ) -> None:
@@ -87,6 +89,8 @@ def compile_checkpoint(
         Take tile sizes, and the backends of calls, from a compile that timed them: an artifact, or its tuning.json.
     checkpoints
         Further checkpoints that the model's definition needs: draft=CHECKPOINT, separated by commas.
+    keep_risky_fusions
+        Make every fusion, also those that `ingot check` reports as a risk with these weights.
     jobs
         Number of compiler processes. Default: the cores.
     check_numerics
@@ -121,6 +125,7 @@ def compile_checkpoint(
             tune=tune,
             tuning_log=tuning_log,
             checkpoints=_folders(checkpoints),
+            keep_risky_fusions=keep_risky_fusions,
             jobs=jobs,
             check_numerics=check_numerics,
             progress=progress,
@@ -159,6 +164,7 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
                 ("regions", f"{report.regions} calls of {report.distinct_regions} distinct executables{cached}"),
                 ("nodes per backend", counts_text(report.nodes_per_backend)),
                 *([("checkpoint", report.origin)] if report.origin else []),
+                *rounding_row(report.rounding),
                 ("artifact", size_text(report.artifact_bytes)),
                 ("build id", report.build_id),
                 *([("golden run", f"none: {report.no_golden_run}")] if report.no_golden_run else []),
@@ -167,6 +173,8 @@ def _print_report(report: "CompileReport", output: str, started: float, total: f
     )
     for note in report.notes:
         out.print(f"warning: {note}", style="yellow", markup=False, soft_wrap=True)
+    if report.rounding.risks:
+        print_skipped(out, report.rounding.risks)
     if report.numerics is not None:
         print_numerics(out, report.numerics)
     out.print("\nMemory", style="bold")

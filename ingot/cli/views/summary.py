@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ingot.cli.console import console, counts_text, facts, print_table, size_text, table
 from ingot.cli.views.caches import print_caches
 from ingot.cli.views.plan import buckets_of, read_plans
-from ingot.ir.artifact.manifest import UNLISTED
+from ingot.ir.artifact.manifest import REQUEST, UNLISTED
 from ingot.ir.artifact.trace import HOW_TO_GET, TraceEntry, trace_name
 from ingot.ir.cache.summary import CacheSummary
 from ingot.runtime.artifact import Artifact
@@ -54,6 +54,7 @@ def summary(artifact: Artifact) -> dict[str, Any]:
         "executables": len(plans.executables),
         "nodes_per_backend": backends,
         "bytes": _sizes(artifact),
+        "skipped_fusions": _skipped_in(artifact),
         "caches": CacheSummary.of(plans).to_json(),
         "passes": [_pass(run) for run in artifact.trace] if artifact.has_trace else None,
     }
@@ -63,6 +64,14 @@ def _hub(artifact: Artifact) -> str | None:
     timings = artifact.read_timings()
     found = timings.get("hub") if isinstance(timings, dict) else None
     return found if isinstance(found, str) else None
+
+
+def _skipped_in(artifact: Artifact) -> list[dict[str, Any]]:
+    """Return the fusions that the compile skipped because of the weights, as `RoundingCheck.decision`."""
+    request = artifact.read_json(REQUEST)
+    identity = request.get("identity") if isinstance(request, dict) else None
+    found = identity.get("skipped_fusions") if isinstance(identity, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def _pass(run: TraceEntry) -> dict[str, Any]:
@@ -137,9 +146,19 @@ def _contents(summary: dict[str, Any]) -> "Table":
         [
             ("executables", f"{summary['executables']} distinct"),
             ("nodes per backend", counts_text(summary["nodes_per_backend"])),
+            *_skipped_fusions(summary["skipped_fusions"]),
             ("size", ", ".join(f"{name} {size_text(size)}" for name, size in summary["bytes"].items())),
         ]
     )
+
+
+def _skipped_fusions(skipped: Sequence[dict[str, Any]]) -> list[tuple[str, object]]:
+    """Return table rows for the skipped fusions: a row for each pass, with the locations that it skipped."""
+    locations: dict[str, list[str]] = {}
+    for one in skipped:
+        locations.setdefault(one["pass"], []).append(one["location"])
+    names = [f"{name} ({'; '.join(found)})" for name, found in locations.items()]
+    return [("skipped fusions" if row == 0 else "", text) for row, text in enumerate(names)]
 
 
 def _passes(passes: Sequence[dict[str, Any]]) -> "Table":

@@ -359,9 +359,9 @@ def test_tiles_fit_or_are_refused_by_name() -> None:
     )
     attention = attention_of(latent, 90)
     for sums, rows in ((1, 64), (2, 32)):
-        tiles = form_tiles(attention.held(sums), 90, latent.want, 64)
+        tiles = form_tiles(attention.tile_widths(sums), 90, latent.want, 64)
         assert (tiles.rows, tiles.warps) == (rows, 8) and tiles.keys >= 16
-        assert attention.held(sums).shared(tiles.rows, tiles.keys) <= shared_memory(90)
+        assert attention.tile_widths(sums).shared(tiles.rows, tiles.keys) <= shared_memory(90)
     for tokens, invariant in (((1, 16), False), ((65, 128), False), ((1, 16), True)):
         LOWERINGS["paged_attention"](latent, new_schedule(tokens, sm=86, invariant=invariant))
         with pytest.raises(

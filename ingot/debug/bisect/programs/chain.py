@@ -101,10 +101,11 @@ def chains(artifact: Artifact, request: Request, model: Model, final: Sequence[P
     was made from. The other programs are read from the artifact's trace when needed; without a trace, the pipeline runs
     again. Raises ArtifactError if the trace has other passes."""
     texts = texts_of(artifact)
+    skipped_fusions = request.rounding(model).skipped()
     ends = {(program.name, program.bucket.name if program.bucket else ""): program for program in final}
     found = []
     for entry, traced in model.entries.items():
-        context = context_of(request, request.pipeline(), traced)
+        context = replace(context_of(request, request.pipeline(), traced), skipped_fusions=skipped_fusions)
         first = Link(entry, _parser(texts[entry, None, 0]) if texts else _given(traced))
         shared = [first]
         for phase in request.pipeline():

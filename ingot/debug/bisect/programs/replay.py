@@ -115,6 +115,7 @@ def _context(about: Mapping[str, Any]) -> PassContext:
         emit_library=build_nothing,
         decided={one.key: one for one in map(_backend_times, given["decided"])},
         mesh=given["mesh"],
+        skipped_fusions={(entry, name): reasons for entry, name, reasons in given["skipped_fusions"]},
     )
 
 

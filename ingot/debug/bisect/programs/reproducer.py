@@ -137,6 +137,7 @@ def _write(
             "buckets": [bucket.model_dump(mode="json") for bucket in link.context.buckets],
             "decided": [one.model_dump(mode="json") for one in link.context.decided.values()],
             "mesh": dict(link.context.mesh),
+            "skipped_fusions": [[*key, dict(reasons)] for key, reasons in link.context.skipped_fusions.items()],
         },
     }
     (folder / PASS).write_text(json.dumps(about, indent=2), encoding="utf-8")

@@ -1,0 +1,65 @@
+"""The tensors that the check reads from a checkpoint: gains and biases whole, a few rows of matrices and embeddings."""
+
+from collections.abc import Callable
+
+import torch
+
+from ingot.ir.errors import CheckpointError
+from ingot.ir.recipe import Recipe
+
+# Returns a checkpoint tensor by its name.
+Read = Callable[[str], torch.Tensor]
+
+# Rows of a matrix that represent all of them: 1 MB of a matrix with 4096 columns in bfloat16.
+MOST_ROWS = 128
+_SOURCE = Recipe("source", attrs=(("name", ""),))
+
+
+def few_rows(recipe: Recipe, shape: tuple[int, ...], read: Read) -> torch.Tensor:
+    """Return the tensor of a recipe; if it is a matrix, at most MOST_ROWS evenly spaced rows. `shape` is of all."""
+    count = shape[0]
+    if len(shape) < 2 or count <= MOST_ROWS:
+        return recipe.execute(read)
+    return rows_of(recipe, torch.arange(MOST_ROWS) * count // MOST_ROWS, read)
+
+
+def rows_of(recipe: Recipe, rows: torch.Tensor, read: Read) -> torch.Tensor:
+    """Return the given rows of a recipe's tensor. Of a stored tensor, only these rows are read from the file."""
+    attrs = dict(recipe.attrs)
+    if recipe.step == "cast":
+        few = rows_of(recipe.inputs[0], rows, read)
+        return Recipe("cast", (_SOURCE,), recipe.attrs).execute(lambda _: few)
+    if recipe.step == "slice" and attrs["dim"] == 0 and attrs.get("every") is None:
+        return rows_of(recipe.inputs[0], rows + int(str(attrs["begin"])), read)
+    return recipe.execute(read)[rows]
+
+
+def is_quantized(recipe: Recipe) -> bool:
+    """Return whether the checkpoint stores the tensor in a quantized format."""
+    return recipe.step == "dequantize" or any(is_quantized(one) for one in recipe.inputs)
+
+
+def check_finite(name: str, tensor: torch.Tensor, recipe: Recipe, folder: str) -> None:
+    """Raise CheckpointError if a param has elements that are not finite. `folder` is the checkpoint's."""
+    if lost := int((~tensor.isfinite()).sum()):
+        raise CheckpointError(
+            f"{lost} of {tensor.numel()} elements of the tensor {_stored(recipe)} are not finite",
+            where=f"{folder}, param '{name}'",
+            expected="finite numbers",
+            hint="download or convert the checkpoint again",
+        )
+
+
+def check_gain(name: str, gain: torch.Tensor, recipe: Recipe, folder: str) -> None:
+    """Raise CheckpointError if all gains of a norm are zero. `folder` is the checkpoint's."""
+    if not bool(gain.any()):
+        raise CheckpointError(
+            f"all {gain.numel()} elements of the tensor {_stored(recipe)}, the gain of a norm, are zero",
+            where=f"{folder}, param '{name}'",
+            expected="a gain for each element",
+            hint="download or convert the checkpoint again: such a layer computes nothing",
+        )
+
+
+def _stored(recipe: Recipe) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(recipe.sources()))
