@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClaimCost:
-    """The cost of a backend's claim to compute one call. If calls are not timed, the backend of the lowest cost wins.
+    """The cost that a backend states when it claims a call. Of several claims, the one of the lowest cost wins.
 
-    A cost has no unit. `why` names the measurement that it comes from, or the rank that the backend should have.
+    Costs have no unit. They do not count for calls whose kernels are timed at compile time. `why` names the measurement
+    that the cost comes from, or says which rank the backend must have.
     """
 
     cost: float
@@ -44,14 +45,14 @@ class ClaimCost:
 class BackendEntry:
     """The description of a backend, available without importing it. A device is "cpu" or "cuda".
 
-    - `emit`, by device: makes the backend object that claims and compiles. Its argument is the name of the leader, the
-      first of the backends that compete in this compile.
-    - `costs`: the costs of its claims, by a case name such as "few tokens"; "" if it has one cost.
-    - `executable`: loads the code of a region or a call.
+    - `emit`, by device: makes the backend object, which claims and compiles calls. Its argument is the name of the
+      leader, the first of the backends that compete in this compile.
+    - `costs`: the costs of its claims, by a case such as "few tokens"; the only key is "" if it has one cost.
+    - `executable`: loads the compiled code of a region (connected calls) or of one call.
     - `library`: loads a library of kernels, and returns its ops by printed name, such as "ingot.linear".
     - `find_op`: returns the function of an op that needs no build, or None if the backend does not have the op.
-    - `competing`: has a device as key if `--backend` may name the backend there. The value lists the other backends
-      that then compete for the calls.
+    - `competing`, by device: the other backends that also compete for the calls if the user passes this one as
+      `--backend`. Without a key for a device, `--backend` cannot name it there.
     - `links`: the packages that its compiled code links with, such as "torch".
     """
 
@@ -65,7 +66,10 @@ class BackendEntry:
 
 
 def _late(place: str) -> Callable[..., Any]:
-    """Return a function that calls `place`, a "MODULE:NAME" in this package. It imports MODULE when it is called."""
+    """Return a function that imports a module and calls a function of it, only when it is called itself.
+
+    `place` is "MODULE:NAME", relative to this package, such as "flashinfer.load:load".
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         module, _, name = place.partition(":")
@@ -75,10 +79,10 @@ def _late(place: str) -> Callable[..., Any]:
 
 
 def _emit(place: str, needs: str = "", **asked: str) -> CompileSide:
-    """Return a function that takes the leader's name, and makes a backend of the class at `place` ("MODULE:NAME").
+    """Return a function that takes the leader's name and makes a backend. The leader is the first competing backend.
 
-    The leader is the first of the competing backends. `needs` is a package that must be installed, or "". `asked` maps
-    an option of the class to a backend name: the option is true if that backend leads.
+    `place` is the backend's class, "MODULE:NAME". `needs` is a package that must be installed, or "". `asked` maps an
+    option of the class to a backend name; the option is true if that backend is the leader.
     """
     make = _late(place)
 
@@ -154,12 +158,12 @@ BACKENDS: dict[str, BackendEntry] = {
 
 
 def claim_cost(backend: str, case: str = "") -> float:
-    """Return the cost of a backend's claim to compute one call. `case` is a key of its `costs` in the table."""
+    """Return the cost with which a backend claims one call. `case` is a key of its `costs`, such as "few tokens"."""
     return BACKENDS[backend].costs[case].cost
 
 
 def choices(device: str) -> dict[str, tuple[str, ...]]:
-    """Return the values of --backend on a device ("cpu" or "cuda"), each with the backends that compete for the calls.
+    """Return the values of the option --backend on a device ("cpu" or "cuda"), each with the backends that compete.
 
     The backends of each choice together compute every op.
     """

@@ -38,10 +38,10 @@ def compiler_version() -> str:
 
 
 def check_links_libstdcxx() -> None:
-    """Check that the C++ compiler links libstdc++ dynamically.
+    """Check that the C++ compiler links libstdc++ dynamically; raise TargetError if it links statically.
 
-    Raises TargetError if it links statically, as wrappers of compilers may. Libraries of AOTInductor would then crash
-    in std::regex when a process with torch's libstdc++ loads them. The error suggests another compiler if one is found.
+    Some compiler wrappers link statically. A library of AOTInductor would then crash in std::regex, when a process with
+    torch's libstdc++ loads it. The error suggests another compiler if one is found.
     """
     if not _links_statically(compiler_path()):
         return
@@ -77,9 +77,9 @@ def cuda_headers() -> Path:
 
 @cache
 def _links_statically(compiler: str) -> bool:
-    """Return whether the compiler at this path links the C++ runtime statically, from a library that it builds.
+    """Return whether the compiler at this path links the C++ runtime statically, as a test library shows.
 
-    Return False for a compiler that cannot link: a later compile fails with the compiler's own error.
+    Return False if the compiler cannot link the test library: a later compile fails with the compiler's own error.
     """
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "probe.so"

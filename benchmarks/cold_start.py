@@ -41,8 +41,9 @@ def main() -> None:
 
 
 def first_token_figures(tries: Sequence[Start]) -> dict[str, Figure]:
-    """Return figures of the time to the first token: of the fastest start, with its parts and the times
-    of all starts.
+    """Return the times from process start to the first token as figures (numbers of a benchmark's result), by name.
+
+    The total and the parts are those of the fastest start. The totals of all starts are kept as the figure's values.
     """
     best = min(tries, key=lambda one: one.first_token)
     totals = tuple(one.first_token for one in tries)

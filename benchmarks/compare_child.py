@@ -38,7 +38,7 @@ _WARM_UP = (64, 8)  # requests, and output tokens of each, before the measured o
 
 
 class Engine:
-    """Ingot's `LLM`, set to decode greedily, past the end tokens, without detokenizing."""
+    """Ingot's `LLM`, set to decode greedily, to ignore end tokens, and not to detokenize."""
 
     def __init__(self, artifact: Path) -> None:
         self.llm = LLM(artifact)

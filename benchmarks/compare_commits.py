@@ -50,12 +50,14 @@ Sample = Callable[["Side", float], Figures]  # measures a commit within so many 
 
 
 class SampleError(Exception):
-    """A measuring process failed or took too long. The message says why, in one line."""
+    """Raised if a process that measures a commit failed or took too long. The message says why, in one line."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two compared commits, "old" or "new": its checkout, and a folder for its artifact and caches."""
+    """One of the two compared commits: its `name` ("old" or "new"), its checkout, and a folder for its artifact and
+    caches.
+    """
 
     name: str
     checkout: Path
@@ -75,9 +77,9 @@ class Side:
 
 @dataclass(frozen=True)
 class Turns:
-    """Takes samples of both commits in turns, until `deadline`, a reading of time.monotonic().
+    """Takes samples (measurements) of both commits in turns, until `deadline`, a value of time.monotonic().
 
-    After each sample, the comparison is written to `files`. `late` lists samples that had no time left.
+    After each sample, the comparison is written to `files`. `late` lists the samples for which no time was left.
     """
 
     comparison: Comparison
@@ -174,7 +176,9 @@ def part_names(text: str) -> tuple[str, ...]:
 
 
 def check_sides(sides: Sequence[Side], parts: Sequence[str]) -> None:
-    """Exit if a checkout has no Ingot, or if `compile` is not among the parts and there is no artifact to measure."""
+    """Exit if one of the two commits cannot be measured: its checkout has no Ingot, or it has no compiled artifact and
+    the benchmark's `parts` do not include "compile", which makes it.
+    """
     for side in sides:
         if not (side.checkout / "ingot" / "__init__.py").is_file():
             sys.exit(f"{side.checkout} is not a checkout of Ingot: it has no ingot/__init__.py")
@@ -183,8 +187,8 @@ def check_sides(sides: Sequence[Side], parts: Sequence[str]) -> None:
 
 
 def sources_digest(checkout: Path) -> str:
-    """Return a digest of all Python files that `import ingot` can run from a checkout. ingot/ links to the rooms'
-    folders.
+    """Return a digest of all Python files of a checkout that `import ingot` can run, including those that ingot/ links
+    to.
     """
     digest = hashlib.sha256()
     ingot = checkout / "ingot"
@@ -219,9 +223,9 @@ def round_arguments(options: argparse.Namespace, vocab: int) -> list[str | int]:
 
 
 def round_sample(arguments: Sequence[str | int], side: Side, seconds: float) -> Figures:
-    """Measure start, decode and serving of one commit in a new process, and return its figures.
+    """Measure one commit once in a new process: start, decode and serving. Return the measured numbers by name.
 
-    `arguments` are those of compare_child.py after --checkout. `seconds` is the time limit.
+    `arguments` are the command line of compare_child.py after --checkout. `seconds` is the time limit.
     """
     started = time.time()
     script = [HERE / "compare_child.py", side.artifact, "--checkout", side.checkout, *arguments]
@@ -245,9 +249,10 @@ def host_sample(running: int, cases: str, side: Side, seconds: float) -> Figures
 
 
 def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> Any:
-    """Run a script with a commit's code, and return the JSON that it writes to the file of its last option, `--json`.
+    """Run a script with the code of one commit, and return the content of the JSON file that the script writes. The
+    option `--json FILE` is added to `script`.
 
-    Raises SampleError if it fails or takes longer than `seconds`.
+    Raises SampleError if the script fails or takes longer than `seconds`.
     """
     side.work.mkdir(parents=True, exist_ok=True)
     answer = side.work / "answer.json"
@@ -260,11 +265,11 @@ def measured(side: Side, script: Sequence[str | int | Path], seconds: float) -> 
 
 
 def process(script: Sequence[str | int | Path], env: Mapping[str, str], seconds: float, folder: Path) -> None:
-    """Run a Python script in `folder` and wait for its end.
+    """Run a Python script, with the environment variables `env` added, in `folder`, and wait for its end.
 
-    The folder is no checkout, or else `python -m ingot` would import that checkout. Raises SampleError if the script
-    fails or takes longer than `seconds`; its children have ended by then. ingot.bench.children does the same, but this
-    process must not import either checkout.
+    The folder must not be a checkout, or `python -m ingot` would import Ingot from there. Raises SampleError if the
+    script fails or takes longer than `seconds`; its children have ended by then. ingot.bench.children does the same,
+    but this process must not import Ingot from either checkout.
     """
     folder.mkdir(parents=True, exist_ok=True)
     running = subprocess.Popen(

@@ -16,9 +16,10 @@ SIDES = ("old", "new")
 
 @dataclass(frozen=True)
 class Bar:
-    """The description of a figure, and its bar: `limit` bounds the ratio by which the new commit may be worse.
+    """The requirement on one measured number when two commits are compared. `what` describes the number.
 
-    The samples' spread is added to the limit. None means no limit: the figure is only reported.
+    The new commit may be worse by at most the ratio `limit`, plus the spread of the samples. None: no requirement, the
+    number is only reported.
     """
 
     what: str
@@ -59,10 +60,11 @@ def bar_of(name: str) -> Bar:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The comparison of one figure: the medians of both commits, and the ratio by which the new one is worse.
+    """The comparison of one measured number: the medians of the old and the new commit, and the ratio by which the new
+    one is worse.
 
-    A commit's spread is the distance of its quartiles over its median; `spread` is the larger one. `holds` says whether
-    the ratio is within limit and spread; None without a limit.
+    `spread` is the larger of the two commits' spreads: the distance between the quartiles, divided by the median.
+    `holds` says whether the ratio is at most limit + spread; None if there is no limit.
     """
 
     old: float
@@ -90,9 +92,10 @@ def _spread(samples: Sequence[float]) -> float:
 
 @dataclass
 class Comparison:
-    """All samples of a comparison, by figure and then by "old" and "new". `failed` lists failures.
+    """All samples of a comparison of two commits. `samples` has them by the name of the measured number, and then by
+    "old" or "new". `failed` lists failed measurements.
 
-    `about` identifies what was compared; samples of an earlier call are kept only if it is equal.
+    `about` says what is compared: sources, machine, settings. Samples of an earlier run are reused only if it is equal.
     """
 
     about: Mapping[str, Any]
@@ -104,14 +107,14 @@ class Comparison:
             self.samples.setdefault(name, {one: [] for one in SIDES})[side].append(value)
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Return the verdict of each figure that has samples of both commits."""
+        """Return the comparison of each measured number that has samples of both commits, by the number's name."""
         names = [*(name for name in BARS if name in self.samples), *sorted(self.samples.keys() - BARS.keys())]
         pairs = {name: [self.samples[name][side] for side in SIDES] for name in names}
         return {name: verdict(bar_of(name), *pair) for name, pair in pairs.items() if all(pair)}
 
     def missed(self) -> list[str]:
-        """Return the names of the figures that exceed their bar, and of those with a bar that lack samples of one
-        commit.
+        """Return the names of the measured numbers for which the new commit is worse than allowed, and of those that
+        have a limit but lack samples of one commit.
         """
         found = self.verdicts()
         lacking = [name for name in self.samples if name not in found and bar_of(name).limit is not None]
@@ -127,7 +130,9 @@ class Comparison:
 
 
 def read_comparison(path: Path, about: Mapping[str, Any]) -> Comparison:
-    """Return the comparison that an earlier call wrote to `path`, if its `about` is equal; otherwise an empty one."""
+    """Return the comparison that an earlier run wrote to `path`, if it has the same `about` (sources, machine,
+    settings); otherwise an empty one.
+    """
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["about"] == about:

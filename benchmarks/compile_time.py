@@ -55,8 +55,8 @@ def main() -> None:
 
 
 def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:
-    """Return the ratio of the compile times of all layers and of a few layers, as one figure; empty if
-    one is missing.
+    """Return how many times longer the compile of all layers takes than that of a few layers, as one figure by name.
+    Return an empty dict if one of the two is not in `found`, the measured figures.
     """
     if "compile" not in found or "compile_few" not in found:
         return {}
@@ -65,7 +65,9 @@ def depth_ratio(found: Mapping[str, Figure]) -> dict[str, Figure]:
 
 
 def measure(way: str, options: argparse.Namespace) -> dict[str, Figure]:
-    """Compile once in one of WAYS ("full", "cached", "few"), and return the figures. Raises ChildError."""
+    """Compile once and return the measured figures by name. `way` is one of WAYS: "full" (empty caches), "cached"
+    (filled caches) or "few" (few layers). Raises ChildError.
+    """
     work: Path = options.work
     work.mkdir(parents=True, exist_ok=True)
     extra, timeout = shlex.split(options.options), options.timeout

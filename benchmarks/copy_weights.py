@@ -46,7 +46,9 @@ def main() -> None:
 
 
 def measure(artifact: Artifact, device: torch.device, threads: int, repeats: int) -> dict[str, Figure]:
-    """Return the bytes per second of each way to read the weights on `threads` threads, the best of `repeats`."""
+    """Return the bytes per second of several ways to read, digest or copy an artifact's weights, as figures by name.
+    Each way uses `threads` threads and runs `repeats` times; the best run counts. Copies go to `device`.
+    """
     context = on_one_device(device.type)
     files = [artifact.file(relpath) for relpath in artifact.weight_files()]
     size = sum(file.stat().st_size for file in files)

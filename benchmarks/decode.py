@@ -50,9 +50,9 @@ def main() -> None:
 
 
 def check_limits(limits: Mapping[str, int], measured: Mapping[int, Lengths]) -> None:
-    """Exit if the artifact was compiled for fewer sequences, or shorter ones, than the benchmark needs.
+    """Exit if the artifact was compiled for fewer or shorter sequences than the benchmark needs.
 
-    `limits` are those of the artifact; `measured` are the output lengths by batch size.
+    `limits` are the artifact's, such as "max_batch"; `measured` has the output lengths to measure, by batch size.
     """
     most, longest = limits["max_batch"], limits["max_seq_len"]
     for batch, lengths in measured.items():

@@ -48,8 +48,11 @@ def main() -> None:
 
 
 def measure(llm: LLM, peer: torch.nn.Module, batch: int, tokens: int, rounds: int) -> dict[str, Figure]:
-    """Return the seconds of a decode step of Ingot and of transformers, and Ingot's speedup over transformers' faster
-    cache.
+    """Measure a decode step of Ingot (`llm`) and of transformers (`peer`, a model) on the CPU, at batch size `batch`.
+    Return figures by name: the seconds of each, and how many times faster Ingot is than the faster of transformers' two
+    caches.
+
+    `tokens` decode steps are timed in each of `rounds` rounds.
     """
     generator = torch.Generator().manual_seed(batch)
     prompts = torch.randint(10, peer.config.vocab_size, (batch, _PROMPT_TOKENS), generator=generator)

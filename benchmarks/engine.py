@@ -9,7 +9,7 @@ from ingot import LLM, SamplingParams, open_artifact
 
 
 def limits_of(artifact: Path) -> Mapping[str, int]:
-    """Return the limits that an artifact was compiled for, such as "max_batch", and its "vocab_size"."""
+    """Return the limits that an artifact was compiled for, such as "max_batch", and its "vocab_size", by name."""
     model = open_artifact(artifact, verify=False).manifest.model
     return {name: int(str(model[name])) for name in ("vocab_size", "max_batch", "max_seq_len", "max_tokens")}
 
@@ -20,7 +20,7 @@ def device_of(artifact: Path) -> str:
 
 
 def ingot_generate(artifact: Path) -> Generate:
-    """Return a function that generates with `LLM`: greedily, past the end tokens, without detokenizing."""
+    """Return a function that generates with Ingot's `LLM`: greedily, ignoring end tokens, without detokenizing."""
     llm = LLM(artifact)
 
     def generate(prompts: Prompts, count: int) -> object:

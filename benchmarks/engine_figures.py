@@ -61,14 +61,16 @@ def _waits(part: str, run: Run, asked: str) -> Iterator[tuple[str, Figure]]:
 
 
 def _goodput(run: Run, asked: str) -> Figure:
-    """Return as a figure the rate of requests that met all limits of _GOOD. `asked` describes the workload."""
+    """Return the goodput of a run: requests per second that met all latency limits of _GOOD. `asked` describes the
+    workload.
+    """
     good = " and ".join(f"{most:g} ms of {metric}" for metric, most in _GOOD.items())
     value = serve_metrics(run, goodput=_GOOD)["request_goodput"]
     return Figure(value=value, unit="requests/s", what=f"{asked}: ended within {good}")
 
 
 def _throughput(run: Run, what: str) -> Figure:
-    """Return as a figure the generated tokens per second of a run. `what` describes the workload."""
+    """Return the throughput of a run: generated tokens per second. `what` describes the workload."""
     return Figure(value=throughput_metrics(run)["output_tokens_per_second"], unit="tokens/s", what=what)
 
 

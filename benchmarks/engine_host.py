@@ -60,7 +60,7 @@ _WORDS = [
 
 @dataclass(frozen=True)
 class Load:
-    """The workload: how many sequences run together, and the tokens of each prompt and output."""
+    """The workload: how many sequences run together, and how many tokens each prompt and each output has."""
 
     running: int
     prompt: int
@@ -69,8 +69,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of caller. `params` returns the sampling options of a sequence by its number, `read` reads an output's
-    fields.
+    """One way in which callers use the engine. `params` returns the sampling options of sequence number n; `read` reads
+    the fields of an output that such a caller reads; `stream`: streamed output.
     """
 
     params: Callable[[int], Mapping[str, object]]
@@ -116,7 +116,9 @@ CASES: Mapping[str, Case] = {
 
 
 class FreeExecutor:
-    """An executor that runs nothing: its steps return tokens that were drawn beforehand, at once."""
+    """An executor that computes nothing, to measure the host's time alone: its steps return prepared random tokens at
+    once.
+    """
 
     def __init__(self, tokens: Sequence[Sequence[int]]) -> None:
         self._tokens = tokens
@@ -176,7 +178,9 @@ def case_figures(name: str, case: Case, load: Load, tokenizer: Tokenizer) -> dic
 
 
 def _served(case: Case, load: Load, tokenizer: Tokenizer) -> tuple[float, float, float]:
-    """Serve the workload once, and return the seconds of a decode step, of adding a request, and of a prefill step."""
+    """Serve the workload once. Return three host times in seconds: of a decode step, of adding a request, and of a
+    prefill step.
+    """
     draw = random.Random(0)
     vocab = tokenizer.vocab_size
     usual = [token for token in range(1, vocab) if REPLACEMENT not in tokenizer.decode([token], False)]
@@ -220,7 +224,9 @@ def _engine(executor: FreeExecutor, load: Load, tokenizer: Tokenizer) -> Engine:
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """Return a small byte-level BPE tokenizer, trained on _WORDS. Most models' tokenizers are of this kind."""
+    """Return a small byte-level BPE tokenizer, trained on the texts in _WORDS. Most models have tokenizers of this
+    kind.
+    """
     draw = random.Random(0)
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -44,7 +44,9 @@ _STEP = TypeAdapter(StepTime)
 
 @dataclass(frozen=True)
 class Step:
-    """A measured step: its calls, and the seconds of each, measured in a sequence of equal calls."""
+    """A measured step of a model: `works` has its calls, `seconds` the measured time of each call, `time` the times of
+    the whole step. A call is measured by running it many times in sequence.
+    """
 
     name: str
     works: tuple[Work, ...]
@@ -57,7 +59,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Sample:
-    """A call that was measured. Equal calls of a step are one sample; `weight` is its weight in the fit."""
+    """A measured call to which the time model is fitted. Equal calls of a step are one sample, and `weight` is its
+    weight in the fit.
+    """
 
     work: Work
     seconds: float
@@ -86,9 +90,9 @@ def main() -> None:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """Return the measured steps in a file of `ingot explain --measure --json`.
+    """Return the measured steps in a file that `ingot explain --measure --json` wrote.
 
-    Raises OptionError if it has none, or if they ran on another kind of GPU than the table is for.
+    Raises OptionError if it has none, or if they ran on another kind of GPU than the constants to fit are for.
     """
     try:
         buckets = json.loads(path.read_text(encoding="utf-8"))["buckets"]
@@ -115,8 +119,8 @@ def _step(name: str, bucket: Mapping[str, Any]) -> Step:
 
 
 def samples(steps: Iterable[Step]) -> list[Sample]:
-    """Return the measured calls of some steps. Equal calls of a step are one sample, with the median of
-    their seconds.
+    """Return the measured calls of these steps as samples for the fit. Equal calls of a step become one sample, with
+    the median of their seconds.
     """
     found = []
     for step in steps:
@@ -132,7 +136,9 @@ def samples(steps: Iterable[Step]) -> list[Sample]:
 
 
 def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
-    """Return the constants that predict the measured steps best, starting the search from `times`."""
+    """Return the constants of the time model with which its predictions are nearest to the measured steps. The search
+    starts from `times`.
+    """
     taken = samples(steps)
     times = replace(times, between=_rounded(max(0.0, _between(steps, times.between))))
     move, begun = _FIRST, times.kernels
@@ -149,9 +155,10 @@ def fitted(times: GpuTimes, steps: Sequence[Step]) -> GpuTimes:
 
 
 def _between(steps: Sequence[Step], begun: float) -> float:
-    """Return the median gap between captured steps; `begun` if none was measured.
+    """Return the median time from the last kernel of a step's CUDA graph to the first kernel of the next; `begun` if no
+    step measured it.
 
-    Gaps in a profiler's trace take precedence: they contain no waiting for a busy host.
+    Times in a profiler's trace take precedence, because they do not include waiting for a busy host.
     """
     gaps = [kind for step in steps if step.time.captured for kind in step.time.kinds if kind.kind == GAPS]
     traced = [one.traced for one in gaps if one.traced is not None]
@@ -164,10 +171,10 @@ def _has(work: Work, kernel: str) -> bool:
 
 
 def _nearer(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample], move: float) -> GpuTimes:
-    """Change each constant of the kernel `name` by the factor 1 + `move` or its inverse if that improves its
-    predictions.
+    """Improve the constants of the kernel `name` by one step of the fit. Multiply each constant by 1 + `move`, or
+    divide it, and keep the change if predictions improve. Return the new constants of all kernels.
 
-    Return the new times. `begun` are the constants before the fit, `taken` the samples of the kernel.
+    `begun` are the kernel's constants before the fit, `taken` the measured calls of the kernel.
     """
     least = _loss(times, name, begun, taken)
     for constant in fields(KernelTime):
@@ -183,8 +190,8 @@ def _nearer(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sampl
 
 
 def _loss(times: GpuTimes, name: str, begun: KernelTime, taken: Sequence[Sample]) -> float:
-    """Return the value that the fit minimizes: the errors of a kernel's calls, and the distance of its constants from
-    `begun`.
+    """Return the value that the fit minimizes for the kernel `name`: the prediction errors of its measured calls
+    `taken`, plus the distance of its constants from `begun`, those before the fit.
     """
     if not taken:
         return 0.0
@@ -209,7 +216,7 @@ def _rounded(value: float) -> float:
 
 
 def source_of(times: GpuTimes) -> str:
-    """Return the table of kernel constants as Python source, to paste into gpu_times.py."""
+    """Return the fitted constants of all kernels as Python source, to paste into gpu_times.py."""
     lines = [f'"{name}": {_constants(kernel)},' for name, kernel in times.kernels.items()]
     return "\n".join([*lines, f"between={_us(times.between)},"])
 
@@ -228,10 +235,10 @@ def _us(seconds: float) -> str:
 
 
 def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step], GpuTimes], name: str) -> None:
-    """Print a table of the errors of predictions with the constants `before`, and with those that `after` returns for a
-    step.
+    """Print a table of prediction errors, one row for each step: in total and by kind of call. Each has two values,
+    with the constants `before` the fit, and with those that `after` returns for the step.
 
-    Each step has a row, with its errors in total and by kind of call. `name` is the title of the rows.
+    `name` is the title of the column with the steps.
     """
     offs = [_offs(step, step.predicted(before), step.predicted(after(step))) for step in steps]
     kinds = [kind for kind in ("step", *KINDS) if any(kind in one for one in offs)]
@@ -247,7 +254,7 @@ def print_errors(steps: Sequence[Step], before: GpuTimes, after: Callable[[Step]
 
 
 def _offs(step: Step, *predicted: StepTime) -> dict[str, list[float]]:
-    """Return the relative errors of several predictions of a step, in total ("step") and by kind of call."""
+    """Return the relative errors of several predictions of a step: in total, under "step", and by kind of call."""
     measured = {"step": step.time.measured, **{kind.kind: kind.measured for kind in step.time.kinds}}
     values = [{"step": one.predicted, **{kind.kind: kind.predicted for kind in one.kinds}} for one in predicted]
     return {kind: [one[kind] / taken - 1 for one in values] for kind, taken in measured.items() if taken}

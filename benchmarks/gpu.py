@@ -43,7 +43,9 @@ PARTS = ("checkpoint", "compile", "decode", "cold_start", "serve", "peer", "comp
 
 @dataclass
 class Found:
-    """The results of the parts that have run so far. `missing` maps a part or figure to why it was not measured."""
+    """The results of the benchmark's parts that have run so far. `missing` maps a part, or the name of a figure, to the
+    reason why it was not measured.
+    """
 
     figures: dict[str, Figure] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -93,7 +95,9 @@ def main() -> None:
 
 
 def part_names(text: str) -> tuple[str, ...]:
-    """Return the parts of PARTS in a text such as "decode,serve". Raises argparse's error for an unknown one."""
+    """Split a text such as "decode,serve" into names, which must be in PARTS. Raises argparse's error for an unknown
+    one.
+    """
     names = tuple(filter(None, text.split(",")))
     if unknown := [name for name in names if name not in PARTS]:
         raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(PARTS)}")
@@ -105,7 +109,9 @@ def asked_parts(options: argparse.Namespace) -> list[str]:
 
 
 def work_folder(options: argparse.Namespace) -> Path:
-    """Return the folder for a shape's checkpoint, artifact, caches and intermediate result."""
+    """Return the folder for the checkpoint, the artifact, the caches and the intermediate result of a model shape,
+    within --work.
+    """
     folder: Path = options.work / options.shape
     return folder
 
@@ -115,7 +121,9 @@ def name_of(options: argparse.Namespace) -> str:
 
 
 def earlier(options: argparse.Namespace) -> Found:
-    """Return the results of an earlier call with the same --work. Empty if commit or packages differ."""
+    """Return the results of an earlier run of this benchmark with the same --work. They are empty if there was none, or
+    if the commit or the installed packages differ.
+    """
     path = work_folder(options) / f"{name_of(options)}.json"
     if not path.exists() or (result := read_result(path)).revision != os.environ[REVISION]:
         return Found()
@@ -125,7 +133,9 @@ def earlier(options: argparse.Namespace) -> Found:
 
 
 def check_commands() -> None:
-    """Exit if Ingot's commands do not start, for example because a package is missing: nothing could be compiled."""
+    """Exit if Ingot's commands do not start, for example because a package is missing. Without them nothing can be
+    compiled.
+    """
     try:
         run_command([sys.executable, "-m", "ingot", "compile", "--help"], timeout=60)
     except ChildError as error:
@@ -133,7 +143,7 @@ def check_commands() -> None:
 
 
 def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path]]]:
-    """Yield each part's name and its command line, in the order of PARTS."""
+    """Yield (name, command line) of each part of the benchmark, in the order of PARTS."""
     work = work_folder(options)
     checkpoint, artifact = work / "checkpoint", work / "model.ingot"
     compiling = [HERE / "compile_time.py", checkpoint, "--work", work, f"--options={options.options}", "--measure"]
@@ -152,7 +162,9 @@ def commands(options: argparse.Namespace) -> Iterator[tuple[str, list[str | Path
 
 
 def run(part: str, command: list[str | Path], found: Found, seconds: float) -> None:
-    """Run one part of the benchmark within `seconds`. Add its results to `found`, or the reason why it has none."""
+    """Run one part of the benchmark by its command line, for at most `seconds`. Add its results to `found`, or the
+    reason why it has none.
+    """
     found.missing.pop(part, None)
     try:
         if seconds <= 0:
@@ -171,7 +183,7 @@ def run(part: str, command: list[str | Path], found: Found, seconds: float) -> N
 
 
 def write(options: argparse.Namespace, found: Found, folder: Path) -> Path:
-    """Write the result file with the parts that have run so far, and return its path."""
+    """Write the result file into `folder`, with the parts that have run so far, and return its path."""
     return write_result(
         name_of(options),
         {"shape": options.shape, "batch": options.batch, "compile": options.options, "load": options.load},

@@ -52,15 +52,17 @@ def main() -> None:
 
 
 def build(shape: str, work: str) -> Ended:
-    """Compile the kernels that prefill.py measures, into the folder `work`. Raises ChildError."""
+    """Compile the kernels that kernels/prefill.py measures, for a model shape, into the folder `work`. Raises
+    ChildError.
+    """
     script: list[str | Path] = [sys.executable, KERNELS / "prefill.py", "--shape", shape, "--work", work, "--build"]
     return run_command(script, timeout=_BESIDE)
 
 
 def measure(part: str, options: argparse.Namespace, work: str, building: "Future[Ended] | None", found: Found) -> None:
-    """Run one part's script. Add its results to `found`, or the reason why it has none.
+    """Run the script of one part of the benchmark. Add its results to `found`, or the reason why it has none.
 
-    `building` is the compile that the part "prefill" waits for.
+    `building` is the running compile of the kernels in the folder `work`. Only the part "prefill" needs them and waits.
     """
     command = [KERNELS / f"{part}.py", "--shape", options.shape, "--seconds", str(options.seconds)]
     if part == "prefill" and building is not None:

@@ -97,7 +97,7 @@ def _measure(artifact: Path) -> dict[str, int]:
 
 
 def _growth(call: Callable[[], object]) -> int:
-    """Call `call`, and return by how many bytes the process's anonymous memory grew at most while it ran."""
+    """Call `call`. Return the largest number of bytes by which the process's anonymous memory grew while it ran."""
     from ingot.bench.holdings import anonymous_memory
 
     before = peak = anonymous_memory()

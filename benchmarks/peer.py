@@ -85,15 +85,18 @@ def is_there(peer: Peer, site: Path | None) -> bool:
 
 
 def environment(peer: Peer, site: Path | None, caches: Path) -> dict[str, str]:
-    """Return the environment variables to add for the peer's processes: its import path and its cache folders."""
+    """Return the environment variables to add for processes of another engine: its import path, if it is installed in
+    `site`, and its cache folders within `caches`.
+    """
     path = {} if site is None else {"PYTHONPATH": os.fspath(site)}  # without Ingot
     return {**path, **{name: os.fspath(caches / name.lower()) for name in peer.caches}}
 
 
 def figures(starts: list[Ended], last: Ended) -> dict[str, Figure]:
-    """Return the figures of a peer's starts and steps, under the names that Ingot's have.
+    """Return the figures of another engine by name, under the names that Ingot's figures have.
 
-    `starts` are those before the `last` one; steps were measured in the last.
+    `starts` are its runs before the `last` one: only their start is measured. Decode and serving are measured in the
+    last run.
     """
     cold, *warm = [start_of(one) for one in (*starts, last)]
     found = {f"cold_{name}": figure for name, figure in first_token_figures([cold]).items()}

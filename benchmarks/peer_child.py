@@ -32,9 +32,9 @@ MAX_MODEL_LEN = 4096  # tokens of a sequence, or more if the load needs them
 
 @dataclass(frozen=True)
 class Opening:
-    """The options to open an engine with. Sequences have up to `longest` positions.
+    """The options with which to start another engine. Sequences have up to `longest` positions.
 
-    `memory_share` is the share of the GPU's memory for the engine, as the engine counts it.
+    `memory_share` is the share of the GPU's memory that the engine may use, as the engine itself counts it.
     """
 
     checkpoint: Path
@@ -45,15 +45,15 @@ class Opening:
 
 
 class OpenedPeer(Protocol):
-    """An engine that has loaded its model. It decodes greedily, past the end tokens, without detokenizing."""
+    """Another engine that has loaded its model. It decodes greedily, ignores end tokens, and does not detokenize."""
 
     def generate(self, prompts: Prompts, count: int) -> object:
         """Generate exactly `count` tokens for each prompt."""
         ...
 
     def driven(self, *, by_token: bool) -> DrivenEngine:
-        """Return the engine in the form that `ingot.bench.drive` uses. It reports a request at every token, or only at
-        its end.
+        """Return the engine with the interface that the load generator `ingot.bench.drive` uses. It reports each
+        request at every token if `by_token`, else only when the request ends.
         """
         ...
 
@@ -61,10 +61,12 @@ class OpenedPeer(Protocol):
 def measure_peer(
     begun: float, package: str, settings: Mapping[str, str], open_peer: Callable[[Opening], OpenedPeer]
 ) -> None:
-    """Run the measurements that the command line requests, and write them as JSON. `open_peer` loads the engine.
+    """Run the measurements of another engine that the command line requests, and write them as JSON.
 
-    `begun` is the time at which the process began to run its own code. `package` is the engine's package, and
-    `settings` are environment variables to set before importing it.
+    begun       the time at which this process began to run its own code
+    package     the name of the engine's package
+    settings    environment variables to set before importing the package
+    open_peer   a function that starts the engine and loads the model
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)

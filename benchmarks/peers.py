@@ -12,9 +12,11 @@ _COMPILER_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "FLASHINFER_W
 
 @dataclass(frozen=True)
 class Peer:
-    """Another engine. `name` is its package and the prefix of its figures' names; `title` is its makers' spelling.
+    """Another engine to compare with. `name` is its package and the prefix of its figures' names; `title` is its
+    makers' spelling.
 
-    `caches` are environment variables that set the cache folders of the engine and of compilers that it calls.
+    `caches` names the environment variables that set the cache folders of the engine and of the compilers that it
+    calls.
     """
 
     name: str
@@ -23,22 +25,24 @@ class Peer:
 
     @property
     def child(self) -> Path:
-        """Return the path of the script that measures this engine, in a process of its own."""
+        """Return the path of the script that measures this engine. It runs in a process of its own."""
         return Path(__file__).with_name(f"{self.name}_child.py")
 
     def figure(self, version: str, name: str) -> str:
-        """Return the name of a figure of this engine in a result. It has the version: a result may have several
+        """Return the name that the figure `name` has for one version of this engine, in a result that may have several
         versions.
         """
         return f"{self.name}_{version}_{name}"
 
     def versions(self, figures: Mapping[str, Figure]) -> list[str]:
-        """Return the versions of this engine that have figures, in the order of the figures."""
+        """Return the versions of this engine that `figures`, the numbers of a result, contain, in that order."""
         parts = [name.split("_", 2) for name in figures]
         return list(dict.fromkeys(part[1] for part in parts if part[0] == self.name and len(part) > 2))
 
     def best(self, figures: Mapping[str, Figure], name: str) -> tuple[str, Figure] | None:
-        """Return the version with the best value of the figure `name`, and that figure. None if no version has it."""
+        """Return the version of this engine with the best value of the figure `name`, and that figure; None if no
+        version has it.
+        """
         named = {version: self.figure(version, name) for version in self.versions(figures)}
         found = {version: figures[one] for version, one in named.items() if one in figures}
         if not found:

@@ -180,12 +180,12 @@ FAMILIES: Mapping[str, Config] = {
 
 
 def config_of(shape: str, **changes: Any) -> Config:
-    """Return the config.json of a shape, such as "8b", with some fields changed."""
+    """Return the content of config.json for a model shape, such as "8b". `changes` replaces fields by name."""
     return {**{**SHAPES, **FAMILIES}[shape], **changes}
 
 
 def tensor_shapes(config: Config) -> TensorShapes:
-    """Return the shapes of a checkpoint's tensors, by name and in transformers' order, for this config.json."""
+    """Return the shape of each tensor of a checkpoint with this config.json, by name, in transformers' order."""
     import transformers
 
     kind = getattr(transformers, config["architectures"][0])
@@ -200,13 +200,14 @@ def tensor_shapes(config: Config) -> TensorShapes:
 
 
 def layer_shapes(config: Config) -> TensorShapes:
-    """Return the shapes of the tensors of one layer. Names have no layer prefix."""
+    """Return the shape of each tensor of one layer, by its name within the layer, such as "mlp.down_proj.weight"."""
     layers = tensor_shapes({**config, "num_hidden_layers": 1})
     return {name.partition(".0.")[2]: shape for name, shape in layers.items() if ".0." in name}
 
 
 def write_checkpoint(folder: Path, config: Config, *, seed: int = 0) -> Path:
-    """Write a checkpoint of this config.json into `folder`, which must not exist yet, and return the folder.
+    """Write a checkpoint with this config.json and random weights into `folder`, which must not exist yet. Return the
+    folder.
 
     Matrices are normal with a deviation of 1/sqrt(columns), biases with one of 0.02, and norms multiply by 1. So
     activations keep their size through any number of layers. The same seed makes the same weights on the same kind of
@@ -243,7 +244,7 @@ def _bytes(shape: tuple[int, ...]) -> int:
 
 
 def _shards(shapes: TensorShapes) -> Iterator[list[str]]:
-    """Yield the tensors' names in order, one list for each file of at most _SHARD_BYTES."""
+    """Divide a checkpoint's tensors among files of at most _SHARD_BYTES. Yield the tensors' names, file by file."""
     names: list[str] = []
     size = 0
     for name, shape in shapes.items():

@@ -27,10 +27,10 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Figure(BaseModel):
-    """One number of a result. `what` describes what it measures.
+    """One measured number of a benchmark's result. `what` describes what was measured.
 
-    `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s", or "" for a ratio or count. `values` are
-    those of all tries, if `value` is derived from several and they were kept.
+    `unit` is "s", "B", "B/s", "flop", "flop/s", "tokens/s", "requests/s", or "" for a ratio or count. If `value` is
+    derived from several tries, `values` has the number of each try, or is empty if they were not kept.
     """
 
     model_config = _FROZEN
@@ -45,11 +45,11 @@ class Figure(BaseModel):
 
 
 class Result(BaseModel):
-    """The result of one run of a benchmark.
+    """The result of one run of a benchmark, as stored in a JSON file.
 
-    `name` names the file; `revision` is the commit, with "+" if files differed from it; `date` is the day, in UTC.
-    `settings` are the options of the benchmark, `figures` the numbers by name. `missing` maps each figure or part that
-    was not measured to the reason.
+    `name` names the file. `revision` is the commit, with "+" if files differed from it. `date` is the day, in UTC.
+    `settings` are the options of the benchmark, `figures` the measured numbers by name. `missing` maps each figure or
+    part that was not measured to the reason.
     """
 
     model_config = _FROZEN
@@ -64,7 +64,7 @@ class Result(BaseModel):
 
 
 def gpu_result(shape: str) -> str:
-    """Return the default name of the result of gpu.py for a shape, such as "gpu_8b"."""
+    """Return the default name of the result file of gpu.py for a model shape, such as "gpu_8b" for "8b"."""
     return f"gpu_{shape.replace('-', '_').replace('.', '_')}"
 
 
@@ -78,10 +78,13 @@ def write_result(
     folder: Path = RESULTS,
     missing: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write NAME.json into `folder`, replacing an earlier run's, and return its path.
+    """Write NAME.json into `folder`, replacing the result of an earlier run, and return its path.
 
-    `packages` are those that affect the figures; their versions, or their absence, are recorded. `versions` are those
-    of software that this process cannot import. `missing` maps each figure that was not measured to the reason.
+    settings   the options of the benchmark
+    figures    the measured numbers by name
+    packages   packages that affect the figures; their versions are recorded, or that they are not installed
+    versions   versions of software that this process cannot import, by name
+    missing    for each figure that was not measured, the reason
     """
     result = Result(
         name=name,
@@ -100,21 +103,23 @@ def write_result(
 
 
 def read_result(path: Path) -> Result:
-    """Return the result in a file of `write_result`. Raises pydantic.ValidationError for a file that
-    breaks the schema.
+    """Return the result in a file that `write_result` wrote. Raises pydantic.ValidationError for a file that breaks the
+    schema.
     """
     return Result.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 def print_figures(figures: Mapping[str, Figure]) -> None:
-    """Print the name, value and description of each figure, a line each."""
+    """Print one line for each figure: its name, value and description."""
     width = max(map(len, figures), default=0)
     for name, figure in figures.items():
         print(f"{name:{width}}  {quantity(figure.value, figure.unit):14}  {figure.what}")
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option --json FILE.json to a benchmark that writes its result only if that is set. `report` writes it."""
+    """Add the option --json FILE.json to a benchmark's parser. `report` writes the result there; without the option,
+    nowhere.
+    """
     parser.add_argument("--json", type=_json_file, metavar="FILE", help="where to write the result, NAME.json")
 
 
@@ -131,7 +136,7 @@ def report(
 
 
 def revision() -> str:
-    """Return the commit that is measured, with "+" if files differ from it.
+    """Return the commit of the code that is measured, with "+" if files differ from it.
 
     The environment variable INGOT_REVISION takes precedence over git. Exits if neither names a commit.
     """

@@ -33,7 +33,7 @@ _VOCAB = 128_000
 
 @dataclass(frozen=True)
 class Load:
-    """The workload: how many sequences run and how many wait, and the tokens of each prompt."""
+    """The workload: how many sequences run, how many requests wait, and how many tokens each prompt has."""
 
     running: int
     waiting: int
@@ -41,7 +41,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Return the maximum tokens of a sequence: it must decode in all measured steps, with some to spare."""
+        """Return the max_seq_len to set: enough to decode in all measured steps, with some to spare."""
         return self.prompt + (_TRIES + 2) * _STEPS
 
 
@@ -63,7 +63,9 @@ def main() -> None:
 
 
 def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, Figure]:
-    """Return the seconds of `schedule` and of `retire` for a decode step. Their figures' names end in `suffix`."""
+    """Measure the scheduler's `schedule` and `retire` in decode steps. Return the seconds of each as figures, whose
+    names end in `suffix`.
+    """
     scheduler = _filled(load, prefix_caching=prefix_caching)
     steps = _steps(scheduler)
     tries: list[tuple[float, float]] = []
@@ -82,7 +84,9 @@ def step_figures(suffix: str, load: Load, *, prefix_caching: bool) -> dict[str, 
 
 
 def request_figures(load: Load) -> dict[str, Figure]:
-    """Return the seconds of adding a request, and of a step that admits it with its prompt in the prefix cache."""
+    """Measure the scheduler's work for a new request. Return two figures: the seconds of adding a request, and of a
+    step that admits it with its prompt in the prefix cache.
+    """
     draw = random.Random(0)
     trunk = _prompt(draw, load.prompt)
     scheduler = _scheduler(load, prefix_caching=True)
@@ -131,8 +135,8 @@ def _filled(load: Load, *, prefix_caching: bool) -> Scheduler:
 
 
 def _steps(scheduler: Scheduler) -> Iterator[tuple[float, float]]:
-    """Yield for each step the seconds of scheduling it, and of retiring the previous one. One step is
-    always in flight.
+    """Run steps of the scheduler. Yield, for each, the seconds of scheduling it and of retiring the step before. One
+    step is always in flight.
     """
     before = scheduler.schedule()
     while True:

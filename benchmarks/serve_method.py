@@ -27,12 +27,16 @@ _PREFIX_OWN = 128  # tokens of each such prompt after the prefix
 
 @dataclass(frozen=True)
 class Load:
-    """The sizes of the parts of a serving measurement. A count of 0 leaves a part out.
+    """The sizes of a serving measurement, which has several parts. A count of 0 leaves a part out.
 
-    `prompt`: tokens of each long prompt. `requests`, `input`, `output`: requests submitted at once, and their tokens in
-    and out. `spread`: requests of random lengths. `arrivals`, `rate`, `conversation`: requests that arrive over time,
-    their rate per second in each run, and the tokens of the longest. `sharing`, `prefix`: requests with a common
-    prefix, and its tokens.
+    prompt                         first part: the tokens of each long prompt
+    requests, input, output        second part: how many requests are submitted at once, and the tokens of each prompt
+                                   and output
+    spread                         third part: how many requests of random lengths are submitted at once
+    arrivals, rate, conversation   fourth part: how many requests arrive over time, at how many per second in each run,
+                                   and the tokens of the longest
+    sharing, prefix                fifth part: how many requests have a common prefix, and how many tokens the prefix
+                                   has
     """
 
     prompt: tuple[int, ...] = (4000,)
@@ -48,7 +52,7 @@ class Load:
 
     @property
     def longest(self) -> int:
-        """Return the tokens of the longest sequence, prompt and output together."""
+        """Return the most tokens of a sequence in any part of the measurement, prompt and output together."""
         return max(
             *(tokens + 1 for tokens in self.prompt),
             (self.input + self.output) * (self.requests > 0),
@@ -60,9 +64,9 @@ class Load:
 
 @dataclass(frozen=True)
 class Served:
-    """The runs of a serving measurement, by part; a part that was left out is empty.
+    """The recorded runs of a serving measurement, by part; a part that was left out is empty.
 
-    `prompt` has all tries of each long prompt, with one output token. `arrivals` has a run for each rate.
+    `prompt` has, for each long prompt, all tries, with one output token. `arrivals` has a run for each request rate.
     """
 
     load: Load
@@ -74,11 +78,12 @@ class Served:
 
 
 def measure_serving(at_end: DrivenEngine, by_token: DrivenEngine, vocab: int, load: Load) -> Served:
-    """Serve all parts of `load` with random prompts, and return the runs. Every engine gets the same prompts in the
-    same order.
+    """Run all parts of the serving measurement `load` with random prompts of token ids below `vocab`, and return the
+    recorded runs. Every engine gets the same prompts in the same order.
 
-    `at_end` and `by_token` are the same engine. The first reports a request when it has ended, the second at every
-    token, which costs time. Requests that are submitted at once, without a common prefix, need only the first.
+    `at_end` and `by_token` are two interfaces of the same engine. The first reports a request only when it has ended.
+    The second reports it at every token, which costs time. Parts that submit all requests at once, without a common
+    prefix, use the first.
     """
     draw = random.Random(0)
     spread = [Lengths(draw.randint(*_SPREAD), draw.randint(*_SPREAD)) for _ in range(load.spread)]
@@ -119,9 +124,11 @@ def _warm_drive(
     arrivals: Sequence[float] | None = None,
     prefix: int = 0,
 ) -> Run:
-    """Serve a few similar, shorter requests as a warm-up, and then the requests of `lengths`. Return the latter's run.
+    """Serve requests with these `lengths`, after a few similar, shorter ones as a warm-up. Return the recorded run,
+    without the warm-up.
 
-    Prompts depend on `seed` and begin with `prefix` common tokens. Requests arrive all at once, or at `arrivals`.
+    `seed` determines the random prompts; they begin with `prefix` common tokens. Requests arrive all at once, or at the
+    times `arrivals`.
     """
     few, tokens = _WARM_UP
     short = [Lengths(one.prompt, min(one.output, tokens)) for one in lengths[:few]]
@@ -147,7 +154,7 @@ def _drive(
 
 
 def served_of(answer: Mapping[str, Any]) -> Served:
-    """Return the Served that `dataclasses.asdict` and JSON encoded as `answer`."""
+    """Return the Served object that was encoded by `dataclasses.asdict` and JSON into `answer`."""
     runs = {name: _run_of(answer[name]) for name in ("requests", "spread", "prefix")}
     load = Load(**{name: tuple(value) if isinstance(value, list) else value for name, value in answer["load"].items()})
     prompt = tuple(tuple(map(_run_of, tries)) for tries in answer["prompt"])
@@ -163,7 +170,7 @@ def _run_of(answer: Mapping[str, Any]) -> Run:
 
 
 def add_load_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option for each field of Load to a script's parser."""
+    """Add a command line option to the parser for each field of Load, the sizes of a serving measurement."""
     for field in fields(Load):
         kind = type(field.default)
         if kind is tuple:  # all elements have the type of the first one
@@ -172,7 +179,7 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _above_zero(kind: type[int] | type[float], text: str) -> tuple[int | float, ...]:
-    """Return the numbers of type `kind` in a text such as "16,32", without those that are 0."""
+    """Return the numbers in a text such as "16,32", as values of type `kind`. Leave out those that are 0."""
     return tuple(filter(None, map(kind, text.split(","))))
 
 
@@ -181,7 +188,9 @@ def load_of(options: argparse.Namespace) -> Load:
 
 
 def load_settings(load: Load) -> dict[str, int | str]:
-    """Return the fields of a load for a result's settings. Several values become a text with commas."""
+    """Return the fields of a Load by name, as settings to record in a result. Several values of a field are joined by
+    commas.
+    """
     return {
         name: (",".join(f"{one:g}" for one in value) or "0") if isinstance(value, tuple) else value
         for name, value in asdict(load).items()
@@ -189,5 +198,5 @@ def load_settings(load: Load) -> dict[str, int | str]:
 
 
 def load_arguments(load: Load) -> list[str]:
-    """Return the fields of a load as arguments for another script."""
+    """Return the fields of a Load as command line arguments to pass to another script."""
     return [item for name, value in load_settings(load).items() for item in (f"--{name}", str(value))]

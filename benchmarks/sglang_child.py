@@ -29,8 +29,8 @@ def sampling(count: int) -> dict[str, object]:
 
 
 class DrivenSglang:
-    """SGLang in the form that `ingot.bench.drive` uses. Each request is a task of `Engine.async_generate`, as in its
-    server.
+    """SGLang, with the interface that the load generator `ingot.bench.drive` uses. Each request is a task of
+    `Engine.async_generate`, as in SGLang's server.
 
     SGLang's scheduler is a process of its own that reports tokens over a socket.
     """
@@ -63,7 +63,9 @@ class DrivenSglang:
             self._told.put_nowait((index, error))  # `step` raises it, since nothing awaits the task
 
     def step(self) -> "Iterator[Progress]":
-        """Wait until one request has new tokens, and yield the progress of all that have some by then."""
+        """Wait until at least one request has new tokens. Yield the progress of every request that has new tokens by
+        then.
+        """
         reports = [self._engine.loop.run_until_complete(self._told.get())]
         while not self._told.empty():
             reports.append(self._told.get_nowait())

@@ -64,8 +64,8 @@ def main() -> None:
 
 
 def _round(llm: LLM, sequences: int, shared: int, steps: int, turn: int) -> float:
-    """Serve sequences with `shared` common tokens, and return the median seconds between decode steps. `turn` seeds
-    them.
+    """Serve `sequences` sequences whose prompts begin with `shared` common tokens. Return the median seconds between
+    decode steps. `turn` seeds the random prompts.
     """
     draw = random.Random(turn)
     vocab = llm.loaded.limits.vocab_size

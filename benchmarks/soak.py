@@ -42,10 +42,10 @@ _ALLOWED_DEVICE = 20 << 20
 
 @dataclass(frozen=True)
 class Soaked:
-    """The results of a soak: what ran, and the resources before and after. `alone` holds the probes' tokens when run
-    alone.
+    """The results of a soak test: what ran, and the resources that the engine held before and after. `alone` has the
+    tokens that each probe generates when it runs alone. A probe is a request that runs twice: alone, and under load.
 
-    `kept` is the number of pages that the prefix cache still finds after it was emptied.
+    `kept` is the number of pages that the prefix cache still finds after it was emptied; it should be 0.
     """
 
     soak: Soak
@@ -57,7 +57,7 @@ class Soaked:
 
     @property
     def equal(self) -> int:
-        """Return how many probes generated the same tokens in the load as alone."""
+        """Return how many probes (requests that first ran alone) generated the same tokens under load."""
         pairs = zip(self.soak.requests, self.soak.outcomes, strict=True)
         return sum(one.token_ids == self.alone[asked.probe] for asked, one in pairs if asked.probe is not None)
 
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 def answered(llm: LLM, seed: int) -> float:
-    """Return the requests per second that the engine completes with a full batch at all times."""
+    """Return how many requests per second the engine completes if its batch is always full."""
     count = _BURST * llm.loaded.limits.max_batch
     burst = _requests(llm.loaded, count, math.inf, f"{seed} burst")
     return count / _run(llm, burst).seconds
@@ -179,9 +179,8 @@ def figures(soaked: Soaked) -> dict[str, Figure]:
 
 
 def waits(done: Soak) -> dict[str, float]:
-    """Return the 99th percentile of the seconds until a request's first token, under "first" and "last".
-
-    These are the requests that arrived in the first third of the time, and in the last third.
+    """Return the 99th percentile of the time to first token, in seconds: under "first" for requests that arrived in the
+    first third of the time, under "last" for those of the last third.
     """
     pairs = zip(done.requests, done.outcomes, strict=True)
     found = [(asked.arrival, one.first - asked.arrival) for asked, one in pairs if not math.isnan(one.first)]
@@ -192,7 +191,9 @@ def waits(done: Soak) -> dict[str, float]:
 
 
 def failures(soaked: Soaked) -> Iterator[str]:
-    """Yield a text for each lost request, each resource that was not returned, and wrong tokens of probes."""
+    """Yield a message for each failure of the soak test: a lost request, a resource that was not freed, or wrong tokens
+    of a probe.
+    """
     before, after = soaked.before, soaked.after
     yield from soaked.faults[:10]
     if lost := soaked.ended(""):

@@ -17,8 +17,8 @@ from ingot.runtime.artifact import open_artifact
 
 @dataclass(frozen=True)
 class StepTraffic:
-    """The bytes that one step moves. `weights` are read once for any batch; `cache` are keys and values, read and
-    written.
+    """The bytes that one step reads and writes. `weights` are read once, at any batch size; `cache` are keys and
+    values, read and written.
     """
 
     weights: int
@@ -30,8 +30,8 @@ class StepTraffic:
 
 
 def step_traffic(artifact: Path, batch: int, context: float) -> StepTraffic:
-    """Return the minimum bytes that a decode step of an artifact moves, for `batch` sequences of `context` positions
-    each.
+    """Return the minimum bytes that a decode step of an artifact reads and writes. The step has `batch` sequences,
+    which attend to `context` positions each.
     """
     programs = parse_programs(open_artifact(artifact, verify=False).read_text("program.ir"))
     program = next(one for one in programs if one.name == "main" and one.bucket and one.bucket.holds(batch, 1))
@@ -62,9 +62,10 @@ def program_traffic(program: Program, batch: int, context: float) -> StepTraffic
 
 
 def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node, tuple[str, ...]]]:
-    """Yield every call of a program, also those in regions, with the names of the params that it reads.
+    """Yield every call of an op in a program, including those inside compiled regions (fused calls), with the names of
+    the weights that it reads.
 
-    `names` maps the program's placeholders to params' names.
+    `names` maps the program's placeholders to the names of weights.
     """
     for node in program.calls():
         if isinstance(node.target, RegionCall):
@@ -82,19 +83,25 @@ def _calls(program: Program, names: Mapping[str, str]) -> Iterator[tuple[fx.Node
 
 
 def _window(program: Program, cache: str) -> float:
-    """Return the maximum positions of a cache that a token's attention reads; infinity without a window."""
+    """Return the size of the attention window with which a program reads the KV cache `cache`; infinity without a
+    window.
+    """
     users = (node for node in program.calls() if any(_state(one) == cache for one in node.all_input_nodes))
     masks = (Mask.named(str(node.kwargs.get("mask", CAUSAL.name))) for node in users)
     return min((mask.size for mask in masks if mask.forgets), default=math.inf)
 
 
 def _state(node: fx.Node) -> str | None:
-    """Return the name of the state if a node is a version of one; else None."""
+    """Return the name of the state (such as a KV cache) if a graph node is that state before or after a write; else
+    None.
+    """
     kind = node.meta["type"]
     return kind.name if isinstance(kind, StateType) else None
 
 
 def _position_bytes(cache: StateSpec) -> int:
-    """Return the bytes of one position in a cache: keys and values, [pages, 2, page_size, heads, head_dim]."""
+    """Return the bytes of keys and values that a cache has for one position. Its shape is [pages, 2, page_size, heads,
+    head_dim].
+    """
     _, pair, _, heads, head_dim = cache.type.shape
     return int(pair) * int(heads) * int(head_dim) * cache.type.dtype.itemsize

@@ -6,9 +6,8 @@ _SECONDS_FROM = 1.0  # longer times have no prefix
 
 
 def quantity(value: float, unit: str) -> str:
-    """Return a number with its unit as text, with three significant digits. Units in _PREFIXED get a decimal prefix.
-
-    The unit "" stands for ratios and counts.
+    """Return a number with its unit as text, with three significant digits. Units in _PREFIXED get a decimal prefix,
+    such as "ms". The unit "" is for ratios and counts.
     """
     if unit == "tokens/s":
         return f"{value:,.0f} {unit}"
@@ -23,7 +22,9 @@ def quantity(value: float, unit: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Return a number as text with three significant digits, or with all digits before the point."""
+    """Return a number as text with three significant digits. A number of 1000 or more keeps all digits before the
+    point.
+    """
     if abs(value) >= 100 or value == 0:
         return f"{value:.0f}"
     text = f"{value:#.3g}"

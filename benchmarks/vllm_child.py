@@ -27,7 +27,9 @@ SETTINGS = {
 
 
 class DrivenVllm:
-    """vLLM in the form that `ingot.bench.drive` uses: its engine, as its server and its `LLM.generate` drive it."""
+    """vLLM, with the interface that the load generator `ingot.bench.drive` uses. It drives vLLM's engine in the same
+    way as vLLM's server and `LLM.generate` do.
+    """
 
     def __init__(self, llm: Any, *, by_token: bool) -> None:
         self._engine = llm.llm_engine

@@ -10,7 +10,7 @@ import torch
 
 @dataclass(frozen=True)
 class _Parameter:
-    """A parameter in an op's schema. `by_name` marks a keyword-only one."""
+    """A parameter in the schema of a torch op. `by_name` marks a keyword-only parameter."""
 
     name: str
     by_name: bool
@@ -38,9 +38,12 @@ def _parameters(target: torch._ops.OpOverload) -> tuple[_Parameter, ...]:
 def one_spelling(
     target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return a call's arguments in normal form, so that equal calls have equal text. They are positional if the schema
-    allows it, without defaults, and floats for float parameters. Arguments that the schema lacks stay, so that the op
-    rejects them."""
+    """Return the positional and the keyword arguments of a call of `target` in normal form, so that equal calls have
+    equal text.
+
+    Arguments are positional if the schema allows it. Defaults are left out, and an int for a float parameter becomes a
+    float. Arguments that the schema lacks are kept, so that the op rejects them later.
+    """
     parameters = _parameters(target)
     positional = [one for one in parameters if not one.by_name]
     given, ordered = dict(kwargs), list(args)

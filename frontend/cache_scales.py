@@ -16,8 +16,11 @@ SCALE_NAMES = r"(?:.*\.)?layers\.(\d+)\.self_attn\.(?:attn\.|k_proj\.(?=k)|v_pro
 
 
 def read_cache_scales(checkpoint: Checkpoint) -> dict[int, CacheScales]:
-    """Return the cache scales of each layer, by layer number; empty if the checkpoint has none. Raises CheckpointError
-    for a scale that is not a positive number, and for a layer without exactly one scale each for keys and values."""
+    """Return the scales of an eight-bit KV cache that the checkpoint holds, by layer number; empty if it holds none.
+
+    Raises CheckpointError for a scale that is not a positive number, and for a layer without exactly one scale for keys
+    and one for values.
+    """
     found: dict[int, dict[str, float]] = {}
     for name in sorted(checkpoint.tensors):
         if ":" in name or (match := re.fullmatch(SCALE_NAMES, name)) is None:
@@ -48,7 +51,8 @@ def _number(checkpoint: Checkpoint, name: str) -> float:
 
 
 def set_cache_scales(model: Model, scales: Mapping[int, CacheScales]) -> None:
-    """Set the cache scales of each layer, given by layer number, in the `attention` calls of a traced model."""
+    """Write the scales of eight-bit KV caches into the `attention` calls of a traced model. `scales` has them by layer
+    number."""
     for program in model.entries.values():
         for node in program.calls(ops.attention.overload):
             layer = node.kwargs["layer"]

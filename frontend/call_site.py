@@ -21,12 +21,13 @@ _NOT_THEIRS = tuple(str(Path(file).parent) + os.sep for file in (str(torch.__fil
 
 @dataclass(frozen=True)
 class CallSite:
-    """The place in a model definition that makes a call. A field is empty if unknown.
+    """The place in a model definition (the `nn.Module` of an architecture) that makes a call. A field is empty if
+    unknown.
 
     at      file and line of the call itself, which may be in a module that several blocks share
-    layer   the layer's number
-    place   file and line of the statement that leads to the call, in the layer's innermost block or else in the
-            definition
+    layer   the number of the decoder layer, as text
+    place   file and line of the statement that leads to the call, in the layer's innermost block, such as its attention
+            module; outside layers, in the definition itself
     """
 
     at: str = ""
@@ -35,13 +36,17 @@ class CallSite:
 
     @property
     def origin(self) -> str:
-        """Return the site as text, such as "layer 3, blocks/attention.py:112"."""
+        """Return layer and place as text, such as "layer 3, blocks/attention.py:112". A part that is unknown is left
+        out."""
         return ", ".join([f"layer {self.layer}"] * bool(self.layer) + [self.place] * bool(self.place))
 
 
 def find_call_site(modules: Mapping[int, str], outermost: CodeType) -> CallSite:
-    """Return the site of the current call. `modules` has the names of the definition's modules by the modules' ids.
-    `outermost` is the code object that runs the definition; frames outside it are ignored."""
+    """Find the line of a model definition that makes the current call, by walking up Python's stack.
+
+    `modules` maps the `id()` of each module of the definition to its name, such as "layers.3.mlp". `outermost` is the
+    code object that runs the definition; the walk stops there.
+    """
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not outermost:
@@ -73,5 +78,5 @@ def _is_theirs(file: str) -> bool:
 
 @lru_cache
 def _short(file: str) -> str:
-    """Return a file name with its folder, such as "blocks/attention.py"."""
+    """Return a file name with its parent folder only, such as "blocks/attention.py"."""
     return "/".join(Path(file).parts[-2:])

@@ -31,10 +31,10 @@ _MAP_FLAGS = mmap.MAP_PRIVATE | (getattr(mmap, "MAP_NORESERVE", 0x4000) if sys.p
 class Checkpoint:
     """An open checkpoint: its parsed config.json, where each tensor is stored, and its tokenizer files.
 
-    `others` are further checkpoints by alias, such as that of a draft model; `tensors` includes theirs as
-    "alias:tensor".
+    `others` maps aliases to further checkpoints, such as "draft" to that of a draft model. `tensors` includes the
+    tensors of these checkpoints under the name "alias:tensor".
 
-    The config's `auto_map` names Python code in the folder. It stays data: this module never imports it.
+    The config's `auto_map` may name Python code in the folder. This module never imports that code.
     """
 
     folder: Path
@@ -57,7 +57,8 @@ class Checkpoint:
         return Checkpoint(folder, config, MappingProxyType(read_tensors(folder)), MappingProxyType(tokenizer_files))
 
     def with_others(self, others: Mapping[str, "Checkpoint"]) -> "Checkpoint":
-        """Return this checkpoint with the tensors of `others`, checkpoints by alias, named `ALIAS:NAME`."""
+        """Return a copy of this checkpoint that also has the tensors of `others`, under the names "alias:tensor".
+        `others` maps aliases, such as "draft", to checkpoints."""
         theirs = {f"{alias}:{name}": info for alias, one in others.items() for name, info in one.tensors.items()}
         return replace(self, tensors=MappingProxyType({**self.tensors, **theirs}), others=MappingProxyType({**others}))
 
@@ -81,11 +82,11 @@ class Checkpoint:
         return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.begin).reshape(info.shape)
 
     def digests(self, threads: int | None = None) -> dict[str, tuple[str, ...]]:
-        """Return the SHA-256, in hex, of each 64 MiB chunk of each tensor file, by file name. `threads` bounds the
-        threads that read, None for the default.
+        """Return the digests of all tensor files, by file name: for each file the SHA-256, in hex, of each 64 MiB
+        chunk. `threads` bounds the threads that read files, None for the default.
 
-        The files include the tensors' names, dtypes and shapes. Files of further checkpoints are named "alias:file".
-        Raises CheckpointError if a file cannot be read.
+        The files hold the tensors' names, dtypes and shapes too, so the digests cover these. Files of the checkpoints
+        in `others` are named "alias:file". Raises CheckpointError if a file cannot be read.
         """
         own = {name: info for name, info in self.tensors.items() if name.partition(":")[0] not in self.others}
         files = sorted({info.file for info in own.values()})
@@ -122,8 +123,8 @@ class Checkpoint:
 
 
 def read_config(path: str | Path) -> dict[str, Any]:
-    """Return the parsed config.json of a folder, which need not have weights yet. Raises ConfigError if it is missing
-    or malformed, or if no reader supports its quantization."""
+    """Return the parsed config.json of a checkpoint folder, which need not have weights yet. Raises ConfigError if the
+    file is missing or malformed, or if its quantization method is not supported."""
     folder = _folder(path)
     config = _read_config(folder / CONFIG)
     find_reader(config, str(folder / CONFIG))

@@ -34,8 +34,8 @@ _MAX_INDEX_BYTES = 256 << 20  # about 100 bytes a tensor
 
 
 def read_index(file: Path) -> dict[str, str]:
-    """Return the shard that holds each tensor, by tensor name, from a safetensors index. Raises CheckpointError if the
-    index is malformed, OSError if it cannot be read."""
+    """Read a safetensors index, and return the name of the shard file that holds each tensor, by tensor name. Raises
+    CheckpointError if the index is malformed, OSError if it cannot be read."""
     with file.open("rb") as stream:
         data = stream.read(_MAX_INDEX_BYTES + 1)
     if len(data) > _MAX_INDEX_BYTES:
@@ -63,7 +63,8 @@ def read_index(file: Path) -> dict[str, str]:
 
 
 def name_files(names: Iterable[str | Path]) -> str:
-    """Return file names in one line for a message: at most LISTED of them, and how many more there are."""
+    """Return file names as one line for an error message: at most LISTED names, then the number of the remaining
+    ones."""
     texts = sorted(name.name if isinstance(name, Path) else name for name in names)
     more = f" and {len(texts) - LISTED} more" if len(texts) > LISTED else ""
     return (", ".join(texts[:LISTED]) or "nothing") + more

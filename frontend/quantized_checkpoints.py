@@ -15,10 +15,11 @@ READERS: Mapping[str, Reader] = {}
 
 
 def find_reader(config: Mapping[str, Any], where: str, readers: Mapping[str, Reader] = READERS) -> Reader | None:
-    """Return the reader of a checkpoint's quantized weights; None if its config.json says that they are not quantized.
+    """Return the reader of a checkpoint's quantized weights; None if its config.json does not say that they are
+    quantized.
 
-    `where` is the file for error messages. `readers` maps a `quant_method` to its reader. Raises ConfigError if no
-    reader supports the method, because reading the stored numbers directly would yield wrong weights.
+    `where` is the file that error messages name. `readers` maps a `quant_method`, such as "gptq", to its reader. Raises
+    ConfigError if the method has no reader, because using the stored numbers directly would yield wrong weights.
     """
     field = next((name for name in FIELDS if config.get(name) is not None), None)
     if field is None:

@@ -16,7 +16,8 @@ _PREFIXES = frozenset({"module", "model", "transformer", "language_model"}) | _W
 
 @dataclass(frozen=True)
 class Respelling:
-    """The mapping from a definition's tensor names to the checkpoint's, which may have other prefixes.
+    """The mapping from a model definition's tensor names to the checkpoint's, which may have other prefixes. For
+    example, "model.norm.weight" may be stored as "language_model.model.norm.weight".
 
     names   the checkpoint's name by the definition's name, for names that differ
     parts   the words that prefixes consist of, such as `model`
@@ -27,24 +28,27 @@ class Respelling:
 
     @staticmethod
     def of(names: Mapping[str, str], optional: str = "") -> "Respelling":
-        """Make a respelling from a mapping of the definition's names to the checkpoint's. `optional` is a prefix of the
-        definition that some checkpoints lack."""
+        """Make a respelling. `names` maps the definition's tensor names to the checkpoint's. `optional` is a prefix of
+        the definition's names that some checkpoints lack; its words count as words of prefixes."""
         return Respelling(names, _PREFIXES | frozenset(optional.split(".")) - {""})
 
     def prefix(self, name: str) -> str:
         return _split_prefix(name, self.parts)[0]
 
     def bare(self, name: str) -> str:
-        """Return a tensor name without its prefix, and without the names that wrappers such as torch.compile add."""
+        """Return a tensor name without its prefix, such as "model.", and without the names that wrappers such as
+        torch.compile insert, such as "_orig_mod"."""
         return _split_prefix(name, self.parts)[1]
 
     def spelled(self, stored: str) -> set[str]:
-        """Return the names under which a definition's rules may match the checkpoint tensor `stored`. They are its own
-        name, and its bare name with each of the definition's prefixes."""
+        """Return the names under which a definition's rules for ignored tensors may match the checkpoint tensor
+        `stored`: its own name and, if names differ, its name with the prefix replaced by each of the definition's, or
+        by none."""
         return {stored, *(prefix + self.bare(stored) for prefix in ("", *map(self.prefix, self.names)) if self.names)}
 
     def __str__(self) -> str:
-        """Describe how the checkpoint's names differ from the definition's, for messages."""
+        """Return text for messages that says how prefixes differ, such as "'language_model.' is 'model.'", the
+        checkpoint's prefix first."""
         pairs = dict.fromkeys(
             _without_ends(self.prefix(ours), self.prefix(theirs)) for ours, theirs in self.names.items()
         )
@@ -58,12 +62,12 @@ class Respelling:
 
 
 def find_respelling(needed: Collection[str], stored: Collection[str], optional: str = "") -> Respelling:
-    """Return how to respell the definition's names, `needed`, as the checkpoint's names, `stored`. It is empty if they
-    are equal or cannot be matched.
+    """Find how the tensor names that a definition needs, `needed`, are spelled in the checkpoint, which has the names
+    `stored`. The result is empty if all needed names are stored, or if they cannot be matched.
 
-    Tensors are matched by their names without prefix and wrappers. Nothing is respelled if a needed tensor is missing
-    or ambiguous, or if the checkpoint has several prefixes for one prefix of the definition. `optional` is a prefix of
-    the definition that some checkpoints lack.
+    Names are matched without their prefixes and the names of wrappers such as torch.compile. Either all needed names
+    are matched or none. Each prefix of the definition must correspond to one prefix in the checkpoint. `optional` is a
+    prefix of the definition that some checkpoints lack.
     """
     if set(needed) <= set(stored):
         return Respelling()
@@ -72,8 +76,11 @@ def find_respelling(needed: Collection[str], stored: Collection[str], optional: 
 
 
 def nearest_respelling(needed: Collection[str], stored: Collection[str], optional: str = "") -> str:
-    """Return a hint for names that do not fit: the respelling that would match more of the `needed` names. Empty if
-    none would."""
+    """Return a hint for an error about tensors that are not found: the change of prefixes with which more of the
+    `needed` names would be among the names `stored`. Empty if no change helps.
+
+    `optional` is a prefix of the definition's names that some checkpoints lack.
+    """
     found = _found(needed, stored, Respelling.of({}, optional))
     without = len(set(needed) & set(stored))
     if len(found) <= without:
@@ -87,8 +94,11 @@ def _differing(found: Mapping[str, str]) -> dict[str, str]:
 
 
 def _found(needed: Collection[str], stored: Collection[str], spelling: Respelling) -> dict[str, str]:
-    """Return the checkpoint's name of each needed tensor that has the same name without prefix and wrappers. For each
-    prefix of the definition, keep only the tensors with the checkpoint's most frequent prefix."""
+    """Return the checkpoint's name of each needed tensor that can be matched, by the needed name. Two names match if
+    they are equal without prefixes and wrapper names. Names with several matches are left out.
+
+    For each prefix of the definition, only matches with the checkpoint's most frequent prefix are kept.
+    """
     theirs: dict[str, list[str]] = defaultdict(list)
     for name in stored:
         theirs[spelling.bare(name)].append(name)
@@ -106,7 +116,8 @@ def _found(needed: Collection[str], stored: Collection[str], spelling: Respellin
 
 
 def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
-    """Return two prefixes, the definition's and the checkpoint's, without the words that both begin or end with."""
+    """Shorten two prefixes, the definition's and the checkpoint's, to the part in which they differ: remove the words
+    that both begin with and those that both end with."""
     left, right = ([part for part in prefix.split(".") if part] for prefix in (ours, theirs))
     for place in (-1, 0):
         while left and right and left[place] == right[place]:
@@ -115,8 +126,8 @@ def _without_ends(ours: str, theirs: str) -> tuple[str, str]:
 
 
 def _split_prefix(name: str, parts: frozenset[str]) -> tuple[str, str]:
-    """Return the prefix of a tensor name, which ends in a dot or is empty, and the rest of the name without wrapper
-    names. `parts` are the words that a prefix consists of."""
+    """Split a tensor name into its prefix, such as "model.", and the rest without wrapper names such as "_orig_mod".
+    The prefix may be empty. `parts` are the words that a prefix may consist of."""
     items = name.split(".")
     begin = 0
     while begin < len(items) - 1 and items[begin] in parts:

@@ -46,7 +46,8 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The location of one tensor: bytes [begin, end) of `file`, counted from the start of the file."""
+    """The dtype, shape and location of one tensor. It is stored in bytes [begin, end) of `file`, counted from the
+    file's start."""
 
     name: str
     dtype: torch.dtype
@@ -171,7 +172,8 @@ def _is_size(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """Return a value as text for a message, shortened, so that a hostile header cannot cause a message of megabytes."""
+    """Return a value as shortened text for an error message, so that a hostile header cannot cause a message of
+    megabytes."""
     if isinstance(value, (list, dict)) and len(value) > 20:
         return f"{type(value).__name__} of {len(value)} items"
     text = value if isinstance(value, str) else repr(value)

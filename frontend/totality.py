@@ -15,8 +15,8 @@ FLOAT_DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfl
 
 
 def expected_shapes(made: Iterable[tuple[Recipe, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
-    """Return the shape that each checkpoint tensor must have, by name. `made` has the recipes of params with the shapes
-    of their results."""
+    """Return the shape that each checkpoint tensor must have, by tensor name. `made` has pairs of a param's recipe (how
+    it is made from checkpoint tensors) and the param's shape."""
     expected: dict[str, tuple[int, ...]] = {}
     for recipe, whole in made:
         for name, shape in recipe.source_shapes(whole).items():
@@ -35,17 +35,17 @@ def check_totality(
     spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
     nearest: str = "",
 ) -> None:
-    """Check that the model's weights and the checkpoint's tensors correspond completely.
+    """Check that every tensor of the checkpoint is used or ignored by a rule, and that no weight of the model is
+    missing.
 
     consumed        the names of the tensors that the model's recipes read
-    ignored_rules   regular expressions that match the whole name of a tensor to ignore
-    expected        the shape of each tensor, by name
-    floating        the tensors that must hold plain floating point values; default: all of `expected`. Eight-bit floats
-                    are not plain: they need their scales
-    spelled         returns the names under which the rules may match a tensor
-    nearest         a hint for the error: other prefixes of the names that would fit better; empty if there are none
+    ignored_rules   regular expressions for tensors to ignore; each must match a whole name
+    expected        the shape that each tensor must have, by name
+    floating        the names of tensors that must be float16, bfloat16, float32 or float64; default: all of `expected`
+    spelled         returns, for a tensor's name in the checkpoint, the names that the rules are matched with
+    nearest         a hint for the error: other prefixes that would fit more names; empty if there are none
 
-    Raises one CheckpointError that lists every missing, extra, mis-shaped and wrongly typed tensor.
+    Raises one CheckpointError that lists every tensor that is missing, extra, or of a wrong shape or dtype.
     """
     problems = unfit_tensors(checkpoint.tensors, consumed, ignored_rules, expected, floating, spelled)
     if problems:
@@ -66,12 +66,12 @@ def unfit_tensors(
     floating: Collection[str] | None = None,
     spelled: Callable[[str], Iterable[str]] = lambda name: (name,),
 ) -> list[str]:
-    """Return the problems of a checkpoint's `tensors` as text, one for each kind: missing, extra, wrong shapes, wrong
-    types. Empty if all fit.
+    """Return the problems of a checkpoint's `tensors`, one text for each kind: missing, extra, wrong shapes, wrong
+    dtypes. Empty if there are none.
 
-    `consumed` are the names that the model's recipes read, `expected` the shapes by name. `floating` must be floating
-    point; default: all of `expected`. `ignored_rules` are regular expressions for tensors to ignore, matched with each
-    of the names that `spelled` returns for a tensor.
+    `consumed` are the names that the model's recipes read. `expected` has the required shapes by name. Tensors named in
+    `floating` must be float16, bfloat16, float32 or float64; default: all of `expected`. `ignored_rules` are regular
+    expressions for tensors to ignore. They are matched with each name that `spelled` returns for a tensor.
     """
     needed = set(consumed) | expected.keys()
     rules = [re.compile(rule) for rule in ignored_rules]

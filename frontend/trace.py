@@ -20,7 +20,8 @@ from ingot.models.params import declaration
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of steps: positions of a sequence, sequences in a step, and tokens in a step."""
+    """Upper bounds of the model's steps: the tokens of a sequence (`max_seq_len`), the sequences in a step
+    (`max_batch`), and the tokens in a step (`max_tokens`)."""
 
     max_seq_len: int
     max_batch: int
@@ -28,10 +29,11 @@ class Limits:
 
 
 def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None = None) -> Model:
-    """Trace each entry of the model's definition into a program at stage TRACED, `main` first.
+    """Trace the definition of a model into programs, one for each entry: `main` first, then, for example, a draft
+    model.
 
-    `stored` has the dtypes of the checkpoint's tensors, by name. If a weight is stored in another dtype than the
-    model's, its recipe ends with a cast.
+    `stored` has the dtypes of the checkpoint's tensors, by name. For a weight that is stored in another dtype than the
+    model's, the recipe that makes it gets a cast at its end.
     """
     definition = ARCHITECTURES[spec.architecture].definition
     module, entries = build(spec, limits.max_seq_len)
@@ -51,8 +53,8 @@ def trace(spec: ModelSpec, limits: Limits, stored: dict[str, torch.dtype] | None
 
 
 def build(spec: ModelSpec, max_seq_len: int) -> tuple[nn.Module, dict[str, Entry]]:
-    """Build the module of a spec's definition on the meta device. Return the module and the definition's entries by
-    name."""
+    """Build the `nn.Module` that defines the architecture of `spec`, on the meta device. Return the module, and its
+    entries by name: `main`, and further modules to trace such as a draft model."""
     definition = ARCHITECTURES[spec.architecture].definition
     with torch.device("meta"):
         module = definition.build(spec.dims, spec.dtype, max_seq_len)
@@ -60,8 +62,8 @@ def build(spec: ModelSpec, max_seq_len: int) -> tuple[nn.Module, dict[str, Entry
 
 
 def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:
-    """Return the names of the tensors of the model's own checkpoint that its entries need. They are the sources of the
-    recipes that parameters declare."""
+    """Return the names of the checkpoint tensors that the weights of these entries are made from. Tensors of further
+    checkpoints, named "alias:tensor", are left out."""
     declared = [declaration(parameter) for entry in entries for parameter in entry.module.parameters()]
     names = frozenset().union(*(one.recipe.sources() for one in declared if one is not None))
     return frozenset(name for name in names if ":" not in name)
@@ -69,8 +71,8 @@ def needed_tensors(entries: Iterable[Entry]) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Entry:
-    """An entry to trace, with its names for messages. `respelled` has the checkpoint's name by the definition's name,
-    for tensors whose names differ."""
+    """An entry to trace: one program of the model, such as `main`. `family` and `name` are for messages. `respelled`
+    maps the definition's tensor names to the checkpoint's, where they differ."""
 
     family: str
     name: str
@@ -80,7 +82,7 @@ class _Entry:
 
     @property
     def where(self) -> str:
-        """Return the definition, the entry, and the file and line of its module, for messages."""
+        """Return a location for error messages: the definition, the entry, and the file and line of its module."""
         module = type(self.entry.module)
         try:
             line = f", {inspect.getsourcefile(module)}:{inspect.getsourcelines(module)[1]}"
@@ -89,8 +91,9 @@ class _Entry:
         return f"definition {self.family}, entry {self.name}{line}"
 
     def param(self, called: str, parameter: nn.Parameter, stored: Mapping[str, torch.dtype]) -> ParamSpec:
-        """Return the spec that a parameter of the module declares. `called` is its name, `stored` has the dtypes of
-        checkpoint tensors. Raises ConfigError if it declares no recipe."""
+        """Return the type, recipe and split of a parameter of the module. `called` is the parameter's name, and
+        `stored` has the dtypes of checkpoint tensors by name. Raises ConfigError if the parameter declares no
+        recipe."""
         declared = declaration(parameter)
         if declared is None:
             raise ConfigError(
@@ -104,8 +107,11 @@ class _Entry:
         return ParamSpec(made, _in_dtype(recipe, parameter.dtype, stored), split=declared.split)
 
     def program(self, names: Mapping[int, str], stored: Mapping[str, torch.dtype]) -> Program:
-        """Trace the entry and return its program. `names` has the names of main's parameters by their ids, `stored` the
-        dtypes of checkpoint tensors. A parameter that only this entry has is named "ENTRY.PARAMETER"."""
+        """Trace the entry and return its program. `stored` has the dtypes of checkpoint tensors by name.
+
+        `names` maps the `id()` of each parameter of the entry `main` to its name. A parameter that only this entry has
+        is named "ENTRY.PARAMETER".
+        """
         module, inputs, outputs = self.entry.module, self.entry.inputs, self.entry.outputs
         self._check()
         bounds = {"T": self.limits.max_tokens, "L": self.limits.max_tokens, "B": self.limits.max_batch}
@@ -128,8 +134,9 @@ class _Entry:
         return program
 
     def _check(self) -> None:
-        """Check that a feature fills every input of the entry, and that the entry has the outputs that its ending
-        needs. Raises ConfigError otherwise."""
+        """Check the entry's inputs and outputs. Each input must be filled by the host or by a call that a feature
+        declares. The outputs must include those that the entry's ending (such as `sample`) reads. Raises ConfigError
+        otherwise."""
         use = self.entry.ending
         try:
             ending = find_ending(use.name)
@@ -163,8 +170,8 @@ def _in_dtype(recipe: Recipe, dtype: torch.dtype, stored: Mapping[str, torch.dty
 
 
 def _dtype_of(recipe: Recipe, default: torch.dtype, stored: Mapping[str, torch.dtype]) -> torch.dtype:
-    """Return the dtype of a recipe's result. It is `default` for a table, and for a source that `stored`, the dtypes of
-    checkpoint tensors, lacks."""
+    """Return the dtype of a recipe's result. `stored` has the dtypes of checkpoint tensors by name. The result is
+    `default` for a tensor that `stored` lacks, and for a table that is computed from no tensor."""
     if recipe.step == "source":
         return stored.get(str(recipe.attr("name")), default)
     if recipe.step == "cast":

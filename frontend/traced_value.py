@@ -14,17 +14,20 @@ from ingot.ir.types import TensorType
 
 
 class Recorder(Protocol):
-    """Protocol of the tracer as values see it: it receives the calls that a definition makes on them."""
+    """The part of the tracer that traced values use: each operation on a value calls the recorder, which adds it to the
+    program."""
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
-        """Add a call to the program. Return its result as a `Value`, or as a tuple of values."""
+        """Add a call of `target` to the program. Return its result as a `Value`, or as a tuple of values."""
 
     def refusal(self, what: str, *, expected: str = "", hint: str = "") -> ConfigError:
-        """Return an error that names the line of the definition that is running."""
+        """Return an error that names the line of the definition that is running. `what` is the problem, and `hint` says
+        what to do."""
 
 
 def refused_operation(recorder: Recorder, name: str) -> ConfigError:
-    """Return the error for an operation that a traced program cannot contain. `name` is the operation."""
+    """Return the error for a definition that calls an operation which programs cannot contain. `name` is the operation,
+    such as "Tensor.softmax"."""
     return recorder.refusal(
         f"the definition calls {name}, and a traced program has no such call",
         expected="ops of ingot.ir.ops, +, *, view, permute and slices",
@@ -33,7 +36,8 @@ def refused_operation(recorder: Recorder, name: str) -> ConfigError:
 
 
 def ended_trace(name: str) -> ConfigError:
-    """Return the error for operation `name` on a value of a trace that has ended."""
+    """Return the error for a definition that uses a traced value after its trace has ended. `name` is the operation
+    that it calls."""
     return ConfigError(
         f"{name} gets a value of a trace that has ended",
         expected="values from the same run of the definition",
@@ -42,8 +46,8 @@ def ended_trace(name: str) -> ConfigError:
 
 
 def _refused(name: str) -> Callable[..., NoReturn]:
-    """Return a method for `Value` that raises ConfigError, because a traced program cannot contain the operation
-    `name`."""
+    """Make a method for `Value` that always raises ConfigError, because programs cannot contain its operation. `name`
+    is the operation, such as "=="."""
 
     def method(self: "Value", *_: Any) -> NoReturn:
         raise refused_operation(self.recorder, name)
@@ -52,7 +56,8 @@ def _refused(name: str) -> Callable[..., NoReturn]:
 
 
 def _needs_data(name: str) -> Callable[..., NoReturn]:
-    """Return a method for `Value` that raises ConfigError, because the operation `name` would need the value's data."""
+    """Make a method for `Value` that always raises ConfigError, because its operation would read the value's data.
+    `name` is the operation, such as "len()"."""
 
     def method(self: "Value", *_: Any) -> NoReturn:
         raise self.recorder.refusal(
@@ -65,8 +70,8 @@ def _needs_data(name: str) -> Callable[..., NoReturn]:
 
 
 def _needs_size(does: str) -> Callable[..., Any]:
-    """Return a method for `TracedSize` that raises ConfigError, because it would need a number. `does` is the verb for
-    the message."""
+    """Make a method for `TracedSize` that always raises ConfigError, because its operation needs a number. `does` is
+    the verb for the message, such as "compares"."""
 
     def method(self: "TracedSize", *_: Any) -> Any:
         raise undecided(self, does)
@@ -167,8 +172,8 @@ class Value:
         return self.recorder.call(torch.ops.aten.permute.default, (self, _listed(dims)))
 
     def __getitem__(self, index: Any) -> Any:
-        """Return slices of the value, as a call of the program per axis. Raises ConfigError for an integer index, which
-        drops an axis, and for None, which adds one."""
+        """Return a slice of the value. Each sliced axis becomes one call in the program. Raises ConfigError for an
+        integer index, which drops an axis, and for None, which adds one."""
         result = self
         for axis, part in enumerate(_by_axis(index, self.ndim)):
             if not isinstance(part, slice):
@@ -204,8 +209,8 @@ class Value:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Raise ConfigError, since the trace of this value has ended. While a trace runs, its `Tracer` intercepts calls
-        before this method."""
+        """Raise ConfigError, since this method only runs after the value's trace has ended. During a trace, the
+        `Tracer` intercepts calls before it."""
         raise ended_trace(str(getattr(func, "__name__", func)))
 
 
@@ -217,13 +222,14 @@ METHODS: dict[str, Callable[..., Any]] = {
 
 
 def _listed(given: tuple[Any, ...]) -> list[Any]:
-    """Return the sizes or dims of a call as a list. `view(2, 3)` and `view((2, 3))` have equal lists."""
+    """Return the sizes or dims that a method such as `view` received, as a list. `view(2, 3)` and `view((2, 3))` have
+    the same list."""
     return list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else list(given)
 
 
 def _by_axis(index: Any, axes: int) -> list[Any]:
-    """Return the parts of an index, one for each axis from the first on. An ellipsis is expanded to full slices, for a
-    value of `axes` axes."""
+    """Return the index `x[index]` as a list with one item per axis, from the first axis on. `axes` is the number of
+    axes of x; an ellipsis is expanded to full slices."""
     parts = list(index) if isinstance(index, tuple) else [index]
     place = next((place for place, part in enumerate(parts) if part is Ellipsis), None)
     if place is not None:

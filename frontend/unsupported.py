@@ -22,7 +22,8 @@ _USUAL = "LlamaForCausalLM"
 
 
 def name_code(config: Mapping[str, Any]) -> str:
-    """Return the Python files that the `auto_map` of a config.json names, in one line; empty if there are none."""
+    """Return the names of the Python files in the `auto_map` of a config.json (its custom model code), in one line.
+    Empty if there are none."""
     code = config.get("auto_map")
     named = code.values() if isinstance(code, dict) else ()
     modules = {one.rpartition("--")[2].rpartition(".")[0] for one in named if isinstance(one, str)}
@@ -30,8 +31,8 @@ def name_code(config: Mapping[str, Any]) -> str:
 
 
 def refuse_unsupported(config: Mapping[str, Any], folder: str | Path) -> None:
-    """Raise ConfigError if the architecture in a config.json has no definition. The error names the definitions that
-    fit the other fields and, if `folder` has them, the tensors."""
+    """Raise ConfigError if the architecture in a config.json is not supported. The error names supported architectures
+    that accept the other fields and, if `folder` has weights, exactly these tensors."""
     source = str(Path(folder) / CONFIG)
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str) or names[0] in ARCHITECTURES:
@@ -53,7 +54,8 @@ def _tensors(folder: str | Path) -> Mapping[str, TensorInfo]:
 
 
 def _hint(config: Mapping[str, Any], source: str, tensors: Mapping[str, TensorInfo]) -> str:
-    """Return a hint that names the definitions that fit; empty if none does."""
+    """Return a hint for the error about an unsupported architecture: the supported ones that fit the config and the
+    `tensors`. Empty if none fits. `source` is the file that messages name."""
     model_type = config.get("model_type")
     fits = sorted(_fits(config, source), key=lambda one: (one.family != model_type, one.architecture != _USUAL))
     if not tensors:
@@ -71,14 +73,15 @@ def _hint(config: Mapping[str, Any], source: str, tensors: Mapping[str, TensorIn
 
 
 def _fits(config: Mapping[str, Any], source: str) -> Iterator[ModelSpec]:
-    """Yield the spec of each definition that accepts the configuration."""
+    """Yield a model spec for each supported architecture that accepts the configuration. `source` is the file that
+    messages name."""
     for name in ARCHITECTURES:
         with contextlib.suppress(ConfigError):
             yield read_spec({**config, "architectures": [name]}, source)
 
 
 def _fit(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Return whether the checkpoint's tensors are exactly those of the definition, by name and shape."""
+    """Return whether the checkpoint's tensors have exactly the names and shapes that the definition of `spec` needs."""
     definition = ARCHITECTURES[spec.architecture].definition
     optional = definition.optional_prefix(spec.dims)
     _, entries = build(spec, spec.max_position)

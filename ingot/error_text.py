@@ -6,7 +6,7 @@ from ingot.ir.errors import IngotError, InternalError
 
 
 def encode_error(error: IngotError) -> dict[str, str]:
-    """Return an error's class name and four texts as a dict that JSON can hold. `decode_error` reverses it."""
+    """Return a dict of an error's class name and its four texts, which JSON can hold. `decode_error` reads it."""
     return {
         "kind": type(error).__name__,
         "what": error.what,
@@ -17,8 +17,9 @@ def encode_error(error: IngotError) -> dict[str, str]:
 
 
 def decode_error(fields: dict[str, Any]) -> IngotError:
-    """Rebuild the error from the dict of `encode_error`; the caller raises it. An unknown class becomes an
-    InternalError.
+    """Return the error that `encode_error` wrote into the dict `fields`; the caller raises it.
+
+    An unknown class becomes an InternalError.
     """
     kinds: dict[str, type[IngotError]] = {}
     queue: list[type[IngotError]] = [IngotError]

@@ -21,11 +21,12 @@ from ingot.ir.program import Program, Region
 class Yes:
     """A backend's answer to `Backend.claim` that it can compute the nodes.
 
-    `cost` ranks backends that are not timed; the lowest wins. `layouts` maps names of the op's parameters to the weight
-    layouts that the backend needs; a weight that is not named may have any layout. `batch_invariant`: the bits of a row
-    do not depend on the other rows of the step, nor on which batch-invariant bucket class serves the step. `timed`: the
-    call alone may be timed against other backends. It is False if the call is compiled together with other calls, or if
-    the backend is only a fallback for calls that no other backend claims.
+    `cost` ranks backends that are not timed; the lowest wins. `layouts` maps parameters of the op to the weight layouts
+    (row-major or column-major) that the backend needs; weights of other parameters may have any layout.
+    `batch_invariant`: the bits of a row do not depend on the other rows of the step. They are also the same in every
+    batch-invariant bucket class (range of step sizes). `timed`: the call alone may be timed against other backends. It
+    is False if the call is compiled together with other calls, or if the backend is only a fallback for calls that no
+    other backend claims.
     """
 
     cost: float
@@ -34,7 +35,7 @@ class Yes:
     timed: bool = True
 
     def takes(self, layouts: Mapping[str, Layout]) -> bool:
-        """Return whether the claim accepts `layouts`, the layouts of weights by the op's parameter."""
+        """Return whether the backend can use weights that are stored in `layouts`, given by parameter of the op."""
         return all(layouts.get(name, wanted) is wanted for name, wanted in self.layouts.items())
 
 
@@ -50,7 +51,10 @@ Claim = Yes | No | tuple[Yes, ...]
 
 
 def alternatives(claim: Claim) -> tuple[Yes, ...]:
-    """Return the `Yes` answers in a backend's answer: none for a `No`, else one per way to compute the nodes."""
+    """Return each `Yes` in the answer `claim` of a backend, one per way in which it can compute the nodes.
+
+    Empty if the answer is `No`.
+    """
     if isinstance(claim, No):
         return ()
     return (claim,) if isinstance(claim, Yes) else claim
@@ -66,21 +70,26 @@ class Backend(Protocol):
     name: str
 
     def claim(self, nodes: Sequence[fx.Node], target: Target, bucket: BucketClass) -> Claim:
-        """Return whether the backend can compute the calls `nodes` together, in steps of the class `bucket`.
+        """Return whether the backend can compute the calls `nodes` together, in steps of the bucket class `bucket`.
 
-        The answer is `Yes` with cost and weight layouts, several `Yes`, or `No` with a reason. Has no side effects.
+        A bucket class is a range of step sizes. The answer is `Yes` with cost and weight layouts, several `Yes`, or
+        `No` with a reason. Has no side effects.
         """
         ...
 
 
 @runtime_checkable
 class FunctionBackend(Backend, Protocol):
-    """A backend that computes single calls with functions of a kernel library, its own or an existing one."""
+    """A backend that computes single calls with functions of a kernel library.
+
+    The library is the backend's own, or an existing one such as cuBLAS.
+    """
 
     def dry_run(self, node: fx.Node) -> Callable[..., Any]:
-        """Return a function that runs on meta tensors and allocates what the call `node` does in its worst case.
+        """Return a function with which the memory planner measures the peak memory of the call `node`.
 
-        The memory planner calls it with the arguments of the call and counts the bytes.
+        The planner calls it with the call's arguments as meta tensors, and counts the bytes that it allocates. It
+        allocates as much as the call does for the data that need the most memory.
         """
         ...
 
@@ -90,11 +99,17 @@ class Builder(Backend, Protocol):
     """A backend that builds executables from its source files with compilers."""
 
     def sources(self) -> Sequence[Path]:
-        """Return the source files that determine the emitted code. Their contents are part of an executable's key."""
+        """Return the source files that determine the compiled code.
+
+        Their contents are part of its key in the compile cache.
+        """
         ...
 
     def toolchain(self) -> dict[str, str]:
-        """Return the versions of the compilers by name. They are part of an executable's key."""
+        """Return the versions of the compilers by name.
+
+        They are part of the compiled code's key in the compile cache.
+        """
         ...
 
 
@@ -139,23 +154,26 @@ class RegionCompiler(Compiler, Protocol):
     """A backend that compiles regions: connected calls that become one executable."""
 
     def cover(self, nodes: Sequence[fx.Node]) -> list[list[fx.Node]] | None:
-        """Return how to divide the fusible calls `nodes` into regions: the calls and views of each region.
+        """Divide fusible calls into regions: return the calls and views of each region.
 
-        None: make one region of each connected set of calls.
+        `nodes` holds the calls. None: make one region of each connected set of calls.
         """
         ...
 
     def warm_up(self) -> None:
-        """Import the modules that `emit` needs ahead of time, in a worker process that will soon call it."""
+        """Import the modules that `emit` needs. A new worker process calls this, so that its first `emit` is quick."""
         ...
 
 
 @runtime_checkable
 class Splitter(Backend, Protocol):
-    """A backend that computes some fused ops faster as the several ops that they fuse."""
+    """A backend that computes some fused ops faster if they are decomposed into the ops that they fuse."""
 
     def takes_apart(self, node: fx.Node, target: Target, bucket: BucketClass) -> bool:
-        """Return whether to decompose this call of a fused op, so that its parts join the regions before and after."""
+        """Return whether to decompose the call `node` of a fused op into simpler ops.
+
+        These can then be compiled together with the calls before and after.
+        """
         ...
 
 
@@ -188,12 +206,12 @@ class Tunable(Compiler, Protocol):
 
 
 def call_compilers(backends: Iterable[Backend]) -> list[Compiler]:
-    """Return those of `backends` that compile single calls for their types."""
+    """Return the backends that can compile a single call, specialized to the types of its arguments."""
     return [one for one in backends if isinstance(one, Compiler) and one.compiles_calls]
 
 
 def has_call_kernels(backend: Backend) -> bool:
-    """Return whether a backend has kernels for single calls, in a library or compiled for the types of a call."""
+    """Return whether a backend has kernels for single calls: in a kernel library, or compiled for each call."""
     return isinstance(backend, LibraryBuilder) or bool(call_compilers([backend]))
 
 

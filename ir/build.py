@@ -12,7 +12,10 @@ from ingot.ir.program import Program, RegionCall, target_name
 
 
 def short_name(target: Any) -> str:
-    """Return the name for nodes that call `target`, to which fx appends numbers: "linear" for `ingot.linear`."""
+    """Return the prefix for names of nodes that call `target`, such as "linear" for `ingot.linear`.
+
+    fx appends a number to it.
+    """
     if target is operator.getitem:
         return "item"
     if isinstance(target, RegionCall):

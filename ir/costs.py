@@ -15,7 +15,7 @@ from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 
 def call_cost(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """Return the flops and the bytes of memory traffic that a call at least needs.
+    """Return the lower bound of a call's cost: its flops, and the bytes of memory that it reads and writes.
 
     `sizes` maps symbols such as "T" to sizes. A view costs nothing. A region has the flops of its calls, and moves only
     the bytes of its arguments and results.

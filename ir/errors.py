@@ -4,7 +4,8 @@
 class IngotError(Exception):
     """Base class of all errors that Ingot raises on purpose.
 
-    A command that ends in one exits with `exit_code`: 2 if the user's input is at fault, 1 if Ingot is.
+    `exit_code` is the exit status of a command that ends in this error: 2 if the user's input is at fault, 1 if Ingot
+    is.
     """
 
     exit_code = 2

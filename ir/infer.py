@@ -25,7 +25,11 @@ _SYMBOLS = {prime: name for name, prime in STAND_INS.items()}
 
 
 def meta_tensor(value_type: TensorType) -> torch.Tensor:
-    """Return a meta tensor of this type. Each symbol in its shape, such as "T", becomes its prime of `STAND_INS`."""
+    """Return a meta tensor of this type, from which the shapes of results can be inferred.
+
+    Each symbol in the type's shape, such as "T", becomes a large prime, its value in `STAND_INS`; `type_of` turns it
+    back.
+    """
     return sized_meta_tensor(value_type, STAND_INS)
 
 
@@ -38,9 +42,9 @@ def sized_meta_tensor(value_type: TensorType, sizes: Mapping[str, int]) -> torch
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:
-    """Return the type of a tensor; sizes that are primes of `STAND_INS` become their symbols, such as "T".
+    """Return the type of a tensor. Sizes that are primes of `STAND_INS` become their symbols, such as "T".
 
-    Raises VerifyError for a size or stride that is a multiple of such a prime: a type has no arithmetic on symbols.
+    Raises VerifyError for a size or stride that is a multiple of such a prime, because a type cannot hold 2 * T.
     """
     shape: list[Size] = [_SYMBOLS.get(int(size), int(size)) for size in tensor.shape]
     strides: tuple[int, ...] | None = None
@@ -82,14 +86,20 @@ def infer(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], program: 
 
 @dataclass(frozen=True)
 class _Constant:
-    """A constant argument and its Python type as a cache key: 1, 1.0 and True are equal but different arguments."""
+    """A constant argument with its Python type, as a part of a cache key.
+
+    In Python 1, 1.0 and True are equal, but they are different arguments.
+    """
 
     kind: type
     value: Any
 
 
 def _freeze(value: Any, states: Mapping[str, StateSpec]) -> Any:
-    """Return a call's argument in hashable form: a node becomes its tensor type, a list a tuple."""
+    """Return an argument of a call in hashable form, for a cache key.
+
+    A node becomes its tensor type, a list a tuple.
+    """
     if isinstance(value, fx.Node):
         return _tensor_type_of(value, states)
     if isinstance(value, list | tuple):

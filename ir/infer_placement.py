@@ -16,9 +16,9 @@ Look = Callable[[fx.Node], Placements]
 
 
 def placement_of(node: fx.Node, program: Program) -> Placements:
-    """Return how a value is placed on the mesh: one `Placement` per axis on which it is not replicated.
+    """Return how a value is placed on the mesh: a `Placement` for each mesh axis on which it is split or a partial sum.
 
-    Empty for a tuple; its items have placements.
+    Axes on which it is replicated are left out. Empty for a tuple; its items have placements.
     """
     if node.op != "placeholder":
         found: Placements = node.meta.get("placement", ())
@@ -29,10 +29,11 @@ def placement_of(node: fx.Node, program: Program) -> Placements:
 
 
 def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) -> Fit:
-    """Apply the placement rule of a call's op on one mesh axis, and return the placements that it needs and makes.
+    """Apply the placement rule of a call's op on one mesh axis.
 
-    `look` returns the placements of an argument, by default those in the program. Raises VerifyError if the rule
-    rejects the arguments.
+    Return the placements that the rule needs for the arguments, and those of the results. `look` maps the node of an
+    argument to its placements; by default it reads them from the program. Raises VerifyError if the rule rejects the
+    arguments.
     """
     look = look or (lambda value: placement_of(value, program))
     op, named = definition_of(node.target), named_arguments(node)
@@ -54,10 +55,10 @@ def fit(node: fx.Node, program: Program, axis: str, look: Look | None = None) ->
 
 
 def infer_placement(node: fx.Node, program: Program) -> Placements:
-    """Return how the result of a call is placed on the mesh: one `Placement` per axis where it is not replicated.
+    """Return how the result of a call is placed on the mesh: a `Placement` for each axis where it is not replicated.
 
-    Empty for a tuple; its items have placements. Raises VerifyError if the op does not accept its arguments'
-    placements.
+    Empty for a tuple; its items have placements. Raises VerifyError if the op does not accept the placements of its
+    arguments.
     """
     if isinstance(node.meta["type"], TupleType):
         _results(node, program, lambda value: placement_of(value, program))
@@ -66,7 +67,7 @@ def infer_placement(node: fx.Node, program: Program) -> Placements:
 
 
 def _results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
-    """Return the placements of each result of a call; `look` returns those of an argument."""
+    """Return the placements of each result of a call. `look` maps the node of an argument to its placements."""
     if node.target is operator.getitem:
         whole, index = node.args
         assert isinstance(whole, fx.Node) and isinstance(index, int)
@@ -88,7 +89,7 @@ def _results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, .
 def _region_results(node: fx.Node, program: Program, look: Look) -> tuple[Placements, ...]:
     """Return the placements of each result of a region call, inferred through the calls of the region's body.
 
-    A body has no placements of its own; `look` returns those of the call's arguments.
+    A body has no placements of its own; `look` maps the node of an argument to its placements.
     """
     assert isinstance(node.target, RegionCall)
     body = program.regions[node.target.name].body
@@ -130,9 +131,9 @@ def cache_placement(keys: Placements) -> Placements:
 
 
 def check_param(name: str, program: Program) -> None:
-    """Check the placement of the param `name`: it fits the mesh and the type, and the recipe cuts out that shard.
+    """Raise VerifyError if the placement of the param `name` does not fit the mesh, its type or its recipe.
 
-    Raises VerifyError.
+    The recipe must end in steps that take a rank's shard for exactly this placement.
     """
     spec = program.params[name]
     recipe = spec.recipe
@@ -166,10 +167,7 @@ def _check_place(place: Placement, value_type: TensorType, program: Program) -> 
 
 
 def check_state(name: str, program: Program) -> None:
-    """Check that the placement of the state `name` names axes of the mesh and of the state's tensor.
-
-    Raises VerifyError.
-    """
+    """Raise VerifyError unless the placement of the state `name` names axes of the mesh and of the state's tensor."""
     spec = program.states[name]
     for place in spec.placement:
         _check_place(place, spec.type, program)

@@ -28,9 +28,9 @@ def interpret(
     """Run a program and return its outputs by name. `values` holds every input, param and state by name.
 
     `exact` computes in float64: floating-point values are widened, and casts between floating-point types stay float64.
-    `rowwise` makes each token's result independent of the others in the step. `watch` is called with each call's
-    node and result. No argument is modified. Raises VerifyError if a value is missing or does not fit its declared
-    type, and for a program on a mesh.
+    `rowwise` makes each token's result independent of the others in the step. `watch` is called with the node and the
+    result of each call, for debugging and recording. No argument is modified. Raises VerifyError if a value is missing
+    or does not fit its declared type, and for a program on a mesh.
     """
     if program.mesh:
         raise VerifyError(
@@ -91,9 +91,9 @@ def _widened(value: Any) -> Any:
 
 
 def _placed(program: Program, values: Mapping[str, torch.Tensor], exact: bool) -> dict[fx.Node, Any]:
-    """Return the values of one rank by placeholder node. `values` has them by name; they are checked against the types.
+    """Return the values of one rank by placeholder node, from `values`, which holds them by name.
 
-    Raises VerifyError.
+    Raises VerifyError if one does not fit its declared type.
     """
     env: dict[fx.Node, Any] = {}
     sizes: dict[str, int] = {}

@@ -23,7 +23,7 @@ def parse_json(data: bytes, *, strict: bool = True) -> object:
     `strict` rejects duplicate keys and the words NaN and Infinity. Files written by Python's `json` need
     `strict=False`: real model configurations contain `Infinity` (Mamba 2's `time_step_limit`).
 
-    Raises only ValueError. Its message is for callers to put after "FILE is not JSON: ".
+    Raises only ValueError. A caller can put "FILE is not JSON: " before its message.
     """
     try:
         text = data.decode("utf-8")

@@ -32,9 +32,9 @@ def layouts_of(node: fx.Node) -> Mapping[str, Layout]:
 
 
 def layout_of(value: Any) -> Layout | None:
-    """Return the memory layout of an argument that is a weight: column-major if it is read through a transpose.
+    """Return the memory layout of an argument of a call that is a weight; None if `value` is no weight.
 
-    None if `value` is no weight.
+    A weight that is read through a transpose is column-major, otherwise row-major.
     """
     if not isinstance(value, fx.Node):
         return None

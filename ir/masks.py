@@ -36,9 +36,10 @@ Positions = TypeVar("Positions", int, "torch.Tensor")
 
 @dataclass(frozen=True)
 class Mask:
-    """An attention mask: which positions of its sequence a query sees.
+    """An attention mask: it says which positions of its sequence a query sees.
 
-    `kind` is one of `KINDS`. `size` is the size of the window, chunk or block in positions; 0 for a kind without one.
+    `kind` is one of `KINDS`, such as "causal" or "window". `size` is the size of the window, chunk or block in
+    positions; 0 for a kind without one.
     """
 
     kind: str = "causal"
@@ -71,9 +72,9 @@ class Mask:
 
     @property
     def granule(self) -> int:
-        """Return how many positions see each other, so that a query sees all of them or none; 1 for a causal mask.
+        """Return how many positions see each other, so that a query sees all or none of them: 1 for a causal mask.
 
-        A step's tokens of a sequence must end at a multiple of it, or at the sequence's end.
+        For blocks of 32 it is 32. A step's tokens of a sequence must end at a multiple of it, or at the sequence's end.
         """
         if self.kind == "bidirectional":
             return _FAR

@@ -46,7 +46,10 @@ def ranks(mesh: Mesh) -> tuple[Rank, ...]:
 
 
 def groups(mesh: Mesh, axis: str) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of rank indices that a collective over `axis` joins: ranks that differ only on that axis."""
+    """Return the groups of rank indices that take part in a collective over the mesh axis `axis`.
+
+    The ranks of a group differ only in their index on that axis.
+    """
     joined: dict[tuple[tuple[str, int, int], ...], list[int]] = {}
     for rank in ranks(mesh):
         joined.setdefault(tuple(item for item in rank.axes if item[0] != axis), []).append(rank.index)
@@ -58,7 +61,7 @@ def mesh_text(mesh: Mesh) -> str:
 
 
 def check_mesh(mesh: Mesh) -> dict[str, int]:
-    """Check a mesh that a user named, and return it without axes of size 1.
+    """Check a mesh that a user passed, such as {"tp": 2}, and return it without axes of size 1.
 
     Raises OptionError for an unknown axis or a bad size.
     """
@@ -73,9 +76,10 @@ def check_mesh(mesh: Mesh) -> dict[str, int]:
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """Parse a mesh from `AXIS=SIZE` items, separated by spaces or commas. The empty text is one device.
+    """Parse a mesh such as "tp=2", and return the sizes by axis.
 
-    Return the sizes by axis. Raises OptionError for bad text, an unknown axis or a bad size.
+    Items `AXIS=SIZE` are separated by spaces or commas. The empty text is one device. Raises OptionError for bad text,
+    an unknown axis or a bad size.
     """
     mesh: dict[str, int] = {}
     for part in text.replace(",", " ").split():

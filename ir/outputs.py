@@ -7,9 +7,10 @@ _NARROWED = frozenset({"logits"})
 
 
 def may_stand_for(given: ValueType, declared: ValueType, output: str) -> bool:
-    """Return whether the output named `output`, declared with the type `declared`, may have the type `given`.
+    """Return whether a program may return a value of the type `given` as its output `output` of the type `declared`.
 
-    It may if they are equal. Logits may also have a narrower dtype that the declared one represents exactly.
+    It may if the types are equal. The output "logits" may also have a narrower dtype that the declared one represents
+    exactly.
     """
     if output in _NARROWED and isinstance(given, TensorType) and isinstance(declared, TensorType):
         return declared.holds(given)

@@ -153,9 +153,9 @@ def read_recipe(line: Line) -> Recipe:
 
 
 def read_ending(line: Line) -> EndingUse:
-    """Parse an ending at the cursor `line`: NAME(ATTRIBUTE=NUMBER, ATTRIBUTE=NAME, FEATURE), in any order.
+    """Parse an ending at the cursor `line`, such as `sample` or `verify(drafted=3)`. Raises ParseError.
 
-    The brackets may be empty or absent. Raises ParseError.
+    The form is NAME(ATTRIBUTE=NUMBER, ATTRIBUTE=NAME, FEATURE), in any order. The brackets may be empty or absent.
     """
     name = line.name("an ending's name")
     attributes: list[tuple[str, Attribute]] = []

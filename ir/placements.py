@@ -18,7 +18,7 @@ class Call:
     """A call of an op, as a placement rule sees it on one mesh axis.
 
     values  the arguments by parameter name: nodes and constants
-    at      the placements on this axis of the arguments that are nodes; None: replicated
+    at      for each argument that is a node, its placement on this axis; None: replicated
     types   the types of these arguments on one rank; for a state, the type of its tensor
     result  the type of the call's result
     axis    the name of the mesh axis
@@ -52,10 +52,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Fit:
-    """The result of a placement rule on one mesh axis.
+    """The result of a placement rule on one mesh axis: how arguments must be placed, and how results are then.
 
-    `needs` maps parameters to the placements that the op needs for them; one that is not named must be replicated.
-    `result` is the placement of the result, or a tuple with one for each result. None means replicated.
+    `needs` maps parameters to the placements that the op needs; a parameter that it lacks must be replicated. `result`
+    is the placement of the result, or a tuple with one for each result. None means replicated.
     """
 
     needs: Mapping[str, Spot] = field(default_factory=dict)
@@ -88,9 +88,9 @@ def elementwise(call: Call) -> Fit:
 
 
 def by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ...]) -> Fit:
-    """Split the arguments of an attention op by heads if one of them already is; else replicate all.
+    """Return the placements of an attention op: split by heads if one argument already is, else all replicated.
 
-    `dims` maps parameters to their axis of heads. `result` is the placement of the results if split.
+    `dims` maps parameters to their axis of heads. `result` is the placement of the results if they are split.
     """
     given = {name: dim for name, dim in dims.items() if name in call.types}
     if not any(call.is_shard(name, dim) for name, dim in given.items()):
@@ -99,11 +99,11 @@ def by_heads(call: Call, dims: Mapping[str, int], result: Spot | tuple[Spot, ...
 
 
 def viewed_dim(shape: tuple[Size, ...], viewed: tuple[Size, ...], dim: int) -> int | None:
-    """Return the axis along which a view of a tensor is sharded, if the tensor is sharded along `dim`.
+    """Return the axis along which a view is sharded, if the viewed tensor is sharded along `dim`.
 
-    The tensor has `shape`, the view has the shape `viewed`. None if no single axis of the view holds the shard. Axes
-    that a view splits or joins form a group of equal size in both shapes. A shard stays in one piece if its axis is the
-    outermost of its group.
+    `shape` is the tensor's shape, `viewed` that of the view. Example: a view of [T, 64] as [T, 8, 8] that is sharded
+    along axis 1 stays sharded along axis 1. None if no axis of the view holds the shard: an axis that is joined with
+    others must be the outermost of them.
     """
     i = j = 0
     while i < len(shape) and j < len(viewed):

@@ -42,8 +42,8 @@ class Stage(enum.IntEnum):
 class ParamSpec:
     """A weight of a program: its type, and the recipe that makes it from the checkpoint.
 
-    `split` says how a mesh of devices would divide it; None: every rank holds all of it. Once the program is on a mesh,
-    `placement` says how it is divided, and `split` is None.
+    `split` says how a mesh of devices would divide the weight; None: every rank holds all of it. In a program on a
+    mesh, `placement` says how it is divided, and `split` is None.
     """
 
     type: TensorType
@@ -57,7 +57,7 @@ class StateSpec:
     """A state of a program: a tensor that stays on the device from step to step, such as a KV cache.
 
     `kind` names the contents ("paged_kv", "row"). States of one `group` use the same page numbers or row numbers.
-    `unit` is "token" for a state that grows with each token, "sequence" for one entry per sequence.
+    `unit` is "token" for a state that grows with each token, and "sequence" for a state of fixed size per sequence.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class StateSpec:
 
 @dataclass(frozen=True)
 class RegionCall:
-    """The call target of an fx node that calls the region `name` of its program."""
+    """The call target of an fx node that calls a region (calls that are compiled together). `name` names the region."""
 
     name: str
 
@@ -87,10 +87,10 @@ class RegionCall:
 
 @dataclass
 class Region:
-    """Several calls that a backend compiles to one executable.
+    """Several calls that a backend compiles together, to one executable.
 
-    `body` is a program of these calls; in the main program a single node with the target `RegionCall` replaces them.
-    `executable` is None until it is compiled.
+    `body` is a program of these calls. In the main program a single node with the target `RegionCall` replaces them.
+    `executable` is the compiled code; None until it exists.
     """
 
     name: str
@@ -103,10 +103,12 @@ class Region:
 class Program:
     """An fx graph of op calls with typed values, at one stage of the pipeline.
 
-    Inputs, `params` and `states` are placeholders, named by their keys. `outputs` names the results. `dims` bounds the
-    symbols in shapes. `ending` says how the runtime uses the outputs, for example that it samples tokens. `mesh` maps
-    axes of devices to their sizes; empty for one device. On a mesh, types are those of one rank, and every tensor has a
-    placement. `bucket` is the class of step sizes that the program serves, and `plan` its instructions, once made.
+    Inputs, params and states are placeholders in the graph, with the names that `params` and `states` have as keys.
+    `outputs` names the results. `dims` maps symbols in shapes, such as "T", to their bounds. `ending` says how the
+    runtime uses the outputs, for example that it samples tokens. `mesh` maps axes of devices to their sizes; empty for
+    one device. On a mesh, types are those of one rank, and every tensor has a placement. `bucket` is the bucket class
+    (range of step sizes) that the program serves; `plan` holds its instructions. Both are None before lowering makes
+    them.
 
     `libraries` maps a backend's name to its kernel library. `compiled` holds single calls that a backend compiles for
     their types, keyed by the node's meta "compiled"; calls of equal types share one. `history` holds one record per
@@ -206,9 +208,9 @@ class Program:
         return frozenset(size for item in tensors for size in getattr(item, "shape", ()) if isinstance(size, str))
 
     def diff(self, other: "Program") -> "ProgramDiff":
-        """Compare the values that this program and `other` compute, whatever their names and order.
+        """Return the differences between this program and `other` in what they compute, whatever their names and order.
 
-        The result lists the differences and is falsy if there are none.
+        The result is false in a condition if there are no differences: `if not one.diff(other)`.
         """
         from ingot.ir.diff import diff_programs  # here, because that module imports this one
 
@@ -217,7 +219,7 @@ class Program:
     def copy(self) -> "Program":
         """Return a copy of the program with a graph of its own and the same node names.
 
-        Shares specs and region bodies with it, which are never edited.
+        The copy shares the specs of params and states, and the bodies of regions, which are never edited.
         """
         graph = fx.Graph()
         mapping: dict[fx.Node, fx.Node] = {}
@@ -281,9 +283,9 @@ def op_counts(program: Program) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as its config.json describes it, in one vocabulary for all architectures; no weights.
+    """A model as its config.json describes it, with the same field names for all architectures; no weights.
 
-    `dims` describes the layers, in a frozen class of the architecture's definition
+    `dims` describes the layers, as an object of a frozen class that the architecture defines
     (`ingot.models.blocks.decoder.DecoderSpec` for a decoder). `config` holds the config.json fields that were read,
     unchanged.
     """
@@ -304,10 +306,10 @@ class ModelSpec:
 class Model:
     """A traced model: one program per entry (`main`; also verify, draft, encode) over shared params and states.
 
-    Params and states of the same name in two entries are the same tensor. `expected` maps an entry and then a pass to
-    the number of matches that the pass must find, computed from the model's layers and flags. `round` lists the entries
-    that run in each step, in order. `respelled` maps tensor names of the definition to those of the checkpoint, where
-    they differ.
+    `entries` maps names to programs; their params and states of the same name are the same tensor. `round` lists the
+    entries that run in each step, in order. `expected[entry][pass]` is the number of matches that the pass must find,
+    computed from the model's layers and flags. `respelled` maps names of tensors in the model definition to their names
+    in the checkpoint, if these differ.
     """
 
     spec: ModelSpec
@@ -318,7 +320,10 @@ class Model:
 
     @property
     def params(self) -> dict[str, ParamSpec]:
-        """Return the params of all entries by name. Raises VerifyError if two entries define one name differently."""
+        """Return the params of all entries (programs) by name.
+
+        Raises VerifyError if two entries define one name differently.
+        """
         return merged_params(self.entries.values())
 
 

@@ -29,7 +29,7 @@ Results = torch.Tensor | dict[str, torch.Tensor]
 class Recipe:
     """How to make a tensor: the step `step` with attributes `attrs`, applied to the tensors of the recipes `inputs`.
 
-    `output` selects one result, by name, of a step with several; "" for a step with one.
+    `output` names one result of a step with several, such as "scales" of quantize; "" for a step with one result.
     """
 
     step: str
@@ -57,10 +57,10 @@ class Recipe:
         return hashlib.sha256(str(self).encode()).hexdigest()
 
     def source_shapes(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Return by name the shapes that the checkpoint tensors must have for the recipe to make a tensor of `shape`.
+        """Return the shapes that checkpoint tensors must have, by name, for the recipe to make a tensor of `shape`.
 
-        Empty if the shapes do not follow from `shape`, as with a reshape. For a slice, the size along its axis is the
-        least possible; for a slice of each run of `every` elements it is exact.
+        Empty if the shapes do not follow from `shape`, as with a reshape. A slice leaves the size of the sliced axis
+        open; the least possible size is returned. With `every`, the size is exact.
         """
         if self.step == "source":
             return {str(self.attr("name")): shape}
@@ -95,9 +95,9 @@ class Recipe:
         return replace(self, inputs=tuple(recipe.renamed(rename) for recipe in self.inputs))
 
     def shared_steps(self) -> frozenset["Recipe"]:
-        """Return the steps with several results, such as quantize, that the recipe uses one result of.
+        """Return the steps of the recipe that have several results, such as quantize.
 
-        Recipes that use another result of an equal step can share its computation.
+        Another recipe that uses another result of an equal step can share its computation.
         """
         own = frozenset((replace(self, output=""),)) if self.output else frozenset()
         return own.union(*(recipe.shared_steps() for recipe in self.inputs))
@@ -105,7 +105,8 @@ class Recipe:
     def for_rank(self, rank: Rank) -> "Recipe":
         """Return the recipe that makes the part of the tensor that `rank` holds.
 
-        Each shard step gets the rank's index on its mesh axis and the size of the axis.
+        It is this recipe with the rank filled in: each shard step gets the rank's index on its mesh axis, and the
+        axis's size.
         """
         inputs = tuple(recipe.for_rank(rank) for recipe in self.inputs)
         if self.step != "shard":
@@ -117,10 +118,10 @@ class Recipe:
         return replace(self, inputs=inputs, attrs=tuple(sorted(attrs.items())))
 
     def execute(self, read: Callable[[str], torch.Tensor], memo: dict["Recipe", Results] | None = None) -> torch.Tensor:
-        """Make the tensor. `read` returns a checkpoint tensor by name.
+        """Make the tensor and return it. `read` returns a checkpoint tensor by name.
 
-        Recipes that are executed with the same `memo` compute equal steps once. Call `for_rank` first if the recipe has
-        shard steps. Raises CheckpointError if a step does not fit the tensors.
+        Recipes that are executed with the same `memo` compute equal steps once. If the recipe has shard steps, call
+        `for_rank` first and execute its result. Raises CheckpointError if a step does not fit the tensors.
         """
         step = replace(self, output="")
         result = memo.get(step) if memo is not None else None
@@ -169,9 +170,10 @@ def _slice(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
 
 
 def _shard(tensor: torch.Tensor, attrs: Mapping[str, Attr]) -> torch.Tensor:
-    """Return the part of a tensor that one rank holds: part `rank` of `world` parts along the axis `dim`.
+    """Return the part of a tensor that one rank holds: part `rank` of `world` equal parts along the axis `dim`.
 
-    These are keys of `attrs`. `segments` are the sizes of the parts of a merged tensor; each is split by itself.
+    These three names, and `segments`, are keys of `attrs`. `segments` are the sizes of the parts of a merged tensor,
+    such as q, k and v; each is split by itself.
     """
     if "rank" not in attrs:
         raise ValueError("a shard step needs a rank: call for_rank before execute")
@@ -285,7 +287,7 @@ def concat(recipes: list[Recipe], dim: int = 0) -> Recipe:
 def take_slice(recipe: Recipe, dim: int, begin: int, end: int, every: int | None = None) -> Recipe:
     """Return a recipe that takes the elements from `begin` to before `end` along the axis `dim`.
 
-    With `every`, it takes them from each run of `every` elements.
+    With `every`, it divides the axis into runs of `every` elements and takes these elements of each run.
     """
     runs: dict[str, Attr] = {} if every is None else {"every": every}
     return _recipe("slice", recipe, dim=dim, begin=begin, end=end, **runs)
@@ -341,7 +343,8 @@ def table(**attrs: Attr) -> Recipe:
 def shard(recipe: Recipe, axis: str, dim: int, segments: tuple[int, ...] = ()) -> Recipe:
     """Return a recipe that takes one rank's part of a tensor, split along `dim` over the mesh axis `axis`.
 
-    `Recipe.for_rank` sets the rank. `segments` are the sizes of the parts of a merged tensor; each is split by itself.
+    `Recipe.for_rank` sets the rank. `segments` are the sizes of the parts of a merged tensor, such as q, k and v; each
+    part is split by itself.
     """
     return _recipe("shard", recipe, axis=axis, dim=dim, segments=segments)
 
@@ -359,7 +362,7 @@ def split(recipe: Recipe, dim: int, sizes: tuple[int, ...]) -> list[Recipe]:
 def quantize(recipe: Recipe, format: str) -> dict[str, Recipe]:
     """Return the recipes of a quantized matrix: "weight" and, if the format has them, "scales" and "zeros".
 
-    `format` is the name of a weight format. One quantize step makes all of them.
+    `format` is the format's name, such as "int4_g32". All returned recipes share one quantize step.
     """
     step = _recipe("quantize", recipe, format=format)
     return {part: replace(step, output=part) for part in find_format(format).parts}
@@ -368,6 +371,6 @@ def quantize(recipe: Recipe, format: str) -> dict[str, Recipe]:
 def dequantize(parts: Mapping[str, Recipe], format: str) -> Recipe:
     """Return a recipe that dequantizes a matrix to float32, or to its own dtype if the format is lossless.
 
-    `parts` are the recipes of "weight" and, if the format named `format` has them, "scales" and "zeros".
+    `parts` maps "weight", and "scales" and "zeros" if the format has them, to recipes. `format` is the format's name.
     """
     return _recipe("dequantize", *(parts[name] for name in find_format(format).parts), format=format)

@@ -51,7 +51,7 @@ def scan(text: str) -> list[list[Token]]:
 
 
 class Line:
-    """A cursor over the tokens of one line of a program's text. `place` is the index of the next token."""
+    """A cursor over the tokens of one line of a program's text. `place` is the index of the token to read next."""
 
     def __init__(self, tokens: list[Token], number: int) -> None:
         self.comment = tokens.pop().text[1:].strip() if tokens and tokens[-1].kind == "comment" else ""
@@ -140,7 +140,10 @@ class Line:
             raise self.error(f"unexpected {self.peek()!r}", "the end of the line")
 
     def guarded(self, make: Callable[[], Any], *, at: int | None = None) -> Any:
-        """Return `make()`. If it raises an IngotError, raise a ParseError at the token with index `at` instead."""
+        """Return `make()`, and turn an IngotError in it into a ParseError with a line and column.
+
+        The place is that of the token with index `at`, by default the next one.
+        """
         try:
             return make()
         except ParseError:

@@ -84,7 +84,7 @@ def _yarn(attrs: Attrs) -> torch.Tensor:
 def _longrope(attrs: Attrs) -> torch.Tensor:
     """Return rotary frequencies by LongRoPE, each divided by its own factor (arXiv 2402.13753).
 
-    The context length at compile time selects `short_factor`, up to the original context length, or `long_factor`.
+    The factors are `short_factor` if the model is compiled for at most its original context length, else `long_factor`.
     """
     long = int(attrs["positions"]) > float(attrs["original_max_position"])
     factors = torch.tensor(attrs["long_factor" if long else "short_factor"], dtype=torch.float32)
@@ -121,9 +121,9 @@ def _alibi_slopes(attrs: Attrs) -> torch.Tensor:
 def make_table(attrs: Attrs) -> torch.Tensor:
     """Return the table of constants that `attrs` describe. Raises ConfigError for an unknown kind.
 
-    `kind` is "rope" with `rope_type`, `positions`, `rotary_dim`, `theta`, …; "alibi" with `heads`, `flattest` and
-    `factor`; or "ones" with `size`, the gains f32[size] of a norm without weights. `attention_factor` scales cosines
-    and sines.
+    `kind` selects the table. "rope": cosines and sines by `rope_type`, `positions`, `rotary_dim`, `theta`, …,
+    multiplied by `attention_factor`. "alibi": slopes by `heads`, `flattest` and `factor`. "ones": f32[size], the gains
+    of a norm without weights.
     """
     if attrs.get("kind") == "ones":
         return torch.ones(int(attrs["size"]))

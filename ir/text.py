@@ -39,7 +39,7 @@ def _placements(placement: tuple[Placement, ...]) -> str:
 
 
 def print_call(node: fx.Node) -> str:
-    """Return the line of a call in a program's text: `%name = op(arguments) : type`, backend and origin."""
+    """Return the line of a call in a program's text: `%name = op(arguments) : type`, with backend and origin if set."""
     arguments = [print_argument(value) for value in node.args]
     arguments += [f"{name}={print_argument(value)}" for name, value in node.kwargs.items()]
     line = f"{value_name(node)} = {target_name(node.target)}({', '.join(arguments)}) : {node.meta['type']}"
@@ -99,9 +99,9 @@ def print_program(program: Program) -> str:
 
 
 def print_region_body(body: Program) -> str:
-    """Return the calls of a region as text with names replaced by indices, so that equal text means equal code.
+    """Return the calls of a region as text in which indices replace names, so that equal text means equal code.
 
-    The regions of two layers have the same text, because they differ in names and origins only.
+    Equal regions in two layers have the same text, because they differ only in names and in the layer they come from.
     """
     names: dict[fx.Node, str] = {}
     lines = [f"dim {dim}" for dim in body.dims.values()]

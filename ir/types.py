@@ -104,8 +104,10 @@ class TensorType:
         return tuple(sizes[size] if isinstance(size, str) else size for size in self.shape)
 
     def holds(self, other: "TensorType") -> bool:
-        """Return whether this type has the same shape and strides as `other` and represents all of its numbers
-        exactly."""
+        """Return whether every tensor of the type `other` can be converted to this type without a loss.
+
+        The types must have the same shape and strides, and this dtype must represent all numbers of the other exactly.
+        """
         if (self.shape, self.strides) != (other.shape, other.strides):
             return False
         both_float = self.dtype.is_floating_point and other.dtype.is_floating_point
@@ -163,9 +165,9 @@ ValueType = TensorType | StateType | TupleType
 class Placement:
     """How a value is distributed over the ranks of one axis of the mesh.
 
-    `kind` is "replicated", "shard" (split along `dim`) or "partial" (each rank holds one summand of the value).
-    `segments` are the sizes, over all ranks, of the parts of a merged tensor; each part is split by itself. Only a
-    program on a mesh has placements, and its types are those of one rank. Before that, a param has a `Split`.
+    `kind` is "replicated", "shard" (split along `dim`) or "partial" (the value is the sum over the ranks). `segments`
+    are the sizes, over all ranks, of the parts of a merged tensor, such as q, k and v; each part is split by itself.
+    Only a program on a mesh has placements, and its types are those of one rank. Before that, a param has a `Split`.
     """
 
     axis: str
@@ -186,12 +188,12 @@ class Placement:
 
 @dataclass(frozen=True)
 class Split:
-    """How a param would be split along `dim` over the ranks of the mesh axis `axis`.
+    """How a param can be split along `dim` over the ranks of the mesh axis `axis`, decided before a mesh is known.
 
-    Runs of `unit` elements, such as a head, stay on one rank. `segments` are the sizes of the parts of a merged tensor;
-    each part is split by itself. If the ranks do not divide the number of units, the shard pass looks at two flags. If
-    not `needed`, every rank keeps the whole param. Else, if `repeat`, it repeats units (copies do not change the
-    result). Else it refuses the mesh.
+    Runs of `unit` elements, such as a head, stay on one rank. `segments` are the sizes of the parts of a merged tensor,
+    such as q, k and v; each part is split by itself. If the ranks do not divide the number of units, the shard pass
+    looks at two flags. Without `needed`, every rank keeps the whole param. With `needed` and `repeat`, ranks hold
+    copies of units, which do not change the result. With `needed` alone, the pass refuses the mesh.
     """
 
     axis: str
@@ -220,13 +222,12 @@ class Split:
 
 
 def concatenated(splits: Sequence[Split | None], sizes: Sequence[int]) -> Split | None:
-    """Return how a mesh splits the concatenation of tensors along axis 0; None if none of them is split.
+    """Return how a mesh splits the concatenation of several tensors along axis 0; None if it splits none of them.
 
-    `splits` are those of the tensors, None for a whole one. `sizes` are their sizes along axis 0.
-
-    The result is as strict as every part. Its unit is the least common multiple of their units. It repeats units only
-    if every part may, with the same unit. Raises VerifyError unless all parts are split along axis 0 of one mesh axis,
-    or all are whole.
+    `splits[i]` is the split of tensor i, None if it stays whole, and `sizes[i]` its size along axis 0. The unit of the
+    result (the run of elements that stays on one rank) is the least common multiple of the units. Units may be repeated
+    only if all tensors have the same unit and may repeat it. Raises VerifyError unless all tensors are split along axis
+    0 of one mesh axis, or all are whole.
     """
     if not any(splits):
         return None

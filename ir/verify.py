@@ -19,7 +19,7 @@ from ingot.ir.types import StateType, TensorType, TupleType, ValueType
 
 @dataclass(frozen=True)
 class StageRules:
-    """The calls and properties that a stage of the pipeline allows in a program.
+    """The calls and properties that a stage of the pipeline allows or requires in a program.
 
     mesh      the program may be on a mesh, with a placement for every value
     open      ops that the pass insert-collectives will replace are legal
@@ -27,8 +27,8 @@ class StageRules:
     fused     ops that can be decomposed into simpler ones are legal
     pruned    every call must have a use
     regions   calls of regions are legal
-    backends  every call names its backend
-    planned   the program has a plan
+    backends  every call must name its backend
+    planned   the program must have a plan
     """
 
     mesh: bool = False
@@ -63,8 +63,8 @@ RULES: Mapping[Stage, StageRules] = {
 def verify(program: Program, *, under: Stage | None = None, after: str = "") -> None:
     """Raise VerifyError unless the program keeps every rule of its pipeline stage.
 
-    `under` names a later stage to check against: a pass on the way there may already use its ops. The ops that are
-    legal in the program's own stage then stay legal. `after` names the pass that ran last, for the message.
+    `under` names a later stage whose rules apply instead, for a pass on the way to it; ops that are legal in the
+    program's own stage then stay legal. `after` names the pass that ran last, for the message.
     """
     rules = RULES[program.stage if under is None else under]
     legal = rules.ops() | (RULES[program.stage].ops() if under is not None and program.stage < under else frozenset())
@@ -102,12 +102,15 @@ def verify(program: Program, *, under: Stage | None = None, after: str = "") -> 
 
 
 def _at(node: fx.Node, where: str) -> str:
-    """Return the location `where` for an error, plus the node's line and column if the program was parsed from text."""
+    """Return the location of a node for an error message.
+
+    It is `where`, and the node's line and column if the program was parsed from text.
+    """
     return f"{where}, {node.meta['place']}" if "place" in node.meta else where
 
 
 def _check_names(program: Program, where: str) -> None:
-    """Check that no two values print the same name, and that each param and state has a placeholder."""
+    """Check that values have distinct names in the program's text, and that each param and state has a placeholder."""
     names: set[str] = set()
     for node in program.graph.nodes:
         if node.op != "output" and value_name(node) in names:
@@ -186,9 +189,9 @@ def _check_outputs(program: Program, where: str) -> None:
 
 
 def _check_effect(node: fx.Node) -> None:
-    """Check that an op that takes a state is declared to read or write state.
+    """Check that an op that takes a state is declared to read or write states.
 
-    The passes cse and dce rely on the declared effect alone.
+    The passes cse (which joins equal calls) and dce (which removes unused ones) rely on this declaration alone.
     """
     op = op_of(node.target)
     if op is None or op.effect in (Effect.READS_STATE, Effect.WRITES_STATE):

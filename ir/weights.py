@@ -14,7 +14,10 @@ from ingot.ir.program import named_arguments
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """The weight that a matmul reads. `parts` maps "weight", and "scales" and "zeros" if any, to the nodes."""
+    """The weight that a matmul reads, in any storage format.
+
+    `parts` maps "weight", and "scales" and "zeros" if the format has them, to the nodes.
+    """
 
     format: Format
     parts: Mapping[str, fx.Node]
@@ -22,7 +25,7 @@ class StoredWeight:
 
 @dataclass(frozen=True)
 class Matmul:
-    """The operands of a matmul with a weight in any storage format: `x @ weight.T + bias`; `bias` None adds none."""
+    """The operands of a matmul `x @ weight.T + bias` with a weight in any storage format; `bias` may be None."""
 
     x: fx.Node
     weight: StoredWeight

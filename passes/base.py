@@ -31,15 +31,17 @@ Measure = Callable[[Sequence[Region], Mapping[str, int]], Mapping[str, int]]
 
 @dataclass(frozen=True)
 class Contest:
-    """A call that several backends can compute on its own, outside regions, so that timing can choose one. `body` is
-    the call as a program. `backends` are their names, the cheapest claim first."""
+    """A call that several backends can compute alone, outside a region, so that timing can choose the backend. `body`
+    is a program of only this call. `backends` are the names of these backends, the one with the lowest claimed cost
+    first."""
 
     body: Program
     backends: tuple[str, ...]
 
     @property
     def call(self) -> tuple[str, ...]:
-        """Return the call with its types, as lines of text. Calls that differ only in their weights have equal text."""
+        """Return the call with its types as lines of text. Calls that differ only in which weights they read have equal
+        text."""
         return tuple(print_region_body(self.body).splitlines())
 
     @property
@@ -48,7 +50,7 @@ class Contest:
 
     @cached_property
     def key(self) -> str:
-        """Return the key under which the `BackendTimes` of this call are stored."""
+        """Return the key under which the tuning log stores the times of the backends for this call."""
         return call_key(self.call, self.bucket)
 
 
@@ -61,17 +63,21 @@ TimeCalls = Callable[[Sequence[Contest], Callable[[], Sequence[Region]]], Sequen
 
 @dataclass(frozen=True)
 class PassContext:
-    """The facts that passes may read in addition to the program.
+    """The facts besides the program that passes may read.
 
-    `max_seq_len`, `max_batch` and `max_tokens` bound a step. `backends` are objects of `ir`'s protocols, the preferred
-    ones first. `buckets` holds all bucket classes, `bucket` the one being lowered. `weight_budget` bounds the resident
-    weights, as a multiple of their size in one copy. `mesh` holds the sizes of axes above one. `skipped_fusions` are
-    the fusions that passes must not make, because they would round too coarsely with these weights.
-
-    `emit` and `emit_library` compile regions and kernels; `measure` runs compiled regions to find their peak memory.
-    They are None if nothing is to be compiled; a region's memory is then that of its references. `decided` maps keys of
-    contests to the backend times of an earlier choice. `time_calls` times backends for the other contests; without it,
-    the cheapest claim wins.
+    max_seq_len, max_batch, max_tokens   bounds of a step: tokens per sequence, sequences, tokens
+    backends        the backends that may compute calls, preferred ones first
+    bucket          the bucket class (range of step sizes) being lowered; None before programs are split by class
+    buckets         all bucket classes
+    weight_budget   the limit of resident weights, as a multiple of their size without second copies
+    emit            compiles regions (groups of calls); None compiles nothing
+    emit_library    builds the kernel library of a backend; None builds nothing
+    measure         runs compiled regions and returns their peak memory; if None, it is computed from the references
+    decided         the times of backends from an earlier compile, by the key of the contest (the call to choose for)
+    time_calls      times backends for all other contests; if None, the backend with the lowest cost wins
+    expected        the minimum number of matches of each pass, by the pass's name
+    mesh            the sizes of the mesh axes that have more than one device
+    skipped_fusions   the fusions that passes must not make: with these weights their rounding would break the contract
     """
 
     target: Target
@@ -93,21 +99,23 @@ class PassContext:
     skipped_fusions: SkippedFusions = field(default_factory=dict)
 
     def any_bucket(self) -> BucketClass:
-        """Return the bucket class being lowered; before the split into classes, one that covers all steps. Backends
-        make their claims for it."""
+        """Return the bucket class that is being lowered, a range of step sizes. Before programs are split by class,
+        return one for all steps. Backends need a class to say whether they can compute a call."""
         features = owed_features(deterministic=self.deterministic)
         return self.bucket or BucketClass(name="any", tokens=(1, self.max_tokens), features=features)
 
     def counts(self, claim: Yes) -> bool:
-        """Return whether a backend's claim may be chosen: in deterministic mode, only a batch-invariant one."""
+        """Return whether a backend's claim (its answer that it can compute a call) may be chosen. In deterministic
+        mode, it must be batch-invariant."""
         return claim.batch_invariant or not self.deterministic
 
 
 class Pass(ABC):
-    """A rewrite of a program. Subclasses are frozen dataclasses; their fields are the pass's options for `--passes`.
+    """A rewrite of a program. Subclasses are frozen dataclasses, whose fields are the options that `--passes` can set.
 
-    `numerics` may be a property, if the contract depends on the options. `joins` is for passes that run on request,
-    such as those of other packages: the pass runs at the end of the phase that leads to that stage.
+    `numerics` declares how results may change: EXACT, ROUNDING or LOSSY. It may be a property if it depends on the
+    options. `joins` is for passes that run only if requested, such as those of other packages. It is the stage of the
+    pipeline phase in which the pass runs last.
     """
 
     name: ClassVar[str]
@@ -116,21 +124,21 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, rewriter: Rewriter, context: PassContext) -> None:
-        """Rewrite `rewriter.program` in place. Call `rewriter.take` for each match; if it returns False, leave the
+        """Rewrite `rewriter.program` in place. Call `rewriter.take` before each rewrite; if it returns False, leave the
         match unchanged."""
 
     def options(self) -> dict[str, Any]:
         return asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
 
     def source_hash(self) -> str:
-        """Return the SHA-256 of the file that defines the pass. It is part of the keys of everything that the pass
+        """Return the SHA-256 of the file that defines the pass. It is part of all cache keys of results that the pass
         affects."""
         return hashlib.sha256(Path(inspect.getfile(sys.modules[type(self).__module__])).read_bytes()).hexdigest()
 
 
 def check_pass_class(made: object, name: str) -> type[Pass]:
-    """Return `made`, which another package offers as the pass `name`, if it is a valid pass class. Raises OptionError
-    otherwise."""
+    """Check that `made`, which another package offers as the pass `name`, is a valid pass class, and return it. Raises
+    OptionError if it is not."""
     if not isinstance(made, type) or not issubclass(made, Pass):
         raise _misfit(name, made, "is", "a subclass of ingot.passes.base.Pass")
     if getattr(made, "name", None) != name:

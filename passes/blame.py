@@ -10,13 +10,13 @@ from ingot.passes.base import Pass
 
 
 def is_ours(one: Pass) -> bool:
-    """Return whether Ingot itself defines the pass, and not another package."""
+    """Return whether the pass is a part of Ingot, and not of another package."""
     return type(one).__module__.partition(".")[0] == "ingot"
 
 
 def raised(one: Pass, error: Exception) -> Exception:
-    """Return the exception to raise when the pass's `run` raised `error`. It is `error` itself if that names the cause
-    clearly."""
+    """Return the exception to raise after the pass's `run` raised `error`. It is `error` itself if that already names
+    its cause; otherwise it is an error that names the pass."""
     if isinstance(error, IngotError) and not isinstance(error, InternalError):
         return error  # the pass rejects an option or an input
     if not is_ours(one):
@@ -30,7 +30,8 @@ def raised(one: Pass, error: Exception) -> Exception:
 
 
 def user_pass_error(one: Pass, error: Exception) -> UserPassError:
-    """Return the error for a failed pass of another package. It names the package and says what the author can do."""
+    """Return the error to raise after a pass of another package failed with `error`. It names the pass and its module,
+    and says what its author can do."""
     owner = f"pass {one.name} of {type(one).__module__}"
     if not isinstance(error, IngotError):
         return UserPassError(
@@ -47,17 +48,19 @@ def user_pass_error(one: Pass, error: Exception) -> UserPassError:
 
 
 def _line(one: Pass, error: Exception) -> str:
-    """Return the innermost line of the traceback that is in the pass's file, as text; empty if there is none."""
+    """Return the innermost line of the error's traceback that is in the pass's own file, as text; "" if there is
+    none."""
     file = inspect.getfile(type(one).run)
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}, line {own[-1].lineno}, in {own[-1].name}" if own else ""
 
 
 def input_error(one: Pass, program: Program, under: Stage) -> VerifyError | None:
-    """Return the error in the program that a pass received; None if it was valid. It is called only after a failure.
+    """Check the program that a failed pass received. Return the error in it, so that the pass is not blamed; None if
+    the program was valid.
 
-    In the middle of a phase a program obeys the rules of the phase's stage `under`, at its beginning those of its own
-    stage.
+    `under` is the stage that the pass's pipeline phase leads to. The program must obey the rules of this stage, or
+    those of its own stage if the pass is the first of the phase.
     """
     try:
         verify(program, under=under)

@@ -22,9 +22,11 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class ChooseBackends(Pass):
-    """Assigns a backend to every call. If several can compute a call on its own, outside regions, they are timed and
-    the fastest wins. Without times, the cheapest claim wins. In deterministic mode only batch-invariant claims
-    count."""
+    """Assigns a backend to every call. A backend claims a call by saying what it costs.
+
+    If several backends can compute a call alone, outside a region, they are timed and the fastest wins. Without times,
+    the lowest claimed cost wins. In deterministic mode, only batch-invariant claims count.
+    """
 
     name: ClassVar[str] = "choose-backends"
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -80,8 +82,8 @@ def _outside_regions(rewriter: Rewriter, node: fx.Node, context: PassContext) ->
 
 
 def claims_of(node: fx.Node, context: PassContext) -> tuple[dict[str, Yes], list[str]]:
-    """Return the cheapest usable claim of each backend for a call, by the backend's name. Also return, for each other
-    backend, the reason why it has none."""
+    """Return the claims for a call that may be chosen: for each backend, by its name, its answer with the lowest cost.
+    Also return a reason for each of the other backends."""
     assert context.bucket is not None
     claims: dict[str, Yes] = {}
     reasons: list[str] = []
@@ -116,8 +118,8 @@ def _contests(
     chosen: Mapping[fx.Node, str],
     context: PassContext,
 ) -> dict[fx.Node, Contest]:
-    """Return the calls to choose a backend for by timing: those that several backends can compute on their own, outside
-    regions. `usable` are the claims by backend, `chosen` the backends with the cheapest claims."""
+    """Return the calls whose backend timing may choose, because several backends can compute them alone, outside a
+    region. `usable` has the claims for each call by backend, and `chosen` the backend with the lowest cost."""
     backends = {node: [name for name, claim in claims.items() if claim.timed] for node, claims in usable.items()}
     contested = {node: names for node, names in backends.items() if len(names) > 1 and chosen[node] in names}
     inside = _in_regions({chosen[node] for node in contested}, chosen, context)
@@ -129,8 +131,8 @@ def _contests(
 
 
 def _in_regions(names: Collection[str], chosen: Mapping[fx.Node, str], context: PassContext) -> frozenset[fx.Node]:
-    """Return the calls that the backends `names` compute in regions together with other calls. Timing such a call alone
-    says little. `chosen` has the backend of each call."""
+    """Return the calls that backends in `names` compute together with other calls, in regions. The time of such a call
+    alone says little. `chosen` has the backend of each call."""
     inside: set[fx.Node] = set()
     for backend in context.backends:
         if isinstance(backend, RegionCompiler) and backend.name in names:
@@ -143,8 +145,8 @@ def _in_regions(names: Collection[str], chosen: Mapping[fx.Node, str], context: 
 def _compiled_anyway(
     program: Program, contests: Collection[fx.Node], chosen: Mapping[fx.Node, str], context: PassContext
 ) -> list[Region]:
-    """Return the calls that are compiled as single calls whatever timing decides, each as a one-call region. Equal
-    calls are returned once. The driver compiles them in parallel with what timing needs."""
+    """Return the calls that are compiled alone in any case, whichever backends win by timing, each as a region of one
+    call. Equal calls are returned once. They are compiled in parallel with the code that timing needs."""
     compilers = {backend.name for backend in call_compilers(context.backends)}
     inside = _in_regions(compilers, chosen, context)
     found: dict[str, Region] = {}
@@ -158,8 +160,9 @@ def _compiled_anyway(
 def _decided(
     contests: list[Contest], context: PassContext, anyway: Callable[[], list[Region]]
 ) -> list[BackendTimes | str]:
-    """Return, for each contest, the times of its backends, or the reason why the cheapest claim wins instead. `anyway`
-    returns the regions that are compiled in any case."""
+    """Return, for each contest (a call that several backends can compute), the times of its backends. If they are not
+    timed, return the reason instead; the lowest cost then wins. `anyway` returns regions to compile in parallel with
+    the timing."""
     found: dict[str, BackendTimes | str] = {}
     undecided: dict[str, Contest] = {}
     for one in contests:

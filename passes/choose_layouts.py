@@ -26,8 +26,8 @@ Costs = Mapping[str, Mapping[Layout, float]]  # by bucket class
 
 @dataclass(frozen=True)
 class SecondCopy:
-    """A weight that is resident in two layouts: the param `first` is row-major, `second` column-major. `bytes` is the
-    size of one copy."""
+    """A weight that is in memory in two layouts: the param named `first` is row-major, the param named `second`
+    column-major. `bytes` is the size of one copy."""
 
     first: str
     second: str
@@ -35,7 +35,8 @@ class SecondCopy:
 
 
 def second_copies(params: Mapping[str, ParamSpec]) -> tuple[SecondCopy, ...]:
-    """Return the weights that are resident in both layouts. `params` are the params of all bucket classes, by name."""
+    """Return the weights that are in memory both row-major and column-major. `params` are the params of all bucket
+    classes (ranges of step sizes), by name."""
     by_rows = {spec.recipe: name for name, spec in params.items()}
     found = [
         SecondCopy(by_rows[spec.recipe.inputs[0]], name, _size(_tensor(spec)))
@@ -47,15 +48,16 @@ def second_copies(params: Mapping[str, ParamSpec]) -> tuple[SecondCopy, ...]:
 
 @dataclass(frozen=True)
 class ChooseLayouts(Pass):
-    """Chooses, for the weight matrices `[N, K]` of linears, between row-major and column-major storage.
+    """Chooses between row-major and column-major storage for the weight matrices [N, K] of linears. A weight that any
+    other op reads too, such as a tied embedding, is unchanged.
 
-    The pass runs once per bucket class. It looks at the same program and at all classes each time, so its choice is
-    always the same. Then it changes the reads in the program of its own class. A weight that any other op reads, such
-    as a tied embedding, is unchanged.
+    The cost of a layout is a sum over all linears that read the weight and all bucket classes (ranges of step sizes).
+    Each adds the lowest cost that a backend claims with that layout. If classes prefer different layouts, a weight may
+    be stored in both. Weights with the largest savings per byte get a second copy first. All weights must stay within
+    `weight_budget` times their size without second copies.
 
-    The cost of a layout is the sum of the cheapest claims that accept it, over all bucket classes and calls. A weight
-    may be stored in both layouts if classes differ. Such copies are made in order of savings per byte, as long as all
-    weights stay within `weight_budget` times their size in one copy.
+    The pass runs for each bucket class, and changes only the program of this class. It always sees the same program and
+    all classes, so that it makes the same choice each time.
     """
 
     name: ClassVar[str] = "choose-layouts"
@@ -81,7 +83,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, Layout]]:
-    """Return the layout of each weight in each bucket class, by the class's name."""
+    """Return the layout of each weight for each bucket class (a range of step sizes), by the class's name."""
     known: dict[object, list[Claim]] = {}
     costs = {tensor: _costs(calls, context, known) for tensor, calls in _candidates(program).items()}
     chosen = {tensor: dict.fromkeys(cost, _cheapest(_sum(cost.values()))) for tensor, cost in costs.items()}
@@ -98,7 +100,7 @@ def _choose(program: Program, context: PassContext) -> dict[Tensor, dict[str, La
 
 
 def _candidates(program: Program) -> dict[Tensor, list[fx.Node]]:
-    """Return the weights that only linears read, each with these calls of linears."""
+    """Return the weights that only linears read, each with the calls that read it."""
     calls: dict[Tensor, list[fx.Node]] = {}
     others: set[Tensor] = set()
     for param in program.placeholders("param"):
@@ -119,8 +121,8 @@ def _costs(calls: list[fx.Node], context: PassContext, known: dict[object, list[
 
 
 def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dict[object, list[Claim]]) -> list[Claim]:
-    """Return the claims of all backends for a linear in steps of a bucket class. `known` caches claims by types,
-    because layers repeat."""
+    """Return what each backend answers for a linear in steps of a bucket class (a range of step sizes): its cost, or
+    why it refuses. `known` caches answers, since layers have calls with equal types."""
     given = named_arguments(call).values()
     types = tuple(held_type(one) if isinstance(one, fx.Node) else one for one in given)
     key = bucket.name, types, call.meta["type"]
@@ -130,7 +132,7 @@ def _claims(call: fx.Node, bucket: BucketClass, context: PassContext, known: dic
 
 
 def _cost(claims: list[Claim], context: PassContext) -> dict[Layout, float]:
-    """Return the cost of the cheapest claim for each layout of the weight; infinite if no claim accepts the layout."""
+    """Return the lowest cost that `claims` have for each layout of the weight; infinite if none accepts the layout."""
     return {layout: min((yes.cost for yes in _taking(claims, layout, context)), default=math.inf) for layout in Layout}
 
 
@@ -147,7 +149,7 @@ def _sum(costs: Iterable[Mapping[Layout, float]]) -> dict[Layout, float]:
 
 
 def _cheapest(cost: Mapping[Layout, float]) -> Layout:
-    """Return the layout of the lowest cost; row-major if costs are equal."""
+    """Return the layout with the lowest cost; row-major if both costs are equal."""
     return min(Layout, key=lambda layout: cost[layout])
 
 
@@ -156,7 +158,7 @@ def _paid(cost: Costs, layouts: Mapping[str, Layout]) -> float:
 
 
 def _transpose(rewriter: Rewriter, param: fx.Node) -> None:
-    """Replace a row-major param by a new column-major param and a transposed view of it."""
+    """Replace a row-major param by a new column-major param, and let its readers read a transposed view of that."""
     program = rewriter.program
     name = str(param.target)
     spec = program.params[name]

@@ -15,10 +15,11 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class EliminateCommonSubexpressions(Pass):
-    """Replaces equal calls by the first of them, if their effect on states allows it, and params with equal specs by
-    one.
+    """Replaces equal calls by the first of them, and params with equal specs by one param. Calls with effects on states
+    are only merged if that changes nothing.
 
-    Every write makes a new version of a state, a value of its own. So reads before and after a write are not equal.
+    Every write to a state makes a new version of it, which is a value of its own. So reads before and after a write
+    have different arguments, and are not equal.
     """
 
     name: ClassVar[str] = "cse"
@@ -37,7 +38,8 @@ class EliminateCommonSubexpressions(Pass):
 
 
 def _key(node: fx.Node, program: Program) -> Hashable:
-    """Return a key that is equal for params or calls that may be merged; None for a call that may not."""
+    """Return a key of a param or call that is equal for those that can be merged. None for a call that must not be
+    merged."""
     if node.op == "placeholder":
         spec = program.params[str(node.target)]
         return spec
@@ -47,8 +49,8 @@ def _key(node: fx.Node, program: Program) -> Hashable:
 
 
 def _frozen(value: Any) -> Hashable:
-    """Return an argument as a hashable key. It distinguishes 1, 1.0 and True, and 0.0 and -0.0, which Python treats as
-    equal."""
+    """Convert an argument to a hashable key. Values that Python treats as equal, such as 1, 1.0 and True, or 0.0 and
+    -0.0, have different keys."""
     if isinstance(value, list | tuple):
         return tuple(_frozen(item) for item in value)
     return type(value), value.hex() if isinstance(value, float) else value

@@ -5,10 +5,10 @@ from ingot.passes.effects import effect_of
 
 
 def eliminate_dead_code(program: Program) -> int:
-    """Remove the calls of a program that have no users, and then the params that have none. Return the number of
+    """Remove the calls whose results nothing reads, and then the params that nothing reads. Return the number of
     removed calls.
 
-    A state write is never removed. If its new version is not returned, the verifier reports an error.
+    A state write is never removed. If its result is not returned by the program, the verifier reports that as an error.
     """
     removed = 0
     for node in reversed(list(program.graph.nodes)):

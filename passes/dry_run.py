@@ -10,7 +10,8 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of storage that calls within its `with` block allocate: `live` now, `peak` at most."""
+    """Counts the bytes of storage that torch calls inside its `with` block allocate: `live` are allocated now, `peak`
+    is the maximum."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -52,11 +53,11 @@ def _is_tensor(value: Any) -> bool:
 
 
 def peak_bytes(call: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """Return the peak bytes that `call` allocates, including its results. Its tensors are on the meta device.
+    """Return the peak bytes that `call` allocates, including its results. It runs on tensors on the meta device, which
+    have no data. Raises what `call` raises, for example if it reads data.
 
-    The number is exact for allocations through torch's dispatcher. It misses a kernel's own scratch memory. On a CPU
-    that is small, and `call` must allocate the known part of it. Raises what `call` raises, for example if it reads
-    data.
+    Allocations through torch's dispatcher are counted exactly. Scratch memory inside a kernel is not counted; where it
+    matters, `call` must allocate a tensor of that size.
     """
     counted = Allocations()
     with torch.no_grad(), torch.device("meta"), counted:

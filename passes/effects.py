@@ -11,7 +11,8 @@ _ORDER = (Effect.PURE, Effect.READS_STATE, Effect.RANDOM, Effect.WRITES_STATE)
 
 
 def effect_of(node: fx.Node, program: Program) -> Effect:
-    """Return the effect of the call `node` on states. A node with a state as its result counts as part of a write."""
+    """Return what the call `node` does to states: pure, reads state, writes state, or random. A region has the
+    strongest effect of its calls. A getitem node whose value is a state counts as a part of the write."""
     value_type = node.meta["type"]
     if any(isinstance(item, StateType) for item in getattr(value_type, "items", (value_type,))):
         return Effect.WRITES_STATE

@@ -15,7 +15,8 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class EmitExecutables(Pass):
-    """Passes the regions and calls that have no executable yet to the driver, which compiles them in parallel."""
+    """Compiles all regions (groups of calls), and all calls whose backend compiles single calls, unless their code
+    exists already. The driver compiles them in parallel."""
 
     name: ClassVar[str] = "emit-executables"
     numerics: ClassVar[Numerics] = Numerics.ROUNDING
@@ -48,8 +49,8 @@ class EmitExecutables(Pass):
 
 
 def _compile_calls(rewriter: Rewriter, context: PassContext) -> None:
-    """Add a one-call region to `program.compiled` for each call whose backend compiles single calls. Equal calls share
-    one."""
+    """Add a region of one call to `program.compiled` for each call whose backend compiles single calls. Equal calls
+    share a region."""
     program = rewriter.program
     compilers = {backend.name for backend in call_compilers(context.backends)}
     known = {print_region_body(call.body): call.name for call in program.compiled.values()}

@@ -19,10 +19,11 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class FormRegions(Pass):
-    """Groups connected calls of a backend that compiles regions. Calls of other backends separate the groups.
+    """Groups connected calls into regions, which one backend compiles as a whole. Only backends that compile regions
+    have them; calls of other backends separate regions.
 
-    Identical layers make identical regions, which differ only in their arguments. So the number of executables does not
-    grow with depth.
+    Equal layers have equal regions, which differ only in their arguments and are compiled once. So the number of
+    compiled regions does not grow with the number of layers.
     """
 
     name: ClassVar[str] = "form-regions"
@@ -84,10 +85,11 @@ def _is_member(node: fx.Node, compilers: set[str]) -> bool:
 
 
 def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
-    """Return groups of connected calls of the named backends that can each run as one call, in program order.
+    """Return groups of connected calls of the backends in `compilers`, in program order. Each group can run as one
+    call.
 
-    The level of a call is the number of calls of other backends on the longest path to it. Calls of one level cannot
-    depend on each other through another backend's call, so a connected set of them can run as one.
+    The level of a call is the number of calls of other backends on the longest path to it. Between two calls of equal
+    level there is no call of another backend, so connected calls of equal level can run as one.
     """
     levels: dict[fx.Node, int] = {}
     leader: dict[fx.Node, fx.Node] = {}
@@ -117,8 +119,8 @@ def _groups(program: Program, compilers: set[str]) -> list[list[fx.Node]]:
 
 
 def _body(program: Program, members: list[fx.Node], name: str) -> tuple[Program, list[fx.Node], list[fx.Node]]:
-    """Return a region's program, the values that it reads from outside, and those of its calls with users outside.
-    `members` are its calls."""
+    """Make the program of a region whose calls are `members`. Return this program, the nodes outside that the region
+    reads, and the nodes of the region that are read outside."""
     inside = set(members)
     inputs: list[fx.Node] = []
     for node in members:
@@ -155,14 +157,13 @@ def _call_region(
 
 
 def _origin(members: list[fx.Node]) -> str:
-    """Return the origins (source lines in the model) of a region's first and last calls, as one text; empty if there
-    are none."""
+    """Return the source lines in the model definition of a region's first and last call, as one text; "" if unknown."""
     origins = [node.meta["origin"] for node in members if node.meta.get("origin")]
     return " … ".join(dict.fromkeys([origins[0], origins[-1]])) if origins else ""
 
 
 def _sort(program: Program) -> None:
-    """Sort a program's calls topologically, and otherwise keep their order."""
+    """Sort a program's calls so that each follows its operands; otherwise they keep their order."""
     nodes = [node for node in program.graph.nodes if node.op != "output"]
     place = {node: index for index, node in enumerate(nodes)}
     waiting = {node: len(node.all_input_nodes) for node in nodes}

@@ -23,7 +23,7 @@ _ADD_THEN_NORM = Pattern(
 
 @dataclass(frozen=True)
 class FuseAddRMSNorm(Pass):
-    """Rewrites `rms_norm(add(r, x), w)` as `add_rms_norm(x, r, w)`. The second result of the fused op is the sum."""
+    """Rewrites `rms_norm(add(r, x), w)` as `add_rms_norm(x, r, w)`. The fused op returns the norm and the sum."""
 
     name: ClassVar[str] = "fuse-add-rms-norm"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -66,8 +66,8 @@ class FuseAddRMSNorm(Pass):
 
 
 def _no_sum(norm: fx.Node) -> str | None:
-    """Return why a norm does not follow a plain add, for a refusal; None for the norm of attention heads, which never
-    does."""
+    """Return why a norm cannot be fused: it does not read a plain sum. None for the norm of attention heads, for which
+    no reason is recorded, since it never reads a sum."""
     source = named_arguments(norm)["x"]
     if len(tensor_type(norm).shape) != 2:
         return None

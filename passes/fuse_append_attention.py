@@ -18,9 +18,9 @@ from ingot.passes.rewrite import Rewriter, described, trimmed
 
 @dataclass(frozen=True)
 class FuseAppendAttention(Pass):
-    """Fuses a cache write and the attention over it into `append_attention`, if that pays. Whether one kernel is faster
-    depends on the tokens per step. So for each bucket class a backend that compiles single calls must claim the fused
-    op. `force` fuses in any case."""
+    """Fuses the cache write of a layer and the attention after it into the op `append_attention`, if that is faster.
+    Which is faster depends on the number of tokens per step. So in each bucket class (a range of step sizes), a backend
+    that compiles single calls must accept the fused op. `force` fuses in any case."""
 
     name: ClassVar[str] = "fuse-append-attention"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -48,8 +48,9 @@ class FuseAppendAttention(Pass):
 
 @dataclass(frozen=True)
 class _Found:
-    """A match of the pass. `append` has the arguments of `qk_norm_rope_append` by name. `attention` reads `cache`, the
-    version of the cache after the write. The pass removes `cache` and the nodes in `dead`, the last user first."""
+    """A cache write and attention that can be fused. `append` has the arguments of `qk_norm_rope_append` by name.
+    `attention` is the attention call, and `cache` the updated cache that it reads. Fusing removes `cache` and the nodes
+    in `dead`, which are listed users first."""
 
     append: dict[str, Any]
     attention: fx.Node
@@ -58,15 +59,16 @@ class _Found:
 
 
 def _from_parts(write: fx.Node) -> _Found | str:
-    """Match a `kv_append` of rotated keys and the attention after it. Return the match, or the reason why there is
-    none."""
+    """Find the attention to fuse with the `kv_append` call `write`, and the rotation of its queries and keys. Return
+    what can be fused, or the reason why nothing can."""
     attentions = attentions_over(write)
     append = rotated_append(write, attentions)
     return append if isinstance(append, str) else _Found(append, attentions[0], write)
 
 
 def _from_fused(write: fx.Node) -> _Found | str:
-    """Match a `qk_norm_rope_append` and the attention after it. Return the match, or the reason why there is none."""
+    """Find the attention to fuse with the `qk_norm_rope_append` call `write`. Return what can be fused, or the reason
+    why nothing can."""
     results = {user.args[1]: user for user in write.users if user.target is operator.getitem}
     q, cache = results.get(0), results.get(1)
     if q is None or cache is None or len(results) < len(write.users):

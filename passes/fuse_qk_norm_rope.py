@@ -18,9 +18,9 @@ from ingot.passes.rewrite import Rewriter, described
 
 @dataclass(frozen=True)
 class FuseQKNormRope(Pass):
-    """Fuses q/k norm, rope and cache write into `qk_norm_rope_append`. Fusing takes them out of the region around them,
-    which pays only if a kernel beats the region. So a backend other than the references must claim the fused op.
-    `force` fuses in any case."""
+    """Fuses q/k norm, rope and cache write into the op `qk_norm_rope_append`, which is faster only with a special
+    kernel. Without one, these calls are better compiled together with their neighbours in a region. So a backend other
+    than the references must accept the fused op. `force` fuses in any case."""
 
     name: ClassVar[str] = "fuse-qk-norm-rope"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -47,14 +47,17 @@ class FuseQKNormRope(Pass):
 
 
 def attentions_over(cache: fx.Node) -> list[fx.Node]:
-    """Return the attention calls that read `cache`, a version of a KV cache, in order. Layers may share a cache; the
-    attention of the layer that writes it comes first."""
+    """Return the attention calls that read the KV cache in its version `cache`, in program order. If layers share the
+    cache, the attention of the layer that writes it comes first."""
     return sorted(user for user in cache.users if is_call(user, ops.paged_attention.overload))
 
 
 def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any] | str:
-    """Return the arguments, by name, of the `qk_norm_rope_append` that can replace the `kv_append` call `append`; or
-    the reason if none can. `attentions` read the cache. The fused op rotates the queries of the first."""
+    """Find the rope and norm calls of q and k that can be fused with the `kv_append` call `append`. Return the
+    arguments of the fused op `qk_norm_rope_append` by name, or the reason why it is impossible.
+
+    `attentions` are the calls that read the cache. The fused op rotates the queries of the first of them.
+    """
     if not attentions:
         return "no attention reads the cache after this write"
     if any(user.op == "call_function" and user < attentions[0] for user in append.users):
@@ -84,8 +87,8 @@ def rotated_append(append: fx.Node, attentions: list[fx.Node]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class _Rotation:
-    """How q or k is rotated. `x` is the value before; `rope` and `norm` are the arguments of the calls. `norm` is None
-    without a norm, and `norm_last` says that it follows the rotation."""
+    """The rotary embedding of q or k. `x` is the value before norm and rotation. `rope` and `norm` are the arguments of
+    these calls by name; `norm` is None without a norm. `norm_last` says that the norm follows the rotation."""
 
     x: Any
     rope: dict[str, Any]
@@ -94,8 +97,8 @@ class _Rotation:
 
 
 def _rotation(name: str, node: Any) -> _Rotation | str:
-    """Return how `node`, the value of q or k, is rotated; or the reason if it is not. `name` is "q" or "k", for the
-    reason."""
+    """Find the rope call, and the norm call if any, that make `node`, the final q or k. Return them, or the reason why
+    they cannot be fused. `name` is "q" or "k", for the reason."""
     turn, last = node, None
     if is_call(node, ops.rms_norm.overload):
         last = named_arguments(node)
@@ -127,7 +130,7 @@ def _fuse(rewriter: Rewriter, append: fx.Node, attention: fx.Node, found: dict[s
 
 
 def why_no_kernel(fused: fx.Node, backends: Sequence[Backend], context: PassContext) -> str:
-    """Return why none of `backends` claims a fused call, for a refusal; empty if one of them claims it."""
+    """Return why none of `backends` can compute the fused call, for the record of the pass; "" if one of them can."""
     refusals = []
     for backend in backends:
         answer = backend.claim([fused], context.target, context.any_bucket())

@@ -16,10 +16,11 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class InsertCollectives(Pass):
-    """Replaces each `redistribute` by an all_reduce, all_gather or reduce_scatter. If each rank only keeps a part of a
-    whole value, nothing is sent, and it is a take_part.
+    """Replaces each `redistribute`, which changes how a value is distributed over ranks, by all_reduce, all_gather or
+    reduce_scatter. If each rank only needs a part of a value that it has whole, nothing is sent, and the op is
+    take_part.
 
-    A value that was only cast to a wider dtype, such as logits, is gathered before the cast, which sends fewer bytes.
+    A value that was cast to a wider dtype, such as logits, is gathered before the cast, which sends fewer bytes.
     """
 
     name: ClassVar[str] = "insert-collectives"
@@ -43,7 +44,7 @@ class InsertCollectives(Pass):
 
 
 def _only_widens(x: fx.Node) -> bool:
-    """Return whether `x` is a cast to a wider dtype and has a single reader."""
+    """Return whether `x` is a cast to a wider dtype that has only one reader."""
     if not is_call(x, ops.cast.overload) or len(x.users) != 1:
         return False
     source = x.args[0]

@@ -30,8 +30,12 @@ from ingot.passes.rewrite import Rewriter, trimmed
 
 @dataclass(frozen=True)
 class InsertEnding(Pass):
-    """Adds the calls that an entry's ending and its features declare (`ingot.ir.features`). Those before the model's
-    calls read per-sequence rows of state. Those after them choose tokens and update the rows."""
+    """Adds the calls that choose tokens, as the entry's ending (such as `sample`) and its features (such as penalties)
+    declare them in `ingot.ir.features`.
+
+    Calls added before the model's own read state that is kept per sequence, such as positions. Calls added after them
+    choose tokens and update that state.
+    """
 
     name: ClassVar[str] = "insert-ending"
     numerics: ClassVar[Numerics] = Numerics.EXACT
@@ -80,8 +84,12 @@ def _attributes(use: EndingUse, ending: Ending) -> dict[str, Attribute]:
 
 @dataclass
 class _Builder:
-    """Adds the calls of an ending and its features to a program. `values` has the possible arguments of calls, by name.
-    `aliases` replaces names of page inputs by those of another cache group, if no cache keeps every token."""
+    """Adds the calls of an ending and its features to a program. `values` has the values that calls may take as
+    arguments, by name.
+
+    `aliases` is for programs in which no KV cache keeps every token. It maps the names of the page table and slots of
+    such caches to the names for another cache group (caches that share page numbers).
+    """
 
     rewriter: Rewriter
     ending: Ending
@@ -132,7 +140,8 @@ class _Builder:
         program.set_outputs({**own, **passed, **caches_out, **states})
 
     def _end_cache(self, name: str, end: fx.Node) -> None:
-        """Add the calls that the ending declares for the paged cache in state `name`."""
+        """Add the calls that the ending declares per KV cache, for the cache in the state `name`. Other states are left
+        unchanged."""
         if self.rewriter.program.states[name].kind == "paged_kv":
             for call in self.ending.caches:
                 self.values["kv"] = self.values[name]
@@ -140,7 +149,8 @@ class _Builder:
                 self.values[name] = self.values.pop("kv")
 
     def _row(self, row: RowState) -> fx.Node:
-        """Add a state with one row per running sequence, as a feature declares it. Return its node."""
+        """Add a state that a feature declares, with one row per running sequence, such as the last token. Return its
+        node."""
         program = self.rewriter.program
         if row.like:
             like = tensor_type(self._value(row.like, f"row {row.name}"))
@@ -152,8 +162,8 @@ class _Builder:
         return program.add_state(row.name, StateSpec("row", "rows", "sequence", TensorType(dtype, ("R", *shape))))
 
     def _add_before_model(self, features: Sequence[Feature], given: Mapping[str, fx.Node]) -> set[fx.Node]:
-        """Add the calls that run before the model's own, and return all added nodes. `given` are the program's inputs
-        by name."""
+        """Add the calls of features that run before the model's own calls. Return all added nodes. `given` are the
+        program's inputs by name."""
         program = self.rewriter.program
         first = next(program.calls())
         made: set[fx.Node] = set()
@@ -166,8 +176,9 @@ class _Builder:
         return made
 
     def _redirect_inputs(self, given: Mapping[str, fx.Node], made: set[fx.Node]) -> None:
-        """Let the model read the results of the calls before it instead of the host's inputs of the same names. `made`
-        are the nodes of these calls; they still read the inputs `given`."""
+        """Let the model's calls read values that were computed on the device, such as positions, instead of the inputs
+        of the same names. `given` are the inputs by name. `made` are the nodes of the calls that compute these values,
+        which still read the inputs."""
         for name, node in given.items():
             fed = self.values[name]
             if fed is not node:
@@ -176,8 +187,8 @@ class _Builder:
                     self.rewriter.program.graph.erase_node(node)
 
     def _call(self, call: OpCall, before: fx.Node) -> set[fx.Node]:
-        """Add a call that a feature or ending declares, and the nodes that take the items of its result. Return all
-        added nodes."""
+        """Add a call that a feature or ending declares, before the node `before`. Its arguments are found by their
+        names. Return the node of the call and the nodes that take the items of its result."""
         op = OPS[call.op]
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
@@ -215,8 +226,8 @@ class _Builder:
         return self.attributes[name]
 
     def _value(self, name: str, what: str) -> fx.Node:
-        """Return the value of this name. If it is a step input that the program lacks, add the input. `what` names the
-        reader for the error. Raises PassError for an unknown name."""
+        """Return the value with this name, for an argument of a call. A step input that the program does not have yet
+        is added to it. `what` names the call for the error. Raises PassError for an unknown name."""
         if name not in self.values:
             declared = find_input(name)
             if declared is None:

@@ -28,15 +28,16 @@ from ingot.passes.rewrite import Rewriter, trimmed
 
 @dataclass(frozen=True)
 class InsertPagedKV(Pass):
-    """Replaces each `attention` of layer i by a `kv_append` to the state `kv.i` and a `paged_attention` over it.
+    """Adds KV caches: replaces each `attention` of layer i by a `kv_append` to the state `kv.i` and a `paged_attention`
+    over it. Attention calls of the same `layer` share a cache; the first one writes it.
 
-    Attention calls with the same `layer` share a cache: the first one writes keys and values, and all read them.
-    `page_size` is in tokens. The shapes of keys and values determine the cache's shape (`ingot.ir.cache.form`). The
-    mask determines its cache group (`ingot.ir.cache.groups`). With `kv_cache_dtype` "auto" the cache has the keys'
-    dtype. With "fp8" it is f8e4m3, with the scales of its `attention` (`ingot.ir.cache.dtype`).
+    `page_size` is the tokens per page. With `kv_cache_dtype` "auto" the cache has the dtype of the keys. With "fp8" it
+    is f8e4m3, with the scales of the `attention` call. The shapes of keys and values determine the shape of the cache.
+    The attention mask, such as a window, determines its cache group, which is the set of caches that share page
+    numbers.
 
-    If each step of the entry holds whole sequences, no later step reads keys and values. Then `attention` becomes
-    `step_attention`, and nothing is cached.
+    In some entries (programs of a model), such as the one of an embedding model, each step holds whole sequences. There
+    `attention` becomes `step_attention`, and nothing is cached.
     """
 
     name: ClassVar[str] = "insert-paged-kv"
@@ -135,15 +136,17 @@ class InsertPagedKV(Pass):
 
 @dataclass(frozen=True)
 class _Cache:
-    """A layer's cache. `written` is its version after the step's write; `holds` are its contents: keys, values, value
-    width, group and scales."""
+    """The KV cache of a layer. `written` is the node of the cache after the step's write. `holds` describes its
+    contents, to compare attention calls that share it: keys, values, value width, cache group (caches with the same
+    page numbers), scales."""
 
     written: fx.Node
     holds: tuple[Any, ...]
 
 
 def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: PassContext) -> None:
-    """Replace each `attention` by `step_attention`, for an entry whose steps hold whole sequences."""
+    """Replace each `attention` by `step_attention`, which needs no cache. This is for a program whose steps hold whole
+    sequences, such as that of an embedding model."""
     program = rewriter.program
     program.dims["B"] = Dim("B", 1, context.max_batch)
     by_sequence = TensorType(torch.int32, ("B",))
@@ -166,8 +169,8 @@ def _within_steps(rewriter: Rewriter, attentions: Sequence[fx.Node], context: Pa
 
 
 def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -> None:
-    """Check that the attention call `node`, with arguments `bound`, can verify a tree of draft tokens. Raises
-    OptionError if not."""
+    """Check that the attention call `node` can verify a tree of draft tokens. `bound` has its arguments by name. Raises
+    OptionError if it cannot."""
     where = f"{InsertPagedKV.name}, %{node.name}"
     if bound["slopes"] is not None:
         raise OptionError(
@@ -193,9 +196,12 @@ def _check_tree(node: fx.Node, bound: Mapping[str, Any], context: PassContext) -
 
 
 def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -> fx.Node | None:
-    """Add and return the input `sharing`, a table of prefixes that several sequences share; None if no kernel may use
-    it. Only GPU kernels do, for caches that keep every token. Sharing changes rounding, so deterministic mode has
-    none."""
+    """Add the program input `sharing`, a table of the prompt prefixes that several sequences have in common, and return
+    it. Return None if no kernel may use it.
+
+    Only GPU kernels use it, on caches that keep every token. In deterministic mode there is none, since it changes
+    rounding.
+    """
     if context.target.device != "cuda" or context.deterministic or FULL not in groups or context.max_batch < 2:
         return None
     program.dims["G"] = Dim("G", 1, context.max_batch)
@@ -203,27 +209,28 @@ def _sharing(program: Program, groups: list[CacheGroup], context: PassContext) -
 
 
 def _form_of(bound: Mapping[str, Any]) -> CacheForm:
-    """Return the form of the cache (how it stores keys and values) for an `attention` call, from its arguments by
-    name."""
+    """Return how the cache stores keys and values for an `attention` call: separately, side by side, or values within
+    keys. `bound` has the arguments of the call by name."""
     v = None if bound["v"] is None else tensor_type(bound["v"])
     return CacheForm.given(tensor_type(bound["q"]), tensor_type(bound["k"]), v, bound["value_width"])
 
 
 def _options(bound: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of an `attention` call that differ from their defaults. Scales are left out, since only
-    f8e4m3 caches need them."""
+    """Return the options of an `attention` call that differ from their defaults, by name. `bound` has its arguments.
+    Scales are left out, since only fp8 caches need them."""
     return stated_options({name: value for name, value in bound.items() if name not in ("k_scale", "v_scale")})
 
 
 def _scales_of(bound: Mapping[str, Any]) -> CacheScales:
-    """Return the cache scales of an `attention` call, from its arguments by name. Values that are part of the keys have
-    the keys' scale."""
+    """Return the scales of the keys and values in a cache, from the arguments of an `attention` call by name. If the
+    values are a part of the keys, they have the scale of the keys."""
     scales = CacheScales.of(bound)
     return scales if bound["v"] is not None else CacheScales(scales.k, scales.k)
 
 
 def _group_of(node: fx.Node, context: PassContext) -> CacheGroup:
-    """Return the cache group for an `attention` call, by its mask. A window as large as the longest sequence frees no
-    pages, so its group is FULL."""
+    """Return the cache group (caches that share page numbers) for an `attention` call, which depends on its mask. A
+    window of at least the longest sequence never frees pages, so it belongs to the group of caches that keep every
+    token."""
     mask = Mask.named(named_arguments(node)["mask"])
     return FULL if mask.size >= context.max_seq_len else CacheGroup.of(mask)

@@ -71,8 +71,8 @@ class MakePlan(Pass):
 
 
 def _ending(nodes: Sequence[fx.Node]) -> int:
-    """Return the index of the ending's first instruction, which follows all of the model's own. `nodes` are the calls
-    of the instructions."""
+    """Return the number of the first instruction of the ending, the part of a program that chooses tokens. It follows
+    the last instruction of the model itself. `nodes` are the calls of all instructions."""
     own = [number for number, node in enumerate(nodes) if node.meta.get("origin") != InsertEnding.name]
     return own[-1] + 1 if own else 0
 
@@ -85,10 +85,10 @@ def _executable(program: Program, region: str) -> Executable:
 
 
 def _instructions(program: Program, nodes: Sequence[fx.Node]) -> tuple[tuple[Instruction, ...], dict[str, Value]]:
-    """Return the calls `nodes` as instructions, in order, and the values of the program by name. A getitem is no
-    instruction; it becomes a result of the call that it reads.
+    """Convert the calls `nodes` to instructions of a plan. Return them in order, and the program's values by name. A
+    getitem node is no instruction; it becomes a named result of the call that returns the tuple.
 
-    A value has the name of its node; all versions of a state have the state's name.
+    A value has the name of its node. All versions of a state have the state's name, since it is updated in place.
     """
     named = _names(program)
     last_use = _last_uses(program)
@@ -148,14 +148,15 @@ def _names(program: Program) -> dict[fx.Node, str]:
 
 
 def _result_nodes(node: fx.Node) -> list[fx.Node]:
-    """Return the nodes of a call's results: its getitem nodes in order, or the call itself if it has none."""
+    """Return the nodes of a call's results: the getitem nodes that take items of its tuple, in order, or else the call
+    itself."""
     taken = [user for user in node.users if user.target is operator.getitem]
     return sorted(taken, key=lambda user: int(str(user.args[1]))) if taken else [node]
 
 
 def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of a call's results, in order, and the names of the states that it updates. A result that
-    nothing reads has an empty name. `named` has the plan names of nodes."""
+    nothing reads is named "". `named` has the plan names of nodes."""
     items = getattr(node.meta["type"], "items", None)
     updates = tuple(named[version] for version in states_written(node))
     if items is None:
@@ -166,8 +167,8 @@ def _results(node: fx.Node, named: dict[fx.Node, str]) -> tuple[tuple[str, ...],
 
 
 def _last_uses(program: Program) -> dict[fx.Node, list[fx.Node]]:
-    """Return, for each call, the values that no later call reads. The executor drops its references to them after the
-    call. If a view of a value lives longer, torch keeps the memory."""
+    """Return, for each call, the values that it is the last to read. The executor drops its references to them after
+    the call; torch keeps their memory as long as a view of them lives."""
     last: dict[fx.Node, fx.Node] = {}
     kept = set(program.output_nodes().values())
     for node in program.calls():

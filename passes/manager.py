@@ -26,15 +26,17 @@ OnPass = Callable[[Program, Program], None]
 
 @dataclass
 class Lowered:
-    """The pipeline's result for an entry. `fused` is the program before it is split by bucket class, `programs` the
-    lowered program of each class, and `records` those of all passes."""
+    """The result of the pipeline for one entry (such as `main` or a draft model). `fused` is the program before it is
+    split by bucket class, a range of step sizes. `programs` has the lowered program of each class by name, and
+    `records` the records of all runs of passes."""
 
     fused: Program
     programs: dict[str, Program] = field(default_factory=dict)
     records: list[PassRecord] = field(default_factory=list)
 
     def params(self) -> dict[str, ParamSpec]:
-        """Return the params that any bucket class reads, by name; serving keeps them resident."""
+        """Return the weights that the programs of all bucket classes (ranges of step sizes) read, by name. Serving
+        keeps them in memory."""
         return {name: spec for program in self.programs.values() for name, spec in program.params.items()}
 
 
@@ -47,13 +49,13 @@ def run_pass(
     reached: bool = False,
     fuel: int | None = None,
 ) -> tuple[Program, PassRecord]:
-    """Run one pass on a copy of `program`, and verify the result by the rules of the stage `under`. Return the new
-    program and the record of the pass. If `reached`, the program is then at that stage.
+    """Run one pass on a copy of `program`, and verify that the result obeys the rules of the stage `under`. Return the
+    new program and the record of the pass. If `reached`, the new program is then at that stage.
 
-    `fuel` bounds the number of rewrites; with a bound, the expected number of matches is not checked.
+    `fuel` limits the number of rewrites; None is no limit. With a limit, the expected number of matches is not checked.
 
-    Raises VerifyError if the result breaks a rule, or if `program` did before; UserPassError if a pass of another
-    package raises; InternalError if one of Ingot's does.
+    Raises VerifyError if the result or `program` itself breaks a rule, UserPassError if a pass of another package
+    fails, InternalError if one of Ingot's fails.
     """
     rewriter = Rewriter(program.copy(), fuel, context.skipped_fusions.get((program.name, one.name), {}))
     held, begin = resident(), time.perf_counter()
@@ -107,8 +109,8 @@ def _op_count_diff(before: Program, after: Program) -> dict[str, int]:
 
 
 def _snapshot(program: Program) -> Snapshot:
-    """Return a snapshot of the program. It is the one that the previous pass left if the program is unchanged, so that
-    no program is printed twice."""
+    """Return a snapshot of the program for the record of a pass. If the program is unchanged since the previous pass,
+    reuse the snapshot of that pass, so that no program is printed twice."""
     last = program.history[-1].after if program.history else None
     return last if last is not None and last.of(program) else Snapshot(program, print_program)
 
@@ -137,8 +139,8 @@ def _run_phase(
 
 @contextmanager
 def _attributed(one: Pass) -> Iterator[None]:
-    """Turn VerifyError and NumericsError of another package's pass into UserPassError, because they are no bugs of
-    Ingot."""
+    """Inside the `with` block, turn a VerifyError or NumericsError into UserPassError if the pass `one` is of another
+    package. The error is then no bug of Ingot."""
     try:
         yield
     except (VerifyError, NumericsError) as error:
@@ -157,11 +159,12 @@ def run_pipeline(
     upto: Stage = Stage.PLANNED,
     on_pass: OnPass | None = None,
 ) -> Lowered:
-    """Lower an entry of `model` to stage `upto`. Phases before the split by bucket class run once for all classes,
-    later ones once for each of `buckets`.
+    """Run the passes of `pipeline` on one entry of `model` (such as `main` or a draft model), up to the stage `upto`.
+    The first passes run once for all bucket classes (ranges of step sizes), later ones once for each class in
+    `buckets`.
 
-    `on_pass` is called with the program before and after each pass; the last item of the latter's `history` is the
-    pass's record.
+    `on_pass` is called after each pass, with the programs before and after it. The pass's record is the last item of
+    the latter program's `history`.
     """
     context = replace(context, expected=model.expected.get(entry, {}), buckets=buckets)
     if context.mesh and not any(phase.stage is Stage.SHARDED for phase in pipeline):

@@ -22,11 +22,11 @@ _PLURALS = {"weight": "weights", "scales": "scales", "zeros": "zeros", "bias": "
 
 @dataclass(frozen=True)
 class MergeLinears(Pass):
-    """Replaces the linears that read one value by a single matmul: q, k and v by one, gate and up by another. Each old
-    result becomes a slice of the new one.
+    """Replaces linears that read the same value, such as q, k and v, or gate and up, by one matmul with concatenated
+    weights. Each old result becomes a slice of the new result.
 
-    On a mesh, each part of the merged weight is still sharded on its own. So the segments of its placement are the
-    sizes of the parts.
+    On a mesh, each of the concatenated weights is sharded on its own. So the placement of the merged weight has the
+    sizes of these weights as its segments.
     """
 
     name: ClassVar[str] = "merge-linears"
@@ -54,10 +54,8 @@ def _matmul(node: fx.Node) -> Matmul:
 
 
 def _why_not_merge(linears: list[fx.Node]) -> str | None:
-    """Return why the storage formats of these linears' weights prevent merging; None if they do not.
-
-    Weights stored row by row can be stacked: each row keeps its elements, scales and zeros.
-    """
+    """Return why weights in the storage formats of these linears cannot be concatenated; None if they can. They can if
+    each row has its own elements, scales and zero points."""
     formats = {_matmul(node).weight.format.name: _matmul(node).weight.format for node in linears}
     if len(formats) > 1:
         return f"the weight formats differ: {', '.join(sorted(formats))}"
@@ -66,8 +64,8 @@ def _why_not_merge(linears: list[fx.Node]) -> str | None:
 
 
 def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
-    """Return the operands of the linears to concatenate, by name: the tensors that their weights consist of, and biases
-    if they have any."""
+    """Return the operands to concatenate, one of each linear, by operand name: "weight", further parts of a quantized
+    weight such as "scales", and "bias" if there is one."""
     matmuls = [_matmul(node) for node in linears]
     parts = {part: [one.weight.parts[part] for one in matmuls] for part in matmuls[0].weight.parts}
     biases = [one.bias for one in matmuls if one.bias is not None]
@@ -75,7 +73,7 @@ def _operands(linears: list[fx.Node]) -> dict[str, list[fx.Node]]:
 
 
 def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
-    """Return why the params of these linears cannot be concatenated; None if they can."""
+    """Return why the params that these linears read cannot be concatenated; None if they can."""
     program = rewriter.program
     for part, params in _operands(linears).items():
         parts = _PLURALS[part]
@@ -98,8 +96,8 @@ def _obstacle(rewriter: Rewriter, linears: list[fx.Node]) -> str | None:
 
 
 def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ...] | None:
-    """Return the placement on a mesh of params concatenated along axis 0, with a segment per param. None if they have
-    no common one."""
+    """Return how a mesh distributes a concatenation of params along axis 0. If they are sharded, each is a segment that
+    is sharded on its own. None if the params are distributed differently."""
     if len({spec.placement for spec in specs}) > 1:
         return None
     merged = []
@@ -113,8 +111,8 @@ def _merged_placement(specs: list[ParamSpec], mesh: Mesh) -> tuple[Placement, ..
 
 
 def _merged_split(specs: list[ParamSpec]) -> tuple[Split | None] | None:
-    """Return a 1-tuple with the split (how a mesh divides a param) of params concatenated along axis 0; the split is
-    None if they have none. Return None if their splits cannot be combined."""
+    """Return how a mesh may divide a concatenation of params along axis 0, in a tuple of one item. The item is None if
+    it may not be divided. Return None instead of a tuple if the params cannot be combined."""
     try:
         return (concatenated([spec.split for spec in specs], [int(spec.type.shape[0]) for spec in specs]),)
     except VerifyError:
@@ -146,7 +144,8 @@ def _merge(rewriter: Rewriter, linears: list[fx.Node]) -> None:
 
 
 def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
-    """Add a param that concatenates `params` along axis 0, with a name made of all their names. Return its node."""
+    """Add a param that concatenates `params` along axis 0, and return its node. Its name combines the old names, such
+    as "layers.0.q_k_v.weight"."""
     program = rewriter.program
     names = [str(param.target).split(".") for param in params]
     # layers.0.q.weight, layers.0.k.weight -> layers.0.q_k.weight; a, b -> a_b
@@ -162,8 +161,8 @@ def _merged_param(rewriter: Rewriter, params: list[fx.Node]) -> fx.Node:
 
 
 def _merged_recipe(specs: list[ParamSpec], placement: tuple[Placement, ...], mesh: Mesh) -> Recipe:
-    """Return the recipe that concatenates these params. On a mesh its shard steps come last, as the verifier
-    requires."""
+    """Return the recipe that makes the concatenation of these params. On a mesh, its last steps take the part of one
+    rank, as the verifier requires."""
     recipes, split = [spec.recipe for spec in specs], [place for place in placement if place.kind == "shard"]
     for _ in split if mesh else ():
         recipes = [recipe.inputs[0] for recipe in recipes]

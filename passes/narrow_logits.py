@@ -18,12 +18,12 @@ _READERS = (ops.sample, ops.top_logprobs, ops.fill_block)
 
 @dataclass(frozen=True)
 class NarrowLogits(Pass):
-    """Removes a `cast` that only widens logits. Its operand becomes the output `logits`, and the argument of `sample`,
-    `top_logprobs` and `fill_block`, which compute in float32 for any input dtype.
+    """Removes a `cast` of logits to a wider dtype that is a call of its own. Such a cast writes all logits of a step
+    again, and doubles the bytes that its readers load. The ops that read logits, such as `sample`, compute in float32
+    for any input dtype, so they read the operand of the cast instead.
 
-    A region that ends in the cast writes wide logits at no cost. A cast as a separate call writes all logits of a step
-    again, and doubles the bytes that its readers load. Only such a cast is removed. So this pass runs after regions are
-    formed, per bucket class.
+    A cast inside a region (calls compiled together) costs nothing and stays. So this pass runs after regions are
+    formed, once for each bucket class (a range of step sizes).
     """
 
     name: ClassVar[str] = "narrow-logits"
@@ -49,7 +49,8 @@ class NarrowLogits(Pass):
 
 
 def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | None:
-    """Return why the cast must stay, whatever reads it; None if it need not. `source` is its operand."""
+    """Return why the cast of the logits must stay, whichever calls read it; None if it may be removed. `source` is its
+    operand, and `outputs` are the program's outputs."""
     given, made = tensor_type(source), tensor_type(cast)
     if not made.holds(given):
         return f"it does not only widen its operand, {given}"
@@ -59,8 +60,8 @@ def _pinned(cast: fx.Node, source: fx.Node, outputs: list[fx.Node]) -> str | Non
 
 
 def _refusal(rewriter: Rewriter, reader: fx.Node, cast: fx.Node, source: fx.Node, context: PassContext) -> str | None:
-    """Return why a reader of the cast cannot read the cast's operand `source` instead; None if its backend accepts
-    it."""
+    """Return why the call `reader` must read the cast, and not the cast's operand `source`; None if its backend accepts
+    that."""
     if not any(is_call(reader, op.overload) for op in _READERS):
         return f"%{reader.name} reads it too"
     name = reader.meta["backend"]

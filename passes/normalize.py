@@ -14,7 +14,8 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class Normalize(Pass):
-    """Replaces a view by the value that it views if both have the same type, strides included."""
+    """Removes views that change nothing: each is replaced by the viewed value, if both have the same shape and
+    strides."""
 
     name: ClassVar[str] = "normalize"
     numerics: ClassVar[Numerics] = Numerics.EXACT

@@ -34,8 +34,9 @@ from ingot.passes.split_add_rms_norm import SplitAddRMSNorm
 
 @dataclass(frozen=True)
 class Phase:
-    """Passes that together bring a program to a stage. From stage LOWERED on, or with `by_bucket`, they run once per
-    bucket class. A pass may be in several phases; `--passes` then changes it in all of them."""
+    """Passes that together bring a program to a stage. With `by_bucket`, and in any phase from stage LOWERED on, they
+    run once for each bucket class (a range of step sizes). A pass may be in several phases; `--passes` changes it in
+    all of them."""
 
     stage: Stage
     passes: tuple[Pass, ...]
@@ -84,8 +85,8 @@ OPTIONAL = frozenset(
 
 
 def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
-    """Return the pipeline for a mesh, given as the sizes of its axes. Axes of one device are left out, so an empty mesh
-    is one device."""
+    """Return the pipeline for a mesh of devices. `mesh` maps axis names to numbers of devices; axes of one device are
+    left out, so an empty mapping means a single device."""
     if not mesh:
         return PIPELINE
     before = tuple(phase for phase in PIPELINE if phase.stage < Stage.SHARDED)
@@ -93,11 +94,12 @@ def pipeline_for(mesh: Mapping[str, int]) -> tuple[Phase, ...]:
 
 
 def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Phase, ...]:
-    """Return the pipeline that the text of `--passes` describes.
+    """Return the pipeline that `text`, the argument of `--passes`, describes. An example is
+    "default,-cse,quantize{format=int8}".
 
-    `default` comes first. Then `-name` removes a pass, and `name{option=value, …}` sets its options. The name of a pass
-    outside the default pipeline, `quantize` or one of another package, adds it. Raises OptionError for unknown names
-    and options, and for values of the wrong type.
+    The first item is `default`. An item `-name` removes a pass, and `name{option=value, …}` sets options of a pass. A
+    pass that does not run by default is added if its name occurs; it is `quantize` or a pass of another package. Raises
+    OptionError for unknown names or options, and for values of the wrong type.
     """
     items = _split(text)
     if not items or items[0] != "default":
@@ -125,7 +127,8 @@ def edit_pipeline(text: str, pipeline: tuple[Phase, ...] = PIPELINE) -> tuple[Ph
 
 
 def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]:
-    """Return the pipeline with the pass `name` added, if it is a known pass that does not run by default."""
+    """Return the pipeline with the pass `name` added, if it is a known pass that does not run by default. Otherwise
+    return the pipeline unchanged."""
     if any(one.name == name for phase in pipeline for one in phase.passes):
         return pipeline
     made = ON_REQUEST.get(name) or load_user_pass(name)
@@ -142,7 +145,8 @@ def _with_requested(name: str, pipeline: tuple[Phase, ...]) -> tuple[Phase, ...]
 
 
 def _split(text: str) -> list[str]:
-    """Split the text of `--passes` at the commas outside braces. Raises OptionError for an open brace."""
+    """Split the argument of `--passes` at the commas that are outside braces. Raises OptionError if a brace is not
+    closed."""
     items, depth, current = [], 0, ""
     for char in text:
         depth += (char == "{") - (char == "}")
@@ -174,8 +178,8 @@ def _find(name: str, pipeline: tuple[Phase, ...]) -> Pass:
 
 
 def _with_options(one: Pass, text: str) -> Pass:
-    """Return the pass with options set from the text `name=value, …`. A value is JSON and must have the type of the
-    option's default. Raises OptionError otherwise."""
+    """Return the pass with the options in `text`, such as "format=int8, lm_head=true". A value is JSON or plain text,
+    of the same type as the option's default. Raises OptionError for an unknown option or a value of another type."""
     fields = {field.name: field for field in dataclasses.fields(one)}  # type: ignore[arg-type]  # a dataclass
     changes: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):

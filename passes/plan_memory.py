@@ -30,11 +30,11 @@ def bucket_memory(
     workspaces: Mapping[str, int],
     context: PassContext,
 ) -> BucketMemory:
-    """Return the peak memory of the largest step of the program's bucket class, and the number of the instruction that
-    reaches it.
+    """Return the peak memory of activations in the largest step of a program, and the number of the instruction that
+    reaches it. The program is that of one bucket class, a range of step sizes.
 
-    `nodes` are the calls of `instructions`, in order, and `values` the plan's values by name. `workspaces` has the peak
-    bytes of each region and compiled call in that step, by name.
+    `nodes` are the calls of `instructions`, in order, and `values` are the plan's values by name. `workspaces` has the
+    peak bytes of each region and each compiled call in that step, by name.
     """
     sizes = largest_step(program)
     live = peak = place = 0
@@ -67,8 +67,8 @@ def bucket_memory(
 
 
 def region_workspaces(program: Program, context: PassContext) -> Mapping[str, int]:
-    """Return the peak bytes that a call of each region, and each compiled call, allocates in the largest step, by name.
-    Results are included."""
+    """Return the peak bytes that one run of each region (calls compiled together), and of each call compiled alone,
+    allocates in the largest step. Results are included. Keys are the names of the regions."""
     sizes = largest_step(program)
     regions = {**program.regions, **program.compiled}
     if context.measure is not None:
@@ -83,7 +83,8 @@ def _body_bytes(body: Program, sizes: Mapping[str, int]) -> int:
 
 
 def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemory:
-    """Return the memory of the program that stays between steps. `sizes` are the dims of the largest step."""
+    """Return the memory that stays allocated between steps: weights, states, inputs and outputs. `sizes` are the
+    symbolic dims of the largest step."""
     # Use the dims of the plan, as in check_plan: the largest step of a bucket class may have fewer tokens.
     most = {dim.name: dim.hi for dim in program.dims.values()}
     planned = {name: PlannedState(spec.group, spec.type, most) for name, spec in program.states.items()}
@@ -100,17 +101,18 @@ def resident_memory(program: Program, sizes: Mapping[str, int]) -> ResidentMemor
 
 
 def weight_bytes(specs: Iterable[ParamSpec]) -> int:
-    """Return the bytes of the resident weights. Params with equal recipe, placement and type share one tensor."""
+    """Return the bytes of all weights in memory. Params that are equal in recipe, placement and type share one tensor,
+    which counts once."""
     distinct = {(spec.recipe, spec.placement, spec.type) for spec in specs}
     return sum(_bytes(value_type, {}) for _, _, value_type in distinct)
 
 
 def largest_step(program: Program) -> dict[str, int]:
-    """Return the size of each dim in the largest step of the program's bucket class.
+    """Return the size of each symbolic dim, such as T, in the largest step that the scheduler makes. `program` is that
+    of one bucket class, a range of step sizes, so the class bounds the step.
 
-    A sequence has at least one token in a step. It has one row of logits, or as many as its ending takes tokens. Up to
-    MAX_SCORED further rows per step score prompts. The scheduler makes no larger steps, even if the program could run
-    them.
+    Each sequence has at least one token in a step, and one row of logits. If its ending takes several tokens at once,
+    such as drafts to verify, each of them has a row. Up to MAX_SCORED more rows score prompt tokens.
     """
     assert program.bucket is not None
     sizes = {dim.name: dim.hi for dim in program.dims.values() if dim.name not in LOADED_DIMS}
@@ -126,7 +128,8 @@ def largest_step(program: Program) -> dict[str, int]:
 
 
 def _held(value: Value, sizes: Mapping[str, int]) -> int:
-    """Return the bytes that a value allocates for itself; 0 for a view of another value."""
+    """Return the bytes that are allocated for a value in a step; 0 for a view of another value. `sizes` are the
+    symbolic dims of the step."""
     return 0 if value.of else _bytes(parse_type(value.storage or value.type), sizes)
 
 
@@ -135,8 +138,8 @@ def _bytes(value_type: TensorType, sizes: Mapping[str, int]) -> int:
 
 
 def _text(node: fx.Node, program: Program) -> str:
-    """Return a text with everything in a call that its memory depends on: names of values are replaced by their
-    types."""
+    """Return a key of a call that is equal for calls with equal memory: its text, with the names of values replaced by
+    their types."""
 
     def typed(source: fx.Node) -> str:
         value_type = source.meta["type"]
@@ -147,8 +150,8 @@ def _text(node: fx.Node, program: Program) -> str:
 
 
 def _call_bytes(node: fx.Node, program: Program, sizes: Mapping[str, int], context: PassContext) -> int:
-    """Return the peak bytes that a call allocates in a step with these dims, results included. Raises PassError if they
-    cannot be found."""
+    """Return the peak bytes that a call allocates in a step, results included. `sizes` are the symbolic dims of the
+    step. Raises PassError if they cannot be determined by running the call without data."""
     if node.target in VIEWS:
         return 0
     # States as large as the step can reach: the memory gathered from pages depends on the page table.

@@ -21,13 +21,13 @@ _SUFFIXES = {"weight": "qweight", "scales": "scales", "zeros": "zeros"}
 
 @dataclass(frozen=True)
 class Quantize(Pass):
-    """Replaces the param weight of each `linear` by params in another storage format, such as codes and scales. One
-    recipe step makes them all.
+    """Replaces the weight of each `linear` by params in another storage format, such as codes and scales. One recipe
+    step makes all params of a weight when the artifact is written.
 
-    `format` is a name in `ingot.ir.formats`; a lossless one changes no bit of any result. The embedding is unchanged.
-    So is the head, which computes the logits, unless `lm_head` is set. A weight with rows shorter than a group of the
-    format is also unchanged: its scales would take more bytes than quantizing saves. Any other weight that does not fit
-    the format is an error.
+    `format` is a name in `ingot.ir.formats`, such as "int8"; a lossless format changes no result. The embedding is not
+    quantized. The linear that computes the logits is quantized only with `lm_head`. A weight with rows shorter than a
+    group of the format is not quantized either, because its scales would take more bytes than quantizing saves. Any
+    other weight that does not fit the format is an error.
     """
 
     name: ClassVar[str] = "quantize"
@@ -82,8 +82,8 @@ def _shape(linear: fx.Node) -> tuple[int, ...]:
 
 
 def _heads(program: Program) -> frozenset[fx.Node]:
-    """Return the linears that compute the logits. Between such a linear and the output, calls have only one tensor
-    argument."""
+    """Return the linears that compute the logits: from the output `logits`, go back through calls with a single tensor
+    argument to the first linear."""
     found: set[fx.Node] = set()
     waiting = [node for name, node in program.output_nodes().items() if name == "logits"]
     while waiting:
@@ -111,8 +111,8 @@ def _check_fit(weights: list[fx.Node], format: Format) -> None:
 
 
 def _stored(rewriter: Rewriter, name: str, format: Format) -> StoredWeight:
-    """Add the params that store the weight `name` in `format`, made by one recipe step. A mesh divides them as the
-    weight's split says. Return them as a stored weight."""
+    """Add the params that store the weight `name` in `format`, and return them. One recipe step makes all of them. A
+    mesh divides them as it divides the original weight."""
     spec = rewriter.program.params[name]
     rows, inner = spec.type.bind({})
     types, recipes = format.types((rows, inner), spec.type.dtype), quantize(spec.recipe, format.name)

@@ -16,21 +16,23 @@ from ingot.ir.program import ParamSpec, Program, target_name
 
 @dataclass(frozen=True)
 class Var:
-    """A pattern that matches any value. All variables of one name in a pattern must match the same value."""
+    """A variable in a pattern, which matches any value. If a name occurs several times in a pattern, all occurrences
+    must match the same value."""
 
     name: str
 
 
 class Pattern:
-    """A pattern that matches a call of `target`. Its arguments are patterns, variables or constants."""
+    """A pattern that matches calls of the op or function `target`. Its arguments are patterns, variables (`Var`) or
+    constants."""
 
     def __init__(self, target: Any, *args: Any, **kwargs: Any) -> None:
         self.target = target.overload if isinstance(target, Op) else target
         self.args, self.kwargs = args, kwargs
 
     def match(self, node: Any) -> dict[str, Any] | None:
-        """Match the pattern at `node`. Return the values of its variables by name, and the list of all matched calls
-        under "calls"; None if it does not match."""
+        """Match the pattern at `node`. Return the values of the pattern's variables by name, with the list of all
+        matched calls as "calls". None if it does not match."""
         bound: dict[str, Any] = {"calls": []}
         return bound if self._match(node, bound) else None
 
@@ -56,12 +58,12 @@ def _match_argument(pattern: Any, value: Any, bound: dict[str, Any]) -> bool:
 
 
 def value_name(node: fx.Node) -> str:
-    """Return the name that a node has in the text form of programs, without the percent sign."""
+    """Return the name of a node's value in the text form of programs, without the percent sign, such as "linear_3"."""
     return str(node.target) if node.op == "placeholder" else node.name
 
 
 def trimmed(args: Sequence[Any]) -> list[Any]:
-    """Return positional arguments without the Nones at their end, which are defaults."""
+    """Return the positional arguments `args` without trailing Nones, which are defaults of the op."""
     kept = list(args)
     while kept and kept[-1] is None:
         kept.pop()
@@ -69,7 +71,8 @@ def trimmed(args: Sequence[Any]) -> list[Any]:
 
 
 def described(value: Any) -> str:
-    """Describe an argument of a call for a refusal: as the result of a call, as a placeholder, or as a constant."""
+    """Describe an argument of a call for messages, such as "the result of ingot.rope", "the param 'w'" or "the constant
+    1"."""
     if not isinstance(value, fx.Node):
         return f"the constant {value!r}"
     if value.op == "placeholder":
@@ -81,8 +84,8 @@ def described(value: Any) -> str:
 
 @dataclass
 class Rewriter:
-    """An editor of one program. It sets the type and the origin (source line in the model) of added nodes, and records
-    every rewrite.
+    """An editor that a pass uses to change one program. It infers the types of added nodes, sets their source lines in
+    the model definition, and records every rewrite.
 
     `fuel` bounds the rewrites, to bisect for the one that causes a fault; None for no bound. `skipped` maps origins of
     calls to the reason why no rewrite may begin there.
@@ -97,8 +100,8 @@ class Rewriter:
     _made: list[list[fx.Node]] = field(default_factory=list)
 
     def take(self, node: fx.Node, tried: fx.Node | None = None) -> bool:
-        """Begin a rewrite at `node`, which counts as a match of the pass. Nodes made until the next `take` belong to
-        it.
+        """Begin a rewrite at `node`, and return True. It counts as a match of the pass. Nodes that are added before the
+        next `take` belong to this rewrite.
 
         Return False if the fuel is spent or the rewrite is to be skipped; the pass must then leave `node` unchanged.
         `tried` is a node that the pass made to find out whether the rewrite pays; it belongs to this rewrite too.
@@ -115,22 +118,22 @@ class Rewriter:
         return True
 
     def rewrites(self) -> tuple[Rewrite, ...]:
-        """Return all rewrites so far, in order."""
+        """Return the records of all rewrites so far, in order."""
         return tuple(
             Rewrite(index, anchor, origin, tuple(value_name(node) for node in made if not node._erased))
             for index, ((anchor, origin), made) in enumerate(zip(self._anchors, self._made, strict=True))
         )
 
     def find(self, pattern: Pattern) -> Iterator[tuple[fx.Node, dict[str, Any]]]:
-        """Yield each call that the pattern matches, in program order, with the values of its variables. The caller may
-        change the program in between."""
+        """Yield each call that the pattern matches, in program order, with the values of the pattern's variables by
+        name. The caller may change the program between matches."""
         for node in list(self.program.calls()):
             if not node._erased and (bound := pattern.match(node)) is not None:
                 yield node, bound
 
     def call(self, target: Any, *args: Any, before: fx.Node, origin: str | None = None, **kwargs: Any) -> fx.Node:
-        """Add a call of `target` to the program, before the node `before`, and return it. Its origin (source line in
-        the model) is that of `before` unless `origin` is given."""
+        """Add a call of `target` to the program, before the node `before`, and return it. `origin` is its source line
+        in the model definition; by default, the same as that of `before`."""
         with self.program.graph.inserting_before(before):
             made = build.call(
                 self.program,
@@ -142,7 +145,7 @@ class Rewriter:
         return self._noted(made)
 
     def add_param(self, name: str, spec: ParamSpec) -> fx.Node:
-        """Add a param to the program, and return its node."""
+        """Add a param named `name` to the program, with the type and recipe of `spec`, and return its node."""
         return self._noted(self.program.add_param(name, spec))
 
     def _noted(self, node: fx.Node) -> fx.Node:
@@ -151,19 +154,19 @@ class Rewriter:
         return node
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Replace every use of `old` by `new`, and remove `old`."""
+        """Let all readers of `old` read `new` instead, and remove `old`."""
         old.replace_all_uses_with(new)
         self.program.graph.erase_node(old)
 
     def rename(self, node: fx.Node, name: str) -> None:
-        """Give a node the name of the removed node that it replaces. The value then has the same name in the programs
-        before and after the pass."""
+        """Rename a node, to give it the name of a removed node that it replaces. A value then has the same name before
+        and after the pass."""
         node.name = name
         self.program.graph._graph_namespace._rename_object(node, name)
 
     def retype(self, nodes: Sequence[fx.Node]) -> None:
-        """Infer the types of `nodes` again. If a type changes, do the same for the node's users, since views inherit
-        strides."""
+        """Infer the types of `nodes` again after their operands changed. If a type changes, such as its strides, the
+        readers of the node are retyped too."""
         queue = list(nodes)
         while queue:
             node = queue.pop(0)

@@ -23,16 +23,17 @@ _ARITHMETIC = (torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor)
 
 @dataclass(frozen=True)
 class SelectRowsEarly(Pass):
-    """Rewrites `select_rows(f(x), rows)` as `f(select_rows(x, rows))`, for all calls after attention that work row by
-    row.
+    """Moves `select_rows`, which keeps only the rows that get logits, from the end of the model to the result of the
+    last attention: `select_rows(f(x), rows)` becomes `f(select_rows(x, rows))`. This is possible for calls that work
+    row by row.
 
-    A model selects the rows that get logits just before its last norm. So a prefill step would compute all calls after
-    the last attention for every token, and use one row per sequence. After the pass, one selection reads the result of
-    attention. A second one reads the residual stream, which the layer's own q, k and v still read whole.
+    A model selects rows just before its last norm. So a prefill step would run everything after the last attention for
+    every token, and use one row per sequence. After the pass, one selection reads the result of attention, and another
+    the residual stream. The q, k and v of the last layer still read all rows.
 
-    The pass runs in bucket classes whose steps may hold a prompt. In steps of few tokens, or of one per sequence, most
-    rows get logits, and the second selection is a useless launch. A class for all steps has that launch in decode,
-    a copy of a few rows, and saves most of a layer in each prefill.
+    The pass only runs in bucket classes (ranges of step sizes) whose steps may hold a prompt. In other steps most rows
+    get logits, and the second selection would be a useless launch. A class for steps of all sizes pays for that launch
+    in decode steps, and saves most of a layer in each prefill step.
     """
 
     name: ClassVar[str] = "select-rows-early"
@@ -58,36 +59,38 @@ class SelectRowsEarly(Pass):
 
 
 def _feeds_prompts(bucket: BucketClass, target: Target) -> bool:
-    """Return whether steps of a bucket class may hold many tokens of one sequence, most of them without logits."""
+    """Return whether steps of a bucket class (a range of step sizes) may hold many tokens of one prompt. Most tokens of
+    a prompt get no logits."""
     few = GPU_FEW_TOKENS if target.device == "cuda" else FEW_TOKENS
     return bucket.q_max != 1 and bucket.tokens[1] > few
 
 
 def _results(call: fx.Node) -> list[fx.Node]:
-    """Return the tensors that a call returns and other calls read."""
+    """Return the nodes of a call's results: the items that other calls take from its tuple, or else the call itself."""
     return list(call.users) if isinstance(call.meta["type"], TupleType) else [call]
 
 
 def _selections(call: fx.Node) -> list[fx.Node]:
-    """Return the `select_rows` calls that read a result of the call."""
+    """Return the `select_rows` calls that read a result of `call`."""
     readers = [(user, result) for result in _results(call) for user in result.users]
     return [user for user, result in readers if is_call(user, ops.select_rows.overload) and user.args[0] is result]
 
 
 def _count(call: fx.Node) -> Size:
-    """Return the number of rows of a call's results: a number or a symbol, such as T."""
+    """Return the number of rows of a call's results: an int, or a symbolic dim such as "T"."""
     return tensor_type(_results(call)[0]).shape[0]
 
 
 def _keeps_state(call: fx.Node) -> bool:
-    """Return whether a call reads or writes state, as attention over pages does. Selections cannot move above it."""
+    """Return whether a call reads or writes states, as attention over cached pages does. Row selection cannot move
+    before such a call, which needs all rows."""
     op = op_of(call.target)
     return op is not None and op.effect is not Effect.PURE
 
 
 def _row_arguments(call: fx.Node) -> list[fx.Node]:
-    """Return the tensor arguments that have a row for each row of the results. Empty if some row of the results needs
-    other rows of them."""
+    """Return the tensor arguments of a call that have the same rows as its results: row i of the results depends only
+    on row i of each. Empty if the call does not work row by row."""
     rows = [value for value in call.all_input_nodes if tensor_type(value).shape[:1] == (_count(call),)]
     op = op_of(call.target)
     if op is None:
@@ -101,7 +104,7 @@ def _row_arguments(call: fx.Node) -> list[fx.Node]:
 
 
 def _keeps_rows(call: fx.Node) -> bool:
-    """Return whether a call of an aten op keeps rows separate and in order."""
+    """Return whether a call of an aten op, such as a view or a slice, neither mixes nor reorders rows."""
     axes = len(tensor_type(call).shape)
     if call.target is _VIEW:
         return bool(call.args[1][0] == -1)  # type: ignore[index]  # its sizes
@@ -113,8 +116,8 @@ def _keeps_rows(call: fx.Node) -> bool:
 
 
 def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]) -> str:
-    """Return why the call cannot run on selected rows of its arguments `rows`; empty if it can. `selections` read its
-    results; `made` are selections that the pass added."""
+    """Return why the call cannot run on selected rows only; "" if it can. `rows` are the arguments to select rows of.
+    `selections` are the `select_rows` calls that read its results, and `made` those that the pass has added so far."""
     if not isinstance(count := _count(call), str):
         return f"it has {count} rows in every step"
     if not rows:
@@ -137,8 +140,9 @@ def _obstacle(call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], mad
 def _move_after_selections(
     rewriter: Rewriter, call: fx.Node, rows: list[fx.Node], selections: list[fx.Node], made: set[fx.Node]
 ) -> None:
-    """Replace a call, and the selections that read its results, by one call on selected rows of its arguments
-    `rows`."""
+    """Move a call after the selection of rows: select the rows of its arguments `rows`, and run the call on these rows
+    only. The new call replaces the call and the `selections` that read its results. `made` collects the added
+    selections."""
     by = selections[0].args[1]
     early = {value: _selection(rewriter, value, by, made) for value in rows}
     given: Any = fx.node.map_arg((call.args, call.kwargs), lambda value: early.get(value, value))
@@ -160,8 +164,8 @@ def _move_after_selections(
 
 
 def _selection(rewriter: Rewriter, value: fx.Node, by: object, made: set[fx.Node]) -> fx.Node:
-    """Return `select_rows(value, by)`, placed right after `value`. All calls share it; if it is new, it is added to
-    `made`."""
+    """Return the call `select_rows(value, by)`, placed right after `value`. An existing call is used if there is one; a
+    new call is added to `made`."""
     place = value.next if value.op != "placeholder" else next(rewriter.program.calls())
     for user in value.users:
         if is_call(user, ops.select_rows.overload) and user.args == (value, by):

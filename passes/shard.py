@@ -29,10 +29,10 @@ _VIEW = torch.ops.aten.view.default
 
 @dataclass(frozen=True)
 class Shard(Pass):
-    """Splits params over the mesh, and changes the types of all values to those of one rank's part.
+    """Splits params over the devices of a mesh, and changes the types of all values to those of the part on one rank.
 
-    If a value has another placement than its user needs, a `redistribute` between them changes it; insert-collectives
-    replaces that later. A match of the pass is a param that was split.
+    If a call needs a value in another placement (distribution over the ranks) than it has, a `redistribute` is
+    inserted. The pass insert-collectives replaces it later. Each split param counts as a match of the pass.
     """
 
     name: ClassVar[str] = "shard"
@@ -58,8 +58,8 @@ class Shard(Pass):
 
 
 def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
-    """Split a param over the mesh as its `split` says. Every rank holds it whole if it has no split, or if an optional
-    split does not fit. Raises OptionError if a needed split does not fit."""
+    """Divide a param over the mesh as its `split` says. Without a split, every rank holds the whole param. If the sizes
+    do not fit, an optional split is ignored; for a required one, raise OptionError."""
     program, name = rewriter.program, str(param.target)
     spec = program.params[name]
     split = spec.split
@@ -91,8 +91,8 @@ def _split_param(rewriter: Rewriter, param: fx.Node) -> None:
 
 
 def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times: int) -> Recipe:
-    """Return a recipe that repeats each run of `unit` elements along `dim` `times` times. `made` is the recipe of the
-    tensor, `shape` its shape."""
+    """Return a recipe that writes each run of `unit` elements along `dim` `times` times in a row, such as KV heads for
+    more ranks than heads. `made` is the recipe of the tensor, and `shape` its shape."""
     sizes = [int(size) for size in shape]
     heads = (*sizes[:dim], sizes[dim] // unit, unit, *sizes[dim + 1 :])
     flat = (*sizes[:dim], sizes[dim] * times, *sizes[dim + 1 :])
@@ -100,8 +100,8 @@ def _repeated(made: Recipe, shape: tuple[Size, ...], dim: int, unit: int, times:
 
 
 def _prepare(rewriter: Rewriter) -> None:
-    """Replace ops that do not work on split weights as they are: an embedding with split rows, and a linear with bias
-    whose results are partial sums."""
+    """Replace two kinds of calls that cannot run on split weights: an embedding whose rows are split, and a linear with
+    bias whose results become partial sums."""
     program = rewriter.program
     for node in list(program.calls()):
         target, bound = _target(node), named_arguments(node)
@@ -115,7 +115,7 @@ def _prepare(rewriter: Rewriter) -> None:
 
 
 def _part_with_bias(rewriter: Rewriter, node: fx.Node, matmul: Matmul) -> None:
-    """Rewrite linear(x, w, b) as linear(x, w) + b. The bias is then added once, after the sum over ranks."""
+    """Rewrite linear(x, w, b) as linear(x, w) + b, so that the bias is added once, after the sum over ranks."""
     _, args, node.kwargs = replace(matmul, bias=None).call()
     node.args = tuple(args)
     graph = rewriter.program.graph
@@ -126,7 +126,8 @@ def _part_with_bias(rewriter: Rewriter, node: fx.Node, matmul: Matmul) -> None:
 
 
 def _splits(program: Program, weight: fx.Node, dim: int) -> Placement | None:
-    """Return the placement that shards `weight` along `dim`; None if there is none."""
+    """Return the placement by which a mesh axis shards `weight` along `dim`; None if it is not sharded along that
+    dim."""
     placements = placement_of(weight, program)
     return next((place for place in placements if place.kind == "shard" and place.dim == dim), None)
 
@@ -137,16 +138,17 @@ def _target(node: fx.Node) -> Op | None:
 
 @dataclass
 class _Walk:
-    """Visits the calls in order and changes their types to those of one rank. `whole` has the types of the values
-    before sharding. `known` has the redistributed values so far, by value and placement."""
+    """Changes the types of calls, one by one in program order, to those of one rank's part. `whole` has the types of
+    values before sharding. `known` has the values that were redistributed so far, by the value and the new
+    placement."""
 
     rewriter: Rewriter
     whole: dict[fx.Node, ValueType | None]
     known: dict[tuple[fx.Node, Spot], fx.Node]
 
     def localize(self, node: fx.Node) -> None:
-        """Redistribute the arguments of a call to the placements that its op needs. Then set its type on one rank and
-        its placement."""
+        """Redistribute the arguments of a call to the placements (distributions over ranks) that its op needs. Then set
+        the call's own placement, and its type on one rank."""
         program = self.rewriter.program
         for value in node.all_input_nodes:  # partial sums that one user needed whole are shared
             if (value, None) in self.known and any(place.kind == "partial" for place in placement_of(value, program)):
@@ -165,8 +167,8 @@ class _Walk:
         build.set_placement(node, program)
 
     def _localize_view(self, node: fx.Node, axis: str) -> None:
-        """Change the sizes of a view to those of one rank's part. Gather the view's operand first if the view would
-        break the part up."""
+        """Change the sizes of a view to those of one rank's part. If the view does not keep the sharded dim intact,
+        gather its operand from all ranks first."""
         source, sizes = node.args[0], list(node.args[1])  # type: ignore[arg-type]
         assert isinstance(source, fx.Node)
         place = next((item for item in placement_of(source, self.rewriter.program) if item.axis == axis), None)
@@ -185,8 +187,9 @@ class _Walk:
         node.args = (source, sizes)
 
     def moved(self, value: fx.Node, axis: str, at: Spot, need: Spot, *, before: fx.Node) -> fx.Node:
-        """Return `value`, which has the placement `at` on a mesh axis, with the placement `need`. It is a
-        `redistribute` before the node `before`, which all users share. Raises PassError if no collective does this."""
+        """Return `value` in another distribution over the mesh axis `axis`. It has the placement `at` and needs the
+        placement `need`; None means whole on every rank. A `redistribute` is added before the node `before`, unless an
+        earlier one can be used. Raises PassError if no collective does this."""
         if value.op == "placeholder" and value.meta["kind"] == "param":
             raise PassError(
                 f"param '{value.target}' is {spot_text(at, axis)}",

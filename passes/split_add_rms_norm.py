@@ -16,10 +16,12 @@ from ingot.passes.rewrite import Rewriter
 
 @dataclass(frozen=True)
 class SplitAddRMSNorm(Pass):
-    """Rewrites `add_rms_norm(x, r, w)` as `rms_norm(add(r, x), w)` in the bucket classes whose backend requests it.
+    """Rewrites `add_rms_norm(x, r, w)` as `rms_norm(add(r, x), w)` where a backend can fuse each part with a matmul
+    instead.
 
-    With few tokens, a matrix-vector kernel adds the residual as it stores, and the next one norms its input as it
-    loads. The fused op between them would be a separate launch.
+    With few tokens, the matmul before the op can add the residual as it stores, and the matmul after the op can norm
+    its input as it loads. The fused op would be a launch between these two. Backends decide this per bucket class (a
+    range of step sizes).
     """
 
     name: ClassVar[str] = "split-add-rms-norm"

@@ -11,16 +11,16 @@ from ingot.ir.types import TensorType
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory that a value is in: `holder` is the node that it was allocated for, `type` the tensor that fills
-    it."""
+    """The memory that holds a value: `holder` is the node for which it was allocated, and `type` the type of the tensor
+    that fills it. A view has the memory of the value that it views."""
 
     holder: fx.Node
     type: TensorType
 
 
 def storages(program: Program) -> dict[fx.Node, Storage]:
-    """Return the storage of each tensor that a call returns, by node. A view has that of the value it views; params,
-    inputs and states have their own."""
+    """Return the memory that holds each tensor, for all calls of a program, by the node of the tensor. A view has the
+    memory of the value that it views, which may be a param, input or state."""
     found: dict[fx.Node, Storage] = {}
     shared: dict[tuple[fx.Node, fx.Node], Storage] = {}  # by the region call and the body's base node
     for node in program.calls():
@@ -37,7 +37,8 @@ def storages(program: Program) -> dict[fx.Node, Storage]:
 
 
 def _made_by(node: fx.Node) -> tuple[fx.Node, int]:
-    """Return the call that computes a node's value, and the index of the value among the call's results."""
+    """Return the call that computes a node's value, and the index of the value in the call's tuple; 0 if it returns no
+    tuple."""
     if node.target is operator.getitem:
         call, index = node.args
         assert isinstance(call, fx.Node) and isinstance(index, int)
@@ -58,9 +59,12 @@ def _of_region(
     found: dict[fx.Node, Storage],
     shared: dict[tuple[fx.Node, fx.Node], Storage],
 ) -> Storage:
-    """Return the storage of result `index` of a region's call. A region returns views without copies, so it may be that
-    of an input or of another result. `found` has the storages so far, `shared` those of this region by the viewed
-    node."""
+    """Return the memory that holds a result of a region's call. The result may be a view, since regions return views
+    without copies; it then shares the memory of an input or of another result.
+
+    `index` is the number of the result and `node` its node. `found` has the memory of earlier nodes. `shared` has the
+    memory of results by the region's call and the node in its body that they view.
+    """
     assert isinstance(call.target, RegionCall)
     body = program.regions[call.target.name].body
     base = _base(list(body.output_nodes().values())[index])

@@ -41,8 +41,8 @@ FileChunk = tuple[FileEntry, int]
 
 @dataclass(frozen=True)
 class Artifact:
-    """An artifact that `open_artifact` has checked. `folder` is absolute; `build_id` is the SHA-256 of manifest.json,
-    in hex."""
+    """An artifact (the folder that compiling a model writes), after `open_artifact` has checked it. `folder` is its
+    absolute path; `build_id` is the SHA-256 of manifest.json, in hex."""
 
     folder: Path
     manifest: Manifest
@@ -70,8 +70,8 @@ class Artifact:
             raise ArtifactError(f"{relpath} is not JSON: {error}", where=str(self.folder), hint=_AGAIN) from None
 
     def read_timings(self) -> object:
-        """Return the value in timings.json, the times of the compile, or None if there is no such file. Raises
-        ArtifactError if it is not JSON."""
+        """Return the content of timings.json, which records how long the phases of the compile took; None if there is
+        no such file. Raises ArtifactError if it is not JSON."""
         path = self.folder / TIMINGS
         try:
             return parse_json(path.read_bytes()) if path.exists() else None
@@ -82,25 +82,27 @@ class Artifact:
 
     @cached_property
     def has_trace(self) -> bool:
-        """Whether the artifact was compiled with a trace."""
+        """Whether the artifact has a trace: a record of every compiler pass."""
         return any(entry.path == PASSES for entry in self.manifest.files)
 
     @cached_property
     def trace(self) -> Trace:
-        """The record of every compiler pass. Raises ArtifactError if the artifact was compiled without a trace."""
+        """The trace: a record of every compiler pass. Raises ArtifactError if the artifact was compiled without a
+        trace."""
         if not self.has_trace:
             raise ArtifactError("the artifact has no trace", where=str(self.folder), hint=HOW_TO_GET)
         return read_trace(self.read_json(PASSES), self.read_timings(), self.read_text)
 
     def weight_files(self) -> tuple[str, ...]:
-        """Return the relative paths of the weight files, sorted, which is load order."""
+        """Return the relative paths of the weight files, in the order in which they are loaded, which is sorted by
+        name."""
         return tuple(entry.path for entry in self.manifest.files if entry.path.startswith(WEIGHTS_FOLDER))
 
     def verify_files(self, relpaths: Iterable[str] | None = None, threads: int | None = None) -> None:
-        """Compare the digests of these files (default: all files of the manifest) with the manifest, chunk by chunk on
-        several threads.
+        """Compute the digest of each chunk of the files `relpaths` (default: all files of the manifest) on `threads`
+        threads, and compare it with the manifest.
 
-        Several threads may call it. Raises one ArtifactError that lists the damaged chunks.
+        It is safe to call from several threads at once. Raises one ArtifactError that lists all damaged chunks.
         """
         chunks = self.chunks(relpaths)
         try:
@@ -110,13 +112,14 @@ class Artifact:
         self.check_digests(dict(zip(chunks, found, strict=True)))
 
     def chunks(self, relpaths: Iterable[str] | None = None) -> list[FileChunk]:
-        """Return (file, index) of each chunk of these files (default: all files of the manifest)."""
+        """Return the chunks of the files `relpaths` (default: all files of the manifest), each as (file, index of the
+        chunk in the file). The manifest has a digest for each chunk."""
         entries = self.manifest.files if relpaths is None else tuple(map(self._entry, relpaths))
         return [(entry, index) for entry in entries for index in range(len(entry.chunks))]
 
     def check_digests(self, found: Mapping[FileChunk, str]) -> None:
-        """Compare digests that were computed from the files with those of the manifest. Raises one ArtifactError that
-        lists the damaged chunks. `found` has the SHA-256 of each chunk, in hex."""
+        """Compare the digests `found` with those of the manifest. `found` maps chunks, as (file, index of the chunk),
+        to the SHA-256 computed from the file, in hex. Raises one ArtifactError that lists all damaged chunks."""
         damaged = [
             f"{entry.path}, chunk {index} (from byte {index * CHUNK_BYTES} on): "
             f"expected sha256 {entry.chunks[index]}, found {digest}"
@@ -132,7 +135,8 @@ class Artifact:
             )
 
     def unreadable(self, error: OSError) -> ArtifactError:
-        """Return the ArtifactError to raise for `error`, which the operating system reported for a file."""
+        """Return the ArtifactError that reports a file of the artifact that cannot be read. `error` is the error of the
+        operating system."""
         return _unreadable(self.folder, error)
 
     def _entry(self, relpath: str) -> FileEntry:
@@ -156,13 +160,15 @@ def open_artifact(
     verify: bool = True,
     threads: int | None = None,
 ) -> Artifact:
-    """Open an artifact folder. Refuse one that is damaged, incomplete or of another schema.
+    """Open an artifact folder. Refuse one that is damaged, incomplete or of another schema version.
 
-    Checks in this order: schema version, checksum of the manifest, its fields, `check`, names and sizes of all files.
+    The checks, in order: schema version, checksum of the manifest, fields of the manifest, the caller's `check`, names
+    and sizes of all files, and, with `verify`, digests.
 
-    check     called with the manifest; the loader compares the target and versions with this machine
-    verify    also compare the digests of all files except the weights, which the loader checks while it copies them
-    threads   threads that compute digests; default: one per core, at most 8
+    check     the caller's own check of the manifest, called with it; the loader passes one that compares the artifact's
+              target and versions with this machine
+    verify    compare the digests of all files except the weights, which the loader checks while it copies them
+    threads   number of threads that compute digests; default: one per core, at most 8
 
     Raises ArtifactError, and the errors of `check`.
     """
@@ -185,8 +191,8 @@ def open_artifact(
 
 
 def malformed(file: str, error: ValidationError) -> ArtifactError:
-    """Return the ArtifactError for `file`, a JSON file of an artifact that breaks its schema. It names the first wrong
-    field of pydantic's `error`."""
+    """Return the ArtifactError for an artifact's JSON file that breaks its schema. `file` is the file's name. `error`
+    is what pydantic raised; the ArtifactError names the first wrong field."""
     first = error.errors()[0]
     field = ".".join(str(part)[:80] for part in first["loc"]) or "the whole"
     return ArtifactError(f"{file} is malformed: {field}: {first['msg']}", where=file, hint="compile the model again")
@@ -261,8 +267,8 @@ def _schema_error(folder: Path, version: object) -> ArtifactError:
 
 
 def _checkpoint(folder: Path) -> str:
-    """Return the checkpoint that an artifact was compiled from, quoted for a command line; "CHECKPOINT" if timings.json
-    does not name it."""
+    """Return the path or name of the checkpoint that an artifact was compiled from, quoted for a shell; "CHECKPOINT" if
+    timings.json does not name it."""
     path = folder / TIMINGS
     try:
         value = parse_json(_read_capped(path)) if path.is_file() else None
@@ -296,8 +302,8 @@ def _checksum_error(folder: Path, found: bytes, expected: str) -> ArtifactError:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Raise ArtifactError if a file is missing, not listed in the manifest, of another size, or a link. Open no
-    file."""
+    """Raise ArtifactError if a file of the artifact is missing, is not listed in the manifest, is a link, or has
+    another size than in the manifest. Do not read the files."""
     found: dict[str, int] = {}
     odd: list[str] = []
     pending = [folder]

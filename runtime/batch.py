@@ -17,17 +17,20 @@ from ingot.runtime.token_counts import Recount
 
 
 class Chunk(NamedTuple):
-    """The tokens of one sequence in a step: `length` tokens, the first at position `start`.
+    """Consecutive tokens of one sequence that a step processes: `length` tokens, the first at position `start`.
 
-    row         the sequence's device row
+    row         the sequence's device row: its index in the per-sequence tensors on the device, which hold its last
+                token and its position
     on_device   the host does not know the tokens yet. The device reads the first token and its position from the device
-                row, and the others from the row's drafts. `start` is then the largest position that the first may have
-    rows        rows of logits from which tokens are sampled, those of the last `rows` tokens; 0 in the middle of a
-                prompt
-    block       with an ending that denoises blocks: the number of positions in the block, else 0. If `on_device`, the
-                device row holds the block; else positions without a known token are masked
-    scored      positions whose logits return the log-probability of the next prompt token, for prompt_logprobs
-    recounts    the device row's token counts, for penalties, lack the tokens before `start` and must be recomputed
+                row, and the other tokens from the drafts in that row. `start` is then the largest position that the
+                first token may have
+    rows        how many rows of logits are sampled: those of the last `rows` tokens; 0 in the middle of a prompt
+    block       block diffusion: the number of positions in the block; 0 for other models. If `on_device`, the device
+                row holds the block's tokens. Otherwise positions without a known token are masked
+    scored      for prompt_logprobs: the positions with logits from which the log-probability of the next prompt token
+                is returned
+    recounts    the device row's token counts, which penalties use, lack the tokens before `start` and must be
+                recomputed
     """
 
     request: Request
@@ -41,8 +44,12 @@ class Chunk(NamedTuple):
     block: int = 0
 
     def tokens(self) -> Sequence[int] | Array:
-        """Return the token ids; -1 for the last token of the device row, -2 - i for its draft i. In a denoised block,
-        -1 is a masked position, and -2 - i is position i of the row's block."""
+        """Return the token ids to put into the step's inputs. Negative ids are placeholders for tokens that are only on
+        the device, in the sequence's device row (its row in the per-sequence tensors): -1 is its last token, and -2 - i
+        is draft i.
+
+        With block diffusion, -1 is a masked position, and -2 - i is position i of the block in the device row.
+        """
         if self.on_device:
             return (-2 if self.block else -1) - np.arange(self.length)
         end = self.start + self.length
@@ -54,18 +61,19 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One scheduled step.
+    """One scheduled step: the sequences in it, and its inputs.
 
-    step      its number
-    decodes   the first sequences of the step: each feeds the token in its device row, and gets the next one
-    chunks    the tokens of the other sequences, which follow
-    sampled   all requests that get tokens, in the order of their rows of logits
+    step      the number of the step
+    decodes   the sequences that decode one token; they come first in the step, and their input token is in the device
+              row
+    chunks    the tokens of the other sequences, such as prompt chunks; they follow
+    sampled   all requests for which the step samples tokens, in the order of their rows of logits
     inputs    the step's inputs on the host
-    scored    (request, number of rows of logits) for each request that gets prompt_logprobs; these rows come after
-              those of `sampled`
-    rows      the number of rows of logits of each request in `sampled`; None: one each
+    scored    (request, number of rows of logits) for each request that gets prompt_logprobs from this step; these rows
+              come after those of `sampled`
+    rows      the number of rows of logits of each request in `sampled`; None: one row each
 
-    Without sampled and scored rows, the step computes one dummy logit row and ignores its token.
+    If no row is sampled or scored, the step computes one dummy row of logits, and its token is ignored.
     """
 
     step: int
@@ -78,7 +86,7 @@ class StepBatch:
 
     @property
     def requests(self) -> tuple[Request, ...]:
-        """All requests with tokens in the step, in the order of the step's sequences."""
+        """All requests with tokens in the step, in the order of the step's sequences: decoding ones first."""
         return (*self.decodes, *(chunk.request for chunk in self.chunks))
 
     @property
@@ -102,14 +110,17 @@ def build_step(
     groups: Sequence[CacheGroup] = (FULL,),
     least_shared: int | None = None,
 ) -> StepBatch:
-    """Fill `buffer` with the inputs of these sequences (at least one) and return the step.
+    """Write the inputs of a step into `buffer`, and return the step. It has at least one sequence.
 
     step           the number of the step
-    decodes        requests that feed the token in their device row
-    chunks         the tokens of the other requests
-    tables         pages and request values by device row
-    groups         the cache groups, in the order of `tables.pages`
-    least_shared   read shared prefixes once if that saves the reads of at least this many positions; None: never
+    decodes        requests that decode one token, which the device reads from their device row (their row in the
+                   per-sequence tensors on the device)
+    chunks         the tokens of the other requests, such as prompt chunks
+    tables         the page tables and sampling values of running requests, by device row
+    page_size      positions in a page of the KV cache
+    groups         the groups of KV caches with common page tables, in the order of `tables.pages`
+    least_shared   use cascade attention, which reads a prefix once for all sequences that share it, if that saves
+                   reading at least this many cached positions; None: never
     """
     sampling = [chunk for chunk in chunks if chunk.rows]
     sampled = (*decodes, *[chunk.request for chunk in sampling])
@@ -140,7 +151,8 @@ def build_step(
     inputs = buffer.views(sizes)
 
     def totals() -> Array:
-        """Return, for each row of logits that is sampled, the most tokens that its sequence then has."""
+        """Return, for each row of logits that is sampled, how many tokens its sequence has once that row's token is
+        added. With drafts this is the largest possible number."""
         lens = [request.num_computed + 1 for request in decodes]
         for chunk in sampling:
             lens += range(chunk.start + chunk.length - chunk.rows + 1, chunk.start + chunk.length + 1)
@@ -167,7 +179,8 @@ def _fed(
     page_size: int,
     groups: Sequence[CacheGroup],
 ) -> Fed:
-    """Return the contents of a step. The first `num_decodes` sequences of `rows` feed one token each, the others those
+    """Return the values from which the inputs of a step are written. `rows` has each sequence's device row (its row in
+    the per-sequence tensors). The first `num_decodes` sequences have one token each in the step, the others have those
     of `chunks`."""
     lengths, samples = np.ones(len(rows), np.int32), np.ones(len(rows), np.int32)
     lengths[num_decodes:] = [chunk.length for chunk in chunks]

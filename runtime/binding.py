@@ -12,8 +12,11 @@ from ingot.runtime.bucket import Bucket
 
 
 def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> dict[str, torch.Tensor]:
-    """Return the tensors of `params` that the plan uses. Raises ArtifactError if one is missing, or has another dtype,
-    shape or strides than the plan. `sizes` has the values of the plan's symbolic dims."""
+    """Return the weights of `params` that the plan uses, by name. `sizes` has the values of the plan's symbolic dims,
+    by name.
+
+    Raises ArtifactError if a weight is missing, or has another dtype, shape or strides than in the plan.
+    """
     for name, text in plan.params.items():
         if name not in params:
             raise ArtifactError(f"weight '{name}' is missing", where="weights.json", expected=text)
@@ -25,8 +28,11 @@ def bound_params(plan: Plan, params: Mapping[str, torch.Tensor], sizes: Mapping[
 def step_sizes(
     types: Mapping[str, TensorType], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the size of each symbolic dim (`T`, `B`, …) in a step on `inputs`. `sizes` has the dims known at load
-    time. Raises InternalError if an input is missing or not of its type in `types`."""
+    """Return the size of each symbolic dim of a step: those of `sizes`, which are known at load time, and those read
+    from the shapes of `inputs`, such as `T` tokens and `B` sequences.
+
+    `types` has the types of the inputs by name. Raises InternalError if an input is missing or not of its type.
+    """
     found_sizes = dict(sizes)
     for name, value_type in types.items():
         if name not in inputs:
@@ -40,10 +46,12 @@ def step_sizes(
 
 
 def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int]) -> Bucket:
-    """Return the first bucket class that holds a step of `inputs`, which are on the host. Raises InternalError if none
-    does.
+    """Return the first of `buckets` that can run a step with these inputs. A bucket class is a range of step sizes that
+    shares one compiled plan.
 
-    `sizes` has the step's dims. An entry without the dim `T` counts one token per sequence."""
+    `inputs` are on the host; `sizes` has the step's dims by name. For a program without the dim `T` (tokens), such as
+    some draft models, each sequence counts as one token. Raises InternalError if no bucket class can run the step.
+    """
     tokens, q_max = (sizes["T"], sizes["T"]) if "T" in sizes else (sizes["B"], 1)
     if "T" in sizes and "q_lens" in inputs:
         q_max = int(inputs["q_lens"].max())
@@ -54,8 +62,9 @@ def choose_bucket(buckets: Sequence[Bucket], inputs: Mapping[str, torch.Tensor],
 
 
 def no_bucket(classes: Iterable[BucketClass], tokens: int, q_max: int) -> InternalError:
-    """Return the error for a step of `tokens` tokens, with at most `q_max` of one sequence, that none of the bucket
-    classes `classes` holds."""
+    """Return the error to raise for a step that is too large for all of `classes`. A bucket class is a range of step
+    sizes that shares one compiled plan. `tokens` are the step's tokens, and `q_max` is the most tokens of one sequence
+    in it."""
     return InternalError(
         f"no bucket class holds a step of {tokens} tokens, at most {q_max} of one sequence",
         expected=", ".join(f"{one.name}: {one.tokens}" for one in classes),

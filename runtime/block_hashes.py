@@ -24,10 +24,11 @@ _TOKEN_BYTES = 4
 
 
 class BlockHashes:
-    """The hashes of a sequence's full blocks. `extend` adds to them as tokens arrive.
+    """The hashes of a sequence's full blocks of tokens, which find blocks in the prefix cache. `extend` adds tokens.
 
     block_size   tokens in a block
-    salt         only sequences with an equal salt share blocks (a tenant's secret, or empty)
+    salt         bytes that all hashes depend on: only sequences with an equal salt share blocks (a tenant's secret, or
+                 empty)
     extra_keys   other values that the KV depends on, in order (an adapter's id, the digest of an image)
     """
 
@@ -42,7 +43,7 @@ class BlockHashes:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens so far, including those of the last block if it is not full."""
+        """The number of tokens added so far, including those of a last block that is not full."""
         return len(self.digests) * self.block_size + len(self._open) // _TOKEN_BYTES
 
     def copy(self) -> "BlockHashes":
@@ -52,9 +53,10 @@ class BlockHashes:
         return found
 
     def extend(self, tokens: Iterable[int]) -> list[bytes]:
-        """Add the sequence's next tokens. Return the hashes of the blocks that become full, 32 bytes each.
+        """Add the sequence's next tokens. Return the hashes of the blocks that these tokens fill, 32 bytes each; empty
+        if no block became full.
 
-        Raises InternalError if one of them is no token id, and then adds none.
+        Raises InternalError if one of `tokens` is not a valid token id; then none of them is added.
         """
         fresh = list(tokens)
         try:

@@ -12,50 +12,57 @@ from ingot.ir.parse import parse_ending
 
 @dataclass(frozen=True)
 class Blocks:
-    """The sizes of blocks of positions that the model's masks and ending require.
+    """The block sizes that decide where a prompt may be split into chunks, and how many positions a decode step
+    processes. A causal model that decodes token by token has granule 1 and denoised 0.
 
-    granule   the number of positions that see each other, earlier and later ones: a prompt chunk ends at a multiple of
-              it, or at the end of the sequence
-    denoised  with an ending that denoises blocks: the positions of a block, which a decode step feeds together, and
-              commits all or none; 0 for other endings
+    granule    size of the blocks of positions that see each other in both directions, by the attention mask: a prompt
+               chunk ends at a multiple of it, or at the end of the sequence
+    denoised   block diffusion: size of the block of positions that a decode step processes together, and accepts as a
+               whole or not at all
 
-    With `denoised`, the last tokens of a sequence that fill no block are fed in a block with masked positions.
+    With block diffusion, the last tokens of a sequence that do not fill a block are processed in a block whose other
+    positions are masked.
     """
 
     granule: int = 1
     denoised: int = 0
 
     def fed(self, num_tokens: int) -> int:
-        """Return how many positions a sequence of `num_tokens` tokens has fed when it gets its next tokens."""
+        """Return how many positions a sequence of `num_tokens` tokens must process before its next token is sampled.
+        For most models that is `num_tokens`; with block diffusion, the block being generated is included."""
         return self.final(num_tokens) + self.denoised if self.denoised else num_tokens
 
     def most_fed(self, total: int) -> int:
-        """Return how many positions a sequence feeds until it has `total` tokens. The last one is not fed."""
+        """Return how many positions a sequence processes until it has `total` tokens. For most models that is `total` -
+        1: the last token is sampled, but not processed."""
         return self.fed(total - 1)
 
     def final(self, num_tokens: int) -> int:
-        """Return how many of the first `num_tokens` tokens have final keys and values: no later token changes them."""
+        """Return how many of a sequence's first `num_tokens` tokens have final keys and values, which no later token
+        changes. That is every token with causal attention; with larger blocks, only the tokens of full blocks."""
         whole = max(self.granule, self.denoised)
         return num_tokens // whole * whole
 
     def findable(self, num_tokens: int) -> int:
-        """Return how many of its `num_tokens` tokens a sequence may take from the prefix cache. It must feed the others
-        to get new tokens."""
+        """Return how many of a sequence's `num_tokens` tokens may come from the prefix cache. The sequence must process
+        at least the last token itself, to get logits."""
         return self.final(num_tokens) if self.denoised else num_tokens - 1
 
     def piece(self, start: int, end: int, goal: int) -> int:
-        """Return the length of a prompt chunk that begins at position `start` and ends at `end` or earlier, where the
-        prompt may be split. `goal` is the end of the prompt. At most 0: no chunk fits."""
+        """Return the length of the next prompt chunk, which begins at position `start`. It ends at `end`, or at the
+        last position before it where the prompt may be split. `goal` is the end of the prompt. A result of 0 or less
+        means that no chunk fits."""
         return (goal if end >= goal else end // self.granule * self.granule) - start
 
     def least(self, start: int, goal: int) -> int:
-        """Return the fewest tokens of a prompt that a step can feed from position `start` on: those that see each
-        other, up to the prompt's end `goal`."""
+        """Return the length of the shortest prompt chunk from position `start` on, or what is left up to the prompt's
+        end `goal` if that is less. With causal attention the length is 1. If positions see each other in both
+        directions in blocks, such as the tokens of a block diffusion model, it is one block."""
         return min(self.granule, goal - start)
 
     def shared(self, pages: int, page_size: int) -> int:
-        """Return the largest number of first pages, at most `pages`, that ends where a granule or block of positions
-        ends."""
+        """Return how many of a sequence's first `pages` pages other sequences may share. The number is rounded down to
+        the end of a block of positions that see each other in both directions (for example with block diffusion)."""
         unit = math.lcm(max(self.granule, self.denoised), page_size) // page_size
         return pages // unit * unit
 
@@ -64,8 +71,9 @@ ONE_BY_ONE = Blocks()
 
 
 def blocks_of(plans: Plans) -> Blocks:
-    """Return the block sizes of the entries that run in each step. Raises ArtifactError if the ending's blocks are no
-    multiple of the masks'."""
+    """Return the block sizes of the programs that run in each step, such as the model and its draft model. Raises
+    ArtifactError if the block size of block diffusion is no multiple of the granule, the block size of the attention
+    masks."""
     use = parse_ending(plans.plans["main"].ending)
     ending = find_ending(use.name)
     denoised = ending.fed(use) if ending.all_or_none else 0
@@ -81,8 +89,8 @@ def blocks_of(plans: Plans) -> Blocks:
 
 
 def max_drafts(plans: Plans) -> int:
-    """Return how many draft tokens a sequence may feed after its last token; 0 if the ending of `main` verifies
-    none."""
+    """Return how many draft tokens of a sequence the model can verify in one step; 0 if it was compiled without
+    speculative decoding."""
     use = parse_ending(plans.plans["main"].ending)
     ending = find_ending(use.name)
     return 0 if ending.all_or_none else ending.fed(use) - 1

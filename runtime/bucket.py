@@ -18,12 +18,16 @@ Libraries = Mapping[str, Mapping[str, Callable[..., Any]]]
 
 @dataclass(frozen=True)
 class _Step:
-    """An instruction with its function and constants; its operands are indices into the table of values.
+    """One instruction of a bucket class (range of step sizes that shares one compiled plan), prepared to run: its
+    function and its arguments. Values that are computed in the step are in a table, and are referred to by their index
+    in it.
 
-    args      positional arguments; None where a value of the table goes
-    single    the function returns one value, not a sequence of them
+    args      positional arguments; None in place of a value of the table
+    slots     for each such argument, (its position in `args`, its index in the table)
+    results   the table index of each result; -1 if it is unused
+    single    the function returns one value, not a sequence of values
     frees     table indices to clear afterwards
-    what      the instruction's target, for messages
+    what      the name of the op or executable, for messages
     """
 
     run: Callable[..., Any]
@@ -38,7 +42,8 @@ class _Step:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of instruction `number` of a bucket class, with its arguments, before it runs. A `Watch` gets it."""
+    """One call of an instruction that is about to run, with its arguments; `number` is the instruction's index in the
+    bucket class. It is the argument of a `Watch`, a hook that is called in place of each instruction."""
 
     bucket: BucketPlan
     number: int
@@ -51,8 +56,8 @@ class Call:
         return self.bucket.instructions[self.number]
 
     def __call__(self) -> Any:
-        """Run the instruction and return its result: of an op one value or a tuple, of a region a list, and None if it
-        only updates states."""
+        """Run the instruction and return its result: for an op, one value or a tuple; for a compiled region (fused
+        calls), a list; None if the instruction only updates states."""
         return self._run(*self.args, **self.kwargs)
 
 
@@ -61,12 +66,12 @@ Watch = Callable[[Call], Any]
 
 
 class Bucket:
-    """Runs the instructions of one bucket class.
+    """Runs the compiled instructions of one bucket class: a range of step sizes that shares one compiled plan.
 
-    resident      weights and states by name, which stay between steps
+    resident      weights and states (tensors that are kept between steps, such as KV caches), by name
     inputs        the names of a step's inputs
     outputs       the names of the values that a step returns
-    executables   the functions of compiled regions and calls, by executable id
+    executables   the compiled functions of regions (fused calls) and single calls, by executable id
     libraries     the functions of each backend's kernel library, by backend and op
     """
 
@@ -124,14 +129,22 @@ class Bucket:
     def run(
         self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None
     ) -> dict[str, torch.Tensor]:
-        """Run a step, the forward segment and the ending, and return its outputs by name. `sizes` has all dims.
-        `watch`, if given, is called in place of each instruction, and returns its result."""
+        """Run a whole step on `inputs`, the model's forward pass and its ending (such as sampling), and return its
+        outputs by name.
+
+        sizes   the size of every symbolic dim, by name
+        watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
+        """
         self.begin(inputs, sizes, watch)
         return self.end(sizes, watch)
 
     def begin(self, inputs: Mapping[str, torch.Tensor], sizes: Mapping[str, int], watch: Watch | None = None) -> None:
-        """Run the forward segment of a step on `inputs`. Call `end` before this bucket class runs anything else.
-        `sizes` has all dims. `watch`, if given, is called in place of each instruction, and returns its result."""
+        """Run the first part of a step on `inputs`: the forward pass. `end` must be called next; it runs the ending,
+        such as sampling. The bucket class must not run anything else in between.
+
+        sizes   the size of every symbolic dim, by name
+        watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
+        """
         table = self._table
         for name, index in self._inputs:
             table[index] = inputs[name]
@@ -142,8 +155,11 @@ class Bucket:
             raise
 
     def end(self, sizes: Mapping[str, int], watch: Watch | None = None) -> dict[str, torch.Tensor]:
-        """Run the ending of the step that `begin` began, and return the step's outputs by name. `sizes` has all dims.
-        `watch`, if given, is called in place of each instruction, and returns its result."""
+        """Run the last part, such as sampling, of the step that `begin` began, and return the step's outputs by name.
+
+        sizes   the size of every symbolic dim, by name
+        watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
+        """
         try:
             self._run_steps(sizes, watch, range(self.plan.ending, len(self._steps)))
             self._checked = True
@@ -195,10 +211,11 @@ class Bucket:
 def bound_buckets(
     plan: Plan, resident: Mapping[str, torch.Tensor], executables: Executables, libraries: Libraries
 ) -> list[Bucket]:
-    """Return the plan's bucket classes in order, ready to run.
+    """Return the plan's bucket classes (ranges of step sizes that share compiled code), ready to run, in the plan's
+    order.
 
-    resident      the plan's weights and states by name
-    executables   the functions of compiled regions and calls, by executable id
+    resident      the plan's weights and states (tensors that are kept between steps), by name
+    executables   the compiled functions of regions (fused calls) and single calls, by executable id
     libraries     the functions of each backend's kernel library, by backend and op
     """
     return [

@@ -25,8 +25,8 @@ _MAIN = "main"
 
 
 def check_positions(file: PlanFile, mesh: Mesh) -> None:
-    """Raise ArtifactError if a plan file does not have a plan for each rank of `mesh`, or has plans that no rank
-    uses."""
+    """Raise ArtifactError if a plan file lacks the plan of a rank of `mesh` (the arrangement of devices, as tp=2), or
+    has a plan that no rank uses."""
     if len(file.ranks) != world_size(mesh):
         on = f" on the mesh {mesh_text(mesh)}" if mesh else ""
         raise _error(f"it has positions for {len(file.ranks)} ranks", "ranks", f"{world_size(mesh)}{on}")
@@ -37,8 +37,9 @@ def check_positions(file: PlanFile, mesh: Mesh) -> None:
 
 
 def check_plans(plans: Plans) -> None:
-    """Raise ArtifactError if an executor cannot run a plan, or if plans of several entries differ in a weight, state or
-    executable that they share. The error says where in plan.json."""
+    """Raise ArtifactError if an executor cannot run one of the plans, or if two plans disagree about a weight, state or
+    executable that they share. Each plan is of one program, such as the model or its draft model. The error says where
+    in plan.json."""
     if _MAIN not in plans.plans:
         raise _error("it has no entry 'main'", "plans", ", ".join(["main", *plans.plans]))
     if plans.round[:1] != (_MAIN,) or any(name not in plans.plans for name in plans.round):
@@ -101,8 +102,8 @@ def check_plan(plan: Plan) -> None:
 
 
 def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
-    """Return the ending of a plan, and the names of the features that it uses. Raises ArtifactError for unknown
-    ones."""
+    """Return the ending of a plan (its last part, such as `sample`) and the names of the features that it uses, such as
+    penalties. Raises ArtifactError if this version of Ingot knows no such ending or feature."""
     try:
         use = parse_ending(plan.ending)
         if odd := [name for name in use.features if name not in FEATURES]:
@@ -122,8 +123,8 @@ def _ending(plan: Plan) -> tuple[Ending, tuple[str, ...]]:
 
 
 def _check_memory(plan: Plan) -> None:
-    """Raise ArtifactError if the plan's memory numbers, which size the KV pool, do not follow from its states'
-    types."""
+    """Raise ArtifactError if the bytes of memory that the plan declares, from which the KV cache is sized, do not match
+    the types of its states."""
     states = planned_states([plan])
     for name, one in states.items():
         if odd := [size for size in one.type.shape if isinstance(size, str) and size not in {*one.sizes, *LOADED_DIMS}]:
@@ -204,9 +205,9 @@ def _check_executable(
 def _check_compiled(
     plan: Plan, instruction: Instruction, live: Mapping[str, str], results: Mapping[str, str], place: str
 ) -> None:
-    """Raise ArtifactError if the types of a call's tensors are not those that its executable was compiled for.
+    """Raise ArtifactError if a call passes tensors of other types than its executable was compiled for.
 
-    live      the types of all values before the call, by name
+    live      the types of all values that exist before the call, by name
     results   the types of the call's results, by name
     place     the instruction, for the error
     """
@@ -246,7 +247,8 @@ def _check_op(plan: Plan, instruction: Instruction, place: str) -> None:
 
 
 def _check_arguments(instruction: Instruction, place: str) -> int:
-    """Raise ArtifactError if a call's arguments do not fit its op. Return the number of values that the op returns."""
+    """Raise ArtifactError if a call's arguments do not fit the signature of its op; `place` names the instruction in
+    the error. Return the number of values that the op returns."""
     if instruction.target.startswith("ingot.") and instruction.target.removeprefix("ingot.") not in OPS:
         load_user_ops()
     op = OPS.get(instruction.target.removeprefix("ingot.")) if instruction.target.startswith("ingot.") else None

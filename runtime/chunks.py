@@ -9,11 +9,12 @@ from ingot.runtime.sequence_pages import SequencePages
 
 
 def next_chunk(request: Request, length: int, goal: int, block: int) -> Chunk:
-    """Return the chunk of a sequence's next `length` tokens, and set `request.denoises`.
+    """Return a chunk of the next `length` tokens of a sequence. Also set `request.denoises`: whether the chunk includes
+    a block of block diffusion.
 
-    goal    the position at which the sequence gets new tokens: only a chunk that ends there has rows of logits to
-            sample
-    block   the positions of a block, with an ending that denoises blocks; else 0
+    goal    the position at which the sequence's next token is sampled; only a chunk that ends there has logits to
+            sample from
+    block   block diffusion: the number of positions in a block; 0 for other models
     """
     start = request.num_computed
     last = start + length == goal
@@ -34,10 +35,10 @@ def next_chunk(request: Request, length: int, goal: int, block: int) -> Chunk:
 def drafted_chunk(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> Chunk:
-    """Return the chunk of a sequence's last token and its drafts, and allocate pages for the drafts. The step in
-    flight samples that last token.
+    """Return the chunk of a speculative step: the last token of a sequence, which the step in flight samples, and its
+    drafts after it. Allocate pages for the drafts.
 
-    running   the number of sequences that share the new step
+    running   the number of sequences in the new step
     chunks    the chunks that the new step has so far
     """
     count = 1 + _drafts(request, config, pages, running, chunks)
@@ -47,10 +48,13 @@ def drafted_chunk(
 def _drafts(
     request: Request, config: SchedulerConfig, pages: SequencePages, running: int, chunks: Sequence[Chunk]
 ) -> int:
-    """Return how many drafts the sequence feeds: as many as its length limit, free pages and the step's tokens allow.
-    Return 0 with penalties, and before min_tokens: sampling would then depend on the number of drafts.
+    """Return how many draft tokens of the sequence to verify in the new step: as many as its length limit, free pages
+    and the step's token limit allow.
 
-    running   the number of sequences that share the new step
+    Return 0 for a request with penalties, and before min_tokens: there the sampled tokens would depend on the number of
+    drafts.
+
+    running   the number of sequences in the new step
     chunks    the chunks that the new step has so far
     """
     params = request.params

@@ -12,7 +12,7 @@ MAX_PENDING = 8  # tokens; a character has at most 4 bytes, so more than 3 pendi
 
 
 class Decoder(Protocol):
-    """The part of `Tokenizer` that detokenization needs."""
+    """The methods of `Tokenizer` that detokenization needs."""
 
     added_tokens: Mapping[int, str]
 
@@ -28,18 +28,18 @@ class Decoder(Protocol):
 class TokenDecoder:
     """Decodes a growing list of tokens, and returns the text that each new token adds.
 
-    context                         the tokens before the first one, as those of a prompt; ignored if they end inside a
+    context                         the tokens before the first one, such as the prompt's; ignored if they end inside a
                                     character
     skip_special_tokens             special tokens have no text
-    spaces_between_special_tokens   False: a special token after another one is written without the decoder's space
+    spaces_between_special_tokens   False: a special token that follows another is written without the decoder's space
 
-    A byte-level token may end inside a character; its text is held back until the character is complete. Text also
-    depends on neighbours (a leading space, in some decoders), so a token is decoded together with the tokens before it.
+    A byte-level token may end inside a character; its text is held back until the character is complete. In some
+    tokenizers, text also depends on the tokens before (a leading space), so a token is decoded together with these.
     `_context` has the tokens of the text returned last, `_pending` the tokens of the text held back.
 
     For byte-level tokenizers, the returned texts concatenate to `decode` of all tokens, without the text of the
-    context. With byte fallback this holds for valid UTF-8. For broken bytes, `decode` writes replacement characters for
-    the whole run, also where text was returned before.
+    context. With byte fallback this holds for valid UTF-8. For invalid bytes, `decode` writes replacement characters
+    for the whole run, also where text was returned before.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class TokenDecoder:
         self._after_added = False
 
     def push(self, token_id: int) -> str:
-        """Add a token and return the text that is now complete, usually the token's own; "" if it ends inside a
-        character."""
+        """Add a token and return the text that is complete now, usually this token's text; "" if the token ends inside
+        a character."""
         if self._spaces and not self._pending:
             text_of = self._tokenizer.text_of(token_id, self._skip)
             if text_of is not None:
@@ -102,8 +102,8 @@ class TokenDecoder:
         self._context_text = self._tokenizer.decode_alone(context[0], self._skip) if one else self._decode(context)
 
     def _give_out(self, text: str, count: int) -> str:
-        """Return the part of `text` after the context, and make the first `count` pending tokens the new context.
-        `text` is that of the context and these tokens."""
+        """Return the part of `text` that was not returned before. Then drop the first `count` pending tokens: they
+        become the context of later tokens. `text` is the decoded text of the context and of these tokens."""
         new = text[len(self._context_text) :]
         self._settle(self._pending[:count], self._pending[count:])
         return new
@@ -124,9 +124,10 @@ class TokenDecoder:
 class Detokenizer:
     """Turns the tokens of one sequence into text as they arrive, and finds stop strings in it.
 
-    text      (attribute) the text so far, without incomplete characters or text that may still become a stop string
+    text      (attribute) the text so far, without incomplete characters, and without text that may become a stop string
     matched   (attribute) the stop string that was found, or None
-    stops     the automaton of `params.stop`, if another sequence of the request has made it; None: make one
+    stops     (argument) the automaton that finds `params.stop`, if another sequence of the request has made one; None:
+              make it
     """
 
     def __init__(

@@ -26,10 +26,11 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One request of `Engine.add_requests`: an id, a prompt, and how to sample.
+    """One request of `Engine.add_requests`: an id, a prompt, and sampling parameters.
 
-    stream     return an output after each step; False: only one, when all sequences of the request have ended
-    priority   the lower, the sooner it is served; must be 0 unless the scheduler's policy is "priority"
+    stream     streamed output: return an output after each step; False: return one output, when all sequences of the
+               request have ended
+    priority   requests with lower numbers are served first; must be 0 unless the scheduler's policy is "priority"
     """
 
     request_id: str
@@ -44,8 +45,8 @@ _ListView = Callable[[list[Any]], Sequence[Any]]  # copies a growing list (`list
 
 @dataclass(frozen=True)
 class _Sequence:
-    """One of the n sequences of a request. `logprobs` collects its log-probabilities; None if the request wants
-    none."""
+    """One of the n sequences of a request (SamplingParams.n). `logprobs` collects its log-probabilities; None if the
+    request wants none."""
 
     request: Request
     logprobs: SequenceLogprobs | None
@@ -66,7 +67,8 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Group:
-    """A caller's request while it is served: its n sequences, which outputs report together."""
+    """A caller's request while it is served, with its n sequences (SamplingParams.n). One output reports all of
+    them."""
 
     request_id: str
     prompt: Prompt
@@ -98,14 +100,15 @@ class _Group:
 
 
 class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
-    """Serves requests for tokens: `add_requests`, then `step` until `has_unfinished` is false.
+    """Serves requests for generated tokens. Call `add_requests`, then `step` until `has_unfinished` is false.
 
-    executor        launches the steps that the scheduler makes
+    executor        runs the steps that the scheduler makes
     tokenizer       encodes text prompts and decodes tokens; None: prompts must be token ids
-    vocab_size      the model's vocabulary; prompt token ids must be below it
+    vocab_size      size of the model's vocabulary; prompt token ids must be below it
     eos_token_ids   the model's end tokens; None: the tokenizer's
-    seed            seeds the generator of seeds for requests that have none, as in vLLM's `LLM(seed=0)`
-    work            prepares later steps while the host waits; its argument is the number of seconds that it may take
+    seed            seeds the generator that draws a seed for each request that sets none, as in vLLM's `LLM(seed=0)`
+    work            a function that does work in advance for later steps while the host is idle; its argument is the
+                    number of seconds that it may take
     """
 
     def __init__(
@@ -129,8 +132,9 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
     def add_request(
         self, request_id: str, prompt: PromptLike, params: SamplingParams | None = None, *, stream: bool = True
     ) -> None:
-        """Queue one request; `params` None: the default sampling parameters. With `stream`, each step returns an
-        output. Raises RequestError for a bad request, and then queues nothing."""
+        """Queue one request. If `params` is None, use the default sampling parameters. With `stream`, each later `step`
+        returns an output of the request; without, only the step that ends it. Raises RequestError for a bad request,
+        which is not queued."""
         self.add_requests([EngineRequest(request_id, prompt, params or SamplingParams(), stream)])
 
     def _queue(self, group: _Group) -> None:
@@ -182,7 +186,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         return _Group(given.request_id, prompt, params, given.stream, sequences, prompt_logprobs)
 
     def _check(self, request: Request) -> None:
-        """Raise RequestError if the engine could never serve the request."""
+        """Raise RequestError if the engine could never serve the request, for example because it is too long."""
         self._scheduler.check(request)
         if request.params.min_tokens and len(ends := request.end_tokens()) > MAX_BANNED:
             raise RequestError(
@@ -220,7 +224,7 @@ class Engine(ServingLoop[EngineRequest, _Group, RequestOutput]):
         return outputs
 
     def _add_prompt_logprobs(self, batch: StepBatch, logprobs: StepLogprobs) -> None:
-        """Store the prompt_logprobs that a step has computed. Drop those of requests that have ended since its
+        """Store the prompt_logprobs that a step has computed. Drop those of requests that have ended after the step's
         launch."""
         row = batch.num_sampled_rows
         for request, count in batch.scored:

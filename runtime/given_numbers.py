@@ -4,15 +4,15 @@ import numbers
 
 
 def as_integer(value: object) -> int | None:
-    """Return a Python or NumPy integer as an int; None for any other value, bools included."""
+    """Return `value` as an int if it is a Python or NumPy integer; None for any other value, including bools."""
     if isinstance(value, bool):
         return None
     return int(value) if isinstance(value, numbers.Integral) else None
 
 
 def as_real(value: object) -> float | None:
-    """Return a Python or NumPy real number as a float; None for any other value, bools included, and if it is too
-    large."""
+    """Return `value` as a float if it is a Python or NumPy real number; None for any other value, including bools and
+    integers too large for a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return None
     try:

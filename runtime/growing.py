@@ -7,9 +7,10 @@ T = TypeVar("T")
 
 
 class SoFar(Sequence[T], Generic[T]):
-    """A view of the elements that `growing` has now, without a copy. Elements appended later are not in it.
+    """A read-only view of the elements that the list `growing` has now, without a copy. Elements that are appended
+    later are not part of the view.
 
-    The view equals a list of the same elements; its slices and sums are lists.
+    A view equals a list of the same elements. Slices of a view, and sums with lists, are lists.
     """
 
     __slots__ = ("_count", "_list")

@@ -10,8 +10,13 @@ from ingot.runtime.logprobs import StepLogprobs
 
 
 class LateStep:
-    """The handle of a step after only its forward segment was launched. `finish` calls `end`, which launches the ending
-    and returns the complete step's handle. `bucket` is the name of the step's bucket class."""
+    """The handle of a step that is launched only in part: its forward pass, but not its ending (such as sampling),
+    which needs inputs that are not known yet.
+
+    The caller fills these inputs and calls `finish`. That calls `end`, which launches the ending and returns the handle
+    of the whole step. `bucket` is the name of the step's bucket class (range of step sizes that shares one compiled
+    plan).
+    """
 
     def __init__(self, bucket: str, end: Callable[[], StepHandle]) -> None:
         self.bucket = bucket

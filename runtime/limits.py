@@ -10,8 +10,8 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that an artifact was compiled for: most tokens of a sequence (`max_seq_len`), most sequences and
-    tokens of a step (`max_batch`, `max_tokens`), tokens of a page (`page_size`)."""
+    """The limits that an artifact was compiled for: the most tokens of a sequence (`max_seq_len`), the most sequences
+    and the most tokens in a step (`max_batch`, `max_tokens`), and the tokens in a KV page (`page_size`)."""
 
     vocab_size: int
     max_seq_len: int
@@ -21,8 +21,8 @@ class Limits:
 
 
 def read_limits(artifact: Artifact, plans: Plans) -> Limits:
-    """Return the limits in an artifact's manifest. Raises ArtifactError if they differ from those of a plan: compiled
-    code is correct only within its limits."""
+    """Return the limits in an artifact's manifest, such as `max_batch`. Raises ArtifactError if a plan has other
+    limits, because compiled code is correct only within its limits."""
     model = artifact.manifest.model
     for name in Limits.__dataclass_fields__:
         value = model.get(name)

@@ -11,8 +11,8 @@ from ingot.runtime.cuda.allocator import DeviceAllocator
 
 
 def mesh_of(manifest: Manifest) -> Mesh:
-    """Return the mesh of devices that an artifact was compiled for. Raises ArtifactError if the manifest's mesh is
-    invalid."""
+    """Return the mesh (the arrangement of devices, as tp=2) that an artifact was compiled for. Raises ArtifactError if
+    the manifest's mesh is invalid."""
     text = manifest.model.get("mesh")
     if text is None:
         return ONE_DEVICE
@@ -33,14 +33,15 @@ def check_one_device(manifest: Manifest) -> None:
 
 
 def this_rank() -> Rank:
-    """Return the rank of this process on the mesh: the only one, because serving uses one device."""
+    """Return this process's rank in the mesh (the arrangement of devices). Serving uses one device, so it is the only
+    rank."""
     (rank,) = ranks(ONE_DEVICE)
     return rank
 
 
 def on_one_device(device_type: str) -> LoadContext:
-    """Return the context for loading an artifact onto one device, the CPU ("cpu") or the current GPU ("cuda"). A GPU's
-    has a new stream."""
+    """Return the context for loading an artifact onto one device: the CPU ("cpu") or the current GPU ("cuda"). A GPU's
+    context has a new CUDA stream."""
     on_gpu = device_type == "cuda"
     device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     return LoadContext(

@@ -42,17 +42,20 @@ from ingot.runtime.weights import map_weights
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to run on the device of `context`.
+    """A model that is loaded and ready to run.
 
-    plans           the plan of each entry
-    executors       the executor of each entry, by name; all use the same weights and states
-    tokenizer       None if the checkpoint had none, or loading was to skip it
+    plans           the compiled plan of each program, such as the model ("main") and its draft model, by name
+    executors       the executor of each program, by the same names; all use the same weights and states
+    tokenizer       None if the checkpoint had none, or if the caller did not request it
     eos_token_ids   the model's end tokens
     limits          the limits that the artifact was compiled for
-    pages           the number of pages of each cache group, by name
-    scratch         for each cache group with a window, by name, its scratch pages, or why it has none
-    slots           the number of slots for per-sequence states; 0 without such states
-    phases          the times of loading, below
+    pages           the number of KV pages, by cache group (KV caches with a common page table)
+    scratch         for each cache group with sliding-window attention, by name: its scratch pages (pages that one step
+                    uses for a long prefill), or the reason why it has none
+    slots           the number of slots for per-sequence states, such as those of Mamba layers; 0 for models without
+                    such states
+    phases          the times of the phases of loading
+    context         the device that it runs on
 
     The phases are: "manifest" (with the digests of all files except the weights), and within it "target" (detecting
     this machine); "plan"; "tokenizer"; "device" (creating a GPU's context, or waiting for its creation); "weights"
@@ -75,28 +78,29 @@ class Loaded:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the entry `main`."""
+        """The compiled plan of the main model (the program `main`)."""
         return self.plans.plans["main"]
 
     @property
     def num_pages(self) -> int:
-        """The number of pages of the smallest cache group; 0 without any group. Code that makes steps by hand uses
-        pages below it."""
+        """The number of KV pages of the cache group (KV caches with a common page table) that has fewest; 0 without KV
+        caches. Code that makes steps by hand uses only page numbers below it."""
         return min(self.pages.values(), default=0)
 
     @property
     def scratch_pages(self) -> Mapping[str, range]:
-        """The page numbers of the scratch pages, by cache group."""
+        """The page numbers of the scratch pages (pages that one step uses for a long prefill), by the name of the cache
+        group (KV caches with a common page table)."""
         return self.executor.states.scratch_pages
 
     @property
     def executor(self) -> Executor:
-        """The executor of the entry `main`."""
+        """The executor of the main model (the program `main`)."""
         return self.executors["main"]
 
     @property
     def round(self) -> Round:
-        """The launcher that runs all entries of each step."""
+        """The launcher that runs all programs of each step, such as the model and then its draft model."""
         return Round([self.executors[entry] for entry in self.plans.round])
 
 
@@ -113,12 +117,13 @@ def load_artifact(
 ) -> Loaded:
     """Load an artifact onto the device that it was compiled for.
 
-    num_pages     pages in the pool of each cache group; default: as many as fit, at most what the limits can use
+    num_pages     pages in the pool of each cache group (KV caches with a common page table); default: as many as fit,
+                  at most what the artifact's limits can use
     memory        bytes that serving may use; default: all memory of a CPU machine, nine tenths of a GPU's. Weights and
-                  activations come first, by the plan's numbers; the KV pool gets the rest, up to what the limits need
-    threads       threads that check digests and copy weights
+                  activations come first; the KV cache gets the rest, up to what the artifact's limits can use
+    threads       number of threads that check digests and copy weights
     capture       when to capture CUDA graphs; "none": launch every instruction separately
-    keep_states   reserve slots in which the prefix cache keeps per-sequence states
+    keep_states   reserve slots in which the prefix cache keeps per-sequence states, such as those of Mamba layers
     phases        records the seconds of each phase of loading; default: a new one, in `Loaded.phases`
     early         the thread that creates the GPU's context, if it was started
 
@@ -161,13 +166,14 @@ def bind(
     phases: Phases | None = None,
     early: EarlyContext | None = None,
 ) -> Loaded:
-    """Load an open artifact onto the device that it was compiled for.
+    """Load an artifact that is already open onto the device that it was compiled for.
 
-    num_pages     pages in the pool of each cache group; default: as many as fit, at most what the limits can use
+    num_pages     pages in the pool of each cache group (KV caches with a common page table); default: as many as fit,
+                  at most what the artifact's limits can use
     memory        bytes that serving may use; default: all memory of a CPU machine, nine tenths of a GPU's
-    threads       threads that check digests and copy weights
+    threads       number of threads that check digests and copy weights
     capture       when to capture CUDA graphs; "none": launch every instruction separately
-    keep_states   reserve slots in which the prefix cache keeps per-sequence states
+    keep_states   reserve slots in which the prefix cache keeps per-sequence states, such as those of Mamba layers
     verify        compare the digests of the weights, which opening does not check
     text          load the tokenizer too
     phases        records the seconds of each phase of loading; default: a new one, in `Loaded.phases`
@@ -244,11 +250,11 @@ def _start(device: torch.device, phases: Phases, early: EarlyContext | None) -> 
 
 
 def _tokenizer(artifact: Artifact, eos: tuple[int, ...], phases: Phases) -> Tokenizer | None:
-    """Return the artifact's tokenizer, or None if it has none. `eos` are the end tokens if the tokenizer's files name
-    none.
+    """Load the artifact's tokenizer; None if it has none. `eos` are the end tokens to use if the tokenizer's files name
+    none. `phases` records the time.
 
-    The library holds the GIL while it reads a vocabulary. So this runs in parallel with the creation of a GPU's
-    context, which does not need the GIL, and not with the threads that copy weights.
+    The tokenizers library holds the GIL while it reads a vocabulary. So this runs in parallel with the creation of a
+    GPU's context, which does not need the GIL, and not with the threads that copy weights.
     """
     if all(entry.path != "tokenizer/tokenizer.json" for entry in artifact.manifest.files):
         return None
@@ -266,8 +272,8 @@ def _map(artifact: Artifact, context: LoadContext, threads: int | None, verify: 
 
 
 def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: Capture, phases: Phases) -> None:
-    """Warm up every executor, and capture the CUDA graph of one decoding sequence; with `capture` "all", every
-    graph."""
+    """Warm up every executor, and capture its CUDA graph for batch size 1; with `capture` "all", capture all graphs.
+    `phases` records the times as "warm-up" and "graph"."""
     torch.cuda.default_stream(device).synchronize()  # steps run on another stream, which does not wait for the states
     for executor in executors.values():
         with phases.phase("warm-up"):
@@ -279,8 +285,8 @@ def _try_out(device: torch.device, executors: Mapping[str, Executor], capture: C
 
 
 def this_machine(manifest: Manifest) -> Target:
-    """Return the target that describes this machine's CPU or GPU, whichever the artifact was compiled for. Raises
-    TargetError if there is no such GPU, or if the package that runs code on it is not installed."""
+    """Return the description of this machine's CPU or GPU, whichever the artifact was compiled for. Raises TargetError
+    if there is no GPU and it was compiled for one, or if the package that runs code on GPUs is not installed."""
     if manifest.target.get("device") != "cuda":
         return Target.detect("cpu")
     try:
@@ -296,8 +302,8 @@ def this_machine(manifest: Manifest) -> Target:
 
 
 def check_target(manifest: Manifest) -> None:
-    """Raise TargetError for an artifact compiled for several devices, or for another machine. The error names the first
-    field that differs."""
+    """Raise TargetError if an artifact was compiled for several devices, or for another machine than this one. The
+    error names the first property that differs."""
     check_one_device(manifest)
     target = this_machine(manifest)
     compiled = {name: list(value) if isinstance(value, tuple) else value for name, value in manifest.target.items()}
@@ -310,7 +316,8 @@ def check_target(manifest: Manifest) -> None:
 
 
 def _plans(artifact: Artifact) -> Plans:
-    """Return the plans that this process runs, after checking them. Raises ArtifactError for a wrong plan.json."""
+    """Read and check plan.json, and return the plans of this process's rank. Raises ArtifactError if the file is
+    invalid."""
     file = read_plan_file(artifact)
     check_positions(file, mesh_of(artifact.manifest))
     plans = file.of(this_rank().index)
@@ -328,8 +335,8 @@ def _eos_token_ids(artifact: Artifact) -> tuple[int, ...]:
 
 
 def _folder_of(executable: Executable, artifact: Artifact, target: Target) -> Path:
-    """Return the folder of an executable's files in the artifact. Raises ArtifactError if the manifest does not list
-    one of them."""
+    """Return the folder in which the artifact has an executable's files. `target` describes this machine. Raises
+    ArtifactError if the manifest does not list one of the files."""
     folder = f"exe/{target.name}/{executable.id}"
     for name in executable.files:
         artifact.file(f"{folder}/{name}")

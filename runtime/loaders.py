@@ -17,8 +17,8 @@ Ops = Mapping[str, Callable[..., Any]]
 
 
 def load_executable(executable: Executable, directory: Path, context: LoadContext) -> LoadedCall:
-    """Return the function of a compiled region or call, from its files in `directory`. Raises ArtifactError if its
-    backend has no executables, and BackendError if the files do not load."""
+    """Return the function of a compiled region (fused calls) or of a single compiled call. Its files are in
+    `directory`. Raises ArtifactError if its backend has no executables, and BackendError if the files do not load."""
     entry = BACKENDS.get(executable.backend)
     if entry is None or entry.executable is None:
         raise _unknown("executable", executable, [name for name, one in BACKENDS.items() if one.executable])
@@ -26,7 +26,7 @@ def load_executable(executable: Executable, directory: Path, context: LoadContex
 
 
 def load_library(library: Executable, directory: Path, context: LoadContext) -> Ops:
-    """Return the functions of a backend's kernel library by op, from its files in `directory`. Raises ArtifactError if
+    """Return the functions of a backend's kernel library, by op. Its files are in `directory`. Raises ArtifactError if
     the backend has no library, and BackendError if the files do not load."""
     entry = BACKENDS.get(library.backend)
     if entry is None or entry.library is None:
@@ -35,8 +35,12 @@ def load_library(library: Executable, directory: Path, context: LoadContext) -> 
 
 
 def find_op(target: str, backend: str, library: Ops | None = None) -> Callable[..., Any]:
-    """Return the function for the op `target` (such as "ingot.rms_norm") that the plan assigns to `backend`: from the
-    backend's `library`, else from the backend, else the reference function. Raises BackendError for an unknown op."""
+    """Return the function that computes the op `target` (such as "ingot.rms_norm") with the backend that the plan
+    assigns.
+
+    Look in `library` (the backend's kernel library, by op), then among the backend's own functions. If neither has the
+    op, use its reference implementation. Raises BackendError for an unknown op.
+    """
     found = (library or {}).get(target)
     entry = BACKENDS.get(backend)
     if found is None and entry is not None and entry.find_op is not None:

@@ -9,42 +9,50 @@ from ingot.runtime.outputs import Logprob
 
 
 class TextDecoder(Protocol):
-    """The part of `Tokenizer` that returns the text of one token."""
+    """The method of `Tokenizer` that returns the text of one token."""
 
     def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str: ...
 
 
 class StepLogprobs(Protocol):
-    """The log-probabilities of a step, by row of logits."""
+    """The log-probabilities that one step has computed, for each row of logits."""
 
     def row(self, index: int) -> tuple[list[int], list[float], int]:
-        """Return (token ids, their log-probabilities, rank of the first token) of a row of logits. The first token is
-        the sampled one, or the prompt's next token; the most likely tokens follow, as many as the request wants."""
+        """Return the log-probabilities of row number `index` of logits: token ids, their log-probabilities, and the
+        rank of the first token.
+
+        The first token is the sampled one, or for prompt_logprobs the prompt's next token. The most likely tokens
+        follow, as many as the request wants.
+        """
         ...
 
 
 class OutputLogprobs:
-    """The log-probabilities of a step, from the outputs of the op `top_logprobs`. `ids` and `values` are [L, K], and an
-    id of -1 ends a row; `ranks` [L] has the rank of each row's first token."""
+    """The log-probabilities that one step has computed, as tensors. For each row of logits, `ids` [L, K] has token ids,
+    `values` [L, K] their log-probabilities, and `ranks` [L] the rank of the first token. An id of -1 ends a row."""
 
     def __init__(self, ids: torch.Tensor, values: torch.Tensor, ranks: torch.Tensor) -> None:
         # Convert all rows at once: indexing one tensor row costs as much as converting thirty rows.
         self._ids, self._values, self._ranks = ids.tolist(), values.tolist(), ranks.tolist()
 
     def row(self, index: int) -> tuple[list[int], list[float], int]:
-        """Return (token ids, their log-probabilities, rank of the first token) of a row of logits. The first token is
-        the sampled one, or the prompt's next token; the most likely tokens follow, as many as the request wants."""
+        """Return the log-probabilities of row number `index` of logits: token ids, their log-probabilities, and the
+        rank of the first token.
+
+        The first token is the sampled one, or for prompt_logprobs the prompt's next token. The most likely tokens
+        follow, as many as the request wants.
+        """
         ids = [token for token in self._ids[index] if token >= 0]
         return ids, self._values[index][: len(ids)], self._ranks[index]
 
 
 @dataclass
 class SequenceLogprobs:
-    """Collects the log-probabilities of one sequence, or of one prompt.
+    """Collects the log-probabilities of the tokens of one sequence, or of one prompt.
 
-    entries      for each token, a dict of the token and the most likely ones, by token id; for a prompt the first is
-                 None, because the first token has no log-probability
-    cumulative   the sum of the tokens' log-probabilities
+    entries      one dict for each token, by token id: the log-probability of the token itself and of the most likely
+                 tokens. For a prompt the first entry is None, because the first token has no log-probability
+    cumulative   the sum of the tokens' own log-probabilities
     """
 
     tokenizer: TextDecoder | None

@@ -17,13 +17,13 @@ DEFAULT_KV_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class ServingMemory:
-    """A device's memory for serving, in bytes.
+    """How much of a device's memory serving may use, in bytes.
 
-    most         the most that serving may use, whatever the user requests
-    usual        what serving uses if the user requests nothing
-    pool         the most that the KV pool gets if the user requests nothing; None: all memory that is left
-    unplanned    the part of `most` or `usual` that no plan counts: on a GPU kernel code, captured graphs, libraries
-    granularity  the unit in which the device maps memory into address ranges; None: it cannot
+    most          the most that serving may use, whatever the user requests
+    usual         what serving uses by default
+    pool          the most that the KV cache gets by default; None: all memory that is left
+    unplanned     the part that plans do not count; on a GPU: kernel code, CUDA graphs, libraries
+    granularity   the smallest unit of memory that several address ranges can share; None: they cannot share memory
     """
 
     most: int
@@ -34,8 +34,12 @@ class ServingMemory:
 
 
 def host_memory(memory: int, granularity: int | None = 1) -> ServingMemory:
-    """Return the memory for serving on the CPU of a machine of `memory` bytes, which does other work too. `granularity`
-    is the unit, in bytes, in which it maps memory into address ranges; None: it cannot."""
+    """Return how much memory serving may use on the CPU of a machine with `memory` bytes. By default the KV cache gets
+    only a part of it, because the machine does other work too.
+
+    granularity   the smallest unit of memory, in bytes, that several address ranges can share; None: they cannot share
+                  memory
+    """
     return ServingMemory(memory, memory, pool=min(DEFAULT_KV_BYTES, memory // 2), granularity=granularity)
 
 
@@ -44,8 +48,9 @@ Pages = Mapping[str, int]
 
 
 def shared_pages(rooms: Sequence[Pages]) -> Pages:
-    """Return the pages of each cache group that every rank allocates: the fewest that a rank has room for. `rooms` has
-    these numbers of each rank. All ranks hold the same sequences in pages of the same numbers."""
+    """Return how many KV pages every rank allocates, by cache group (KV caches with a common page table). `rooms` has,
+    for each rank, the numbers that fit there. The smallest number counts, because all ranks use the same page
+    numbers."""
     return {name: min(room[name] for room in rooms) for name in rooms[0]}
 
 
@@ -58,14 +63,15 @@ def kv_pages(
     *,
     keep_states: bool = True,
 ) -> Pages:
-    """Return the number of KV pages of each cache group that one rank has room for: enough for every sequence at full
-    length, or as many as fit; an empty mapping for a model without paged caches.
+    """Return how many KV pages one rank has memory for, by cache group (KV caches with a common page table). There are
+    enough for every sequence at full length, or as many as fit. The mapping is empty for a model without paged caches.
 
     limits        the limits that the artifact was compiled for
     room          the device's memory for serving
     requested     the number of pages per group that the user requests, or None
     memory        the bytes that serving may use, or None: `room.usual`
-    keep_states   leave memory for slots in which the prefix cache keeps per-sequence states
+    keep_states   leave memory for slots in which the prefix cache keeps per-sequence states, such as those of Mamba
+                  layers
 
     Raises OptionError if `requested` or `memory` is no positive integer, or if too few pages fit; the error says what
     would fit.
@@ -112,14 +118,14 @@ def kv_pages(
 def state_slots(
     plans: Plans, room: ServingMemory, requested: int | None, memory: int | None, *, keep_states: bool = True
 ) -> int:
-    """Return the number of slots to allocate for per-sequence states: one per running sequence, and with `keep_states`
-    those that the prefix cache keeps. Return 0 for a model without such states.
+    """Return how many slots to allocate for per-sequence states, such as those of Mamba layers; 0 for a model without
+    such states. There is one per running sequence, and with `keep_states` some that the prefix cache keeps.
 
     room        the device's memory for serving
-    requested   the number of KV pages per group that the user requests, or None
+    requested   the number of KV pages per cache group that the user requests, or None
     memory      the bytes that serving may use, or None: `room.usual`
 
-    `kv_pages` must have found room for the pages.
+    Call `kv_pages` first, which checks that the KV pages fit.
     """
     need = MemoryNeed.of(plans, room.granularity)
     if not need.slot:
@@ -129,8 +135,13 @@ def state_slots(
 
 
 def _kept_slots(need: MemoryNeed, left: int, requested: int | None) -> int:
-    """Return how many state slots the prefix cache may keep. `left` bytes are for these slots and KV pages. The pages
-    that the user requests come first; if `requested` is None, those of one sequence at full length."""
+    """Return how many state slots (of per-sequence states, such as those of Mamba layers) the prefix cache may keep.
+
+    need        the bytes of a slot, of a KV page and so on
+    left        the bytes that KV pages and these slots share
+    requested   the number of KV pages per cache group that the user requests. They come first. If it is None, KV pages
+                of one sequence at full length come first
+    """
     if not need.slot or not need.groups:
         return 0
     pages = need.sequence
@@ -141,9 +152,12 @@ def _kept_slots(need: MemoryNeed, left: int, requested: int | None) -> int:
 
 
 def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
-    """Return the number of pages of each cache group in `memory` bytes, which suffice for one sequence. Groups with a
-    window get pages for the sequences of the largest step, but at most half of the memory if another group keeps every
-    token."""
+    """Divide `memory` bytes among the cache groups (KV caches with a common page table), and return the number of pages
+    of each. The memory suffices for at least one sequence.
+
+    Groups with sliding-window attention get pages for all sequences of the largest step. But they get at most half of
+    the memory if there also is a group with full attention.
+    """
     most = {name: need.most(name, limits.max_batch) for name in need.groups}
     windows = [name for name in need.groups if CacheGroup.named(name).forgets]
     others = [name for name in need.groups if name not in windows]
@@ -155,8 +169,12 @@ def _divided(need: MemoryNeed, limits: Limits, memory: int) -> Pages:
 
 
 def _in_proportion(need: MemoryNeed, most: Pages, names: Sequence[str], memory: int) -> dict[str, int]:
-    """Return the number of pages of the groups `names` in `memory` bytes: `most[name]` each, if they fit. Else each
-    group gets the fewest it needs, and the same fraction of the pages that it lacks to `most`."""
+    """Divide `memory` bytes among the cache groups `names` (KV caches with a common page table). Return the number of
+    pages of each.
+
+    If `most[name]` pages of every group fit, return these. Otherwise each group gets the fewest pages that it needs,
+    plus the same fraction of its remaining pages up to `most[name]`.
+    """
     least = {name: need.least(name) for name in names}
     spare = memory - sum(count * need.groups[name].page for name, count in least.items())
     wanted = sum((most[name] - least[name]) * need.groups[name].page for name in names)
@@ -166,18 +184,19 @@ def _in_proportion(need: MemoryNeed, most: Pages, names: Sequence[str], memory: 
 
 
 def _each(need: MemoryNeed) -> str:
-    """Return the text that says how many bytes a page has, in each group if there are several."""
+    """Return the text for an error message that says how many bytes a KV page has, for each cache group if there are
+    several."""
     if len(need.groups) == 1:
         return f"{need.page} bytes"
     return f"{', '.join(f'{group.page} bytes ({name})' for name, group in need.groups.items())} each"
 
 
 def _what_fits(need: MemoryNeed, limits: Limits, memory: int) -> str:
-    """Return the hint of the error that `memory` bytes do not hold one sequence at full length: limits that would
-    fit."""
+    """Return the hint for the error that `memory` bytes are too few for one sequence at full length: the limits that
+    would fit."""
 
     def taken(pages: int) -> int:
-        """Return the bytes in all groups of a sequence whose tokens fill `pages` pages."""
+        """Return how many bytes of KV cache a sequence of `pages` full pages takes, in all cache groups together."""
         return sum(
             (one.pages_between_steps(pages * limits.page_size, limits.page_size) + one.reserved)
             * need.groups[name].page

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Counts of requests and of the resources that they use.
+    """Counts of the requests that are served now, and of the resources that they use.
 
-    waiting            sequences that wait for a row or pages
-    running            sequences with a device row
-    steps              steps in flight
-    free_rows          device rows without a sequence
-    pages_held         KV pages that sequences hold
-    pages_releasing    KV pages that become free when the steps in flight retire
-    pages_kept         KV pages that the prefix cache can find, held by a sequence or not
-    pages              all KV pages
-    preemptions        how often a sequence was preempted so far
+    waiting           sequences that wait for a device row or for KV pages
+    running           sequences that are being processed: each has a device row (an index in the per-sequence tensors)
+    steps             steps in flight
+    free_rows         device rows without a sequence
+    pages_held        KV pages that sequences use
+    pages_releasing   KV pages that become free when the steps in flight are complete
+    pages_kept        KV pages that the prefix cache can find, in use by a sequence or not
+    pages             all KV pages
+    preemptions       how often sequences were preempted so far
     """
 
     waiting: int

@@ -15,7 +15,7 @@ _SHAPES = 128
 
 
 def bound_code_caches() -> None:
-    """Limit oneDNN's and ideep's caches of generated code to 128 shapes each, unless the environment sets another
-    number. Call it before the first matmul: the libraries then read the environment, once."""
+    """Limit the caches of generated code in oneDNN and ideep to 128 shapes each, unless the environment sets another
+    number. Call it before the first matmul, because the libraries read these environment variables once."""
     for name in _CAPACITIES:
         os.environ.setdefault(name, str(_SHAPES))

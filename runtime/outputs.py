@@ -23,20 +23,20 @@ class Logprob:
 
 @dataclass(frozen=True, init=False)
 class CompletionOutput:
-    """One of the sequences that a request generates, as far as it is now.
+    """One of the n sequences that a request generates (SamplingParams.n), as far as it is generated now.
 
     index                0..n-1 within the request
-    text                 the text so far, without incomplete characters or text that may still become a stop string
+    text                 the text so far, without incomplete characters, and without text that may become a stop string
     token_ids            the tokens so far, including a stop or end token: a list in the last output, and a read-only
                          view in earlier ones, which does not grow (`ingot.runtime.growing.SoFar`)
     cumulative_logprob   sum of the log-probabilities of `token_ids`; None unless SamplingParams.logprobs is set
     logprobs             for each of `token_ids` a dict by token id: that token, then the SamplingParams.logprobs most
                          likely tokens (it may be one of them); a list or a view, as token_ids; None unless
                          SamplingParams.logprobs is set
-    finish_reason        None while it runs; "stop", "length", "abort", or "error": the model returned non-finite
-                         logits, or the device has no memory for a step of this sequence alone
-    stop_reason          the stop string or stop token id that ended it, or the text of a memory error; None for the
-                         model's end tokens
+    finish_reason        None while the sequence runs; "stop", "length", "abort", or "error": the model returned
+                         non-finite logits, or the device has no memory for a step of this sequence alone
+    stop_reason          the stop string or stop token id that ended the sequence, or the text of a memory error; None
+                         for the model's end tokens
     """
 
     index: int
@@ -73,16 +73,16 @@ class CompletionOutput:
 
 @dataclass(frozen=True, init=False)
 class RequestOutput:
-    """The output of one request, as far as it is now: its prompt and its n sequences.
+    """The output of one request, as far as it is generated now: its prompt and its n sequences (SamplingParams.n).
 
-    prompt             the prompt's text; None if the caller gave token ids
-    prompt_token_ids   the model's input, including tokens that the tokenizer added
-    outputs            the n sequences
-    finished           True when every sequence has a finish_reason
-    prompt_logprobs    for each of `prompt_token_ids` a dict as in CompletionOutput.logprobs, but None for the first
-                       token; a list or a view, as CompletionOutput.token_ids; None unless
-                       SamplingParams.prompt_logprobs is set
-    num_cached_tokens  tokens of the prompt that the first sequence found in the prefix cache; None while it waits
+    prompt              the prompt's text; None if the caller passed token ids
+    prompt_token_ids    the model's input, including tokens that the tokenizer added
+    outputs             the n sequences
+    finished            True when every sequence has a finish_reason
+    prompt_logprobs     for each of `prompt_token_ids` a dict as in CompletionOutput.logprobs, but None for the first
+                        token; a list or a view, as CompletionOutput.token_ids; None unless
+                        SamplingParams.prompt_logprobs is set
+    num_cached_tokens   tokens of the prompt that the first sequence found in the prefix cache; None while it waits
     """
 
     request_id: str
@@ -115,16 +115,16 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
-    """The output of a request for the vector of one prompt.
+    """The output of a request for the embedding vector of one prompt.
 
-    prompt             the prompt's text; None if the caller gave token ids
-    prompt_token_ids   the model's input, including tokens that the tokenizer added
-    embedding          the vector; empty until it is computed, and if the request ended without one
-    finished           whether the request has ended
-    finish_reason      None while it waits or runs; "stop", "abort", or "error": the vector was not finite, or the
-                       device has no memory for a step of this sequence alone
-    stop_reason        the text of a memory error
-    num_cached_tokens  tokens of the prompt that were found in the prefix cache; None while it waits
+    prompt              the prompt's text; None if the caller passed token ids
+    prompt_token_ids    the model's input, including tokens that the tokenizer added
+    embedding           the vector; empty until it is computed, and if the request ended without one
+    finished            whether the request has ended
+    finish_reason       None while the request waits or runs; "stop", "abort", or "error": the vector was not finite, or
+                        the device has no memory for a step of this sequence alone
+    stop_reason         the text of a memory error
+    num_cached_tokens   tokens of the prompt that were found in the prefix cache; None while the request waits
     """
 
     request_id: str

@@ -10,11 +10,11 @@ from ingot.ir.errors import InternalError
 
 
 class PagePool:
-    """A pool of pages 0..num_pages-1, of `page_size` tokens each. It never hands out the first `reserved` pages. It
-    knows pages by number, and not which requests hold them.
+    """Hands out pages of the KV cache to sequences, and counts how many sequences hold each page. It knows pages by
+    number only: 0..num_pages-1, of `page_size` tokens each. It never hands out the first `reserved` pages.
 
     `allocate` assigns a page to its first holder (a sequence), `share` adds a holder, and `free` removes one. A step in
-    flight may still read or write a page that its last holder frees. `free(pages, busy_until=step)` sets such pages
+    flight may still read or write a page that its last holder frees. So `free(pages, busy_until=step)` sets such pages
     aside, and `retire(step)` makes them allocatable.
 
     `keep` registers a page under a digest of its content, and `find` returns it for that digest. A registered page that
@@ -24,9 +24,9 @@ class PagePool:
 
     scratch        numbers of pages after those of the pool, for data that only one step reads: `take_scratch` hands
                    them to the step being built, and `end_scratch` takes all back
-    permute_seed   hand out pages in a random order, so that tests meet page tables that are not monotonic
-    on_release     called with pages that become allocatable and are not registered, so that tests can poison them; with
-                   a registered page just before it is allocated
+    permute_seed   for tests: hand out pages in a random order with this seed, so that page tables are not monotonic
+    on_release     for tests, which overwrite such pages: called with pages that become allocatable and are not
+                   registered, and with a registered page just before it is allocated
     """
 
     def __init__(
@@ -62,12 +62,13 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
-        """The number of pages that can be allocated now, including registered ones that no sequence holds."""
+        """The number of pages that can be allocated now, including pages that the prefix cache can find but no sequence
+        holds."""
         return len(self._free) + len(self._idle)
 
     @property
     def num_releasing(self) -> int:
-        """The number of pages that become allocatable when the steps in flight retire."""
+        """The number of pages that become allocatable when the steps in flight are complete."""
         return len(self._busy)
 
     @property
@@ -77,16 +78,16 @@ class PagePool:
 
     @property
     def num_kept(self) -> int:
-        """The number of pages that `find` can return, held by a sequence or not."""
+        """The number of pages that `find` can return, whether a sequence holds them or not."""
         return len(self._kept)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return the number of pages that `num_tokens` tokens fill, the last perhaps in part."""
+        """Return how many pages are needed for `num_tokens` tokens; the last page may be partly filled."""
         return -(-num_tokens // self.page_size)
 
     def allocate(self, count: int) -> list[int]:
-        """Return `count` pages, which now have one holder each. They are ascending, because kernels read adjacent pages
-        together.
+        """Allocate `count` pages for one sequence, and return their numbers, ascending, because kernels read adjacent
+        pages together.
 
         Raises InternalError if fewer are free; callers check `num_free` first.
         """
@@ -104,9 +105,9 @@ class PagePool:
         return pages
 
     def take_scratch(self, count: int) -> list[int]:
-        """Return the numbers of `count` scratch pages, for the step being built only.
+        """Return the numbers of `count` scratch pages, which only the step being built may use.
 
-        Raises InternalError if fewer are left. There are as many as the largest step needs.
+        Raises InternalError if too few are left. The pool has as many as the largest step needs.
         """
         pages = self._scratch[self._in_scratch : self._in_scratch + count]
         if len(pages) < count:
@@ -115,12 +116,14 @@ class PagePool:
         return list(pages)
 
     def end_scratch(self) -> None:
-        """Make all scratch pages available to the next step. Call this after the inputs of a step are built."""
+        """Take back all scratch pages (pages that only one step uses), so that the next step can use them. Call it once
+        the inputs of the step are built."""
         self._in_scratch = 0
 
     def free(self, pages: Sequence[int], busy_until: int | None = None) -> None:
-        """Remove one holder from each of these pages, which are in the order of their tokens. Pages without a holder
-        become allocatable: at once, or when the step number `busy_until` retires.
+        """Remove one holder (a sequence) from each of these pages, which are in the order of their tokens. Pages
+        without any holder left become allocatable: at once, or if `busy_until` is set, when the step with that number
+        is complete.
 
         Raises InternalError if a page has no holder, and then frees none.
         """
@@ -140,7 +143,8 @@ class PagePool:
             self._releasing.append((busy_until, released))
 
     def retire(self, step: int) -> None:
-        """Make the pages allocatable that waited for step number `step` or an earlier one."""
+        """Make pages allocatable that were freed while a step in flight could still use them, if that step is number
+        `step` or earlier."""
         while self._releasing and self._releasing[0][0] <= step:
             until, pages = self._releasing.popleft()
             # Skip pages that were shared since, even if they were freed again, for a later step.
@@ -150,10 +154,11 @@ class PagePool:
             self._release(pages)
 
     def keep(self, page: int, digest: bytes) -> int:
-        """Register a held page under `digest`, so that `find` returns it. The page must not be written again.
+        """Register a page for the prefix cache under `digest`, the hash of its content, so that `find` returns it. A
+        sequence must hold the page, and it must not be written again.
 
         Returns the page that `find` returns for the digest: `page`, or an earlier one with the same content. Raises
-        InternalError if the page is not held, or has another digest.
+        InternalError if no sequence holds the page, or if it has another digest.
         """
         if not self._holders[page] or self._digests.get(page, digest) != digest:
             raise InternalError(f"page {page} kept", where="PagePool.keep", expected="a held page, with one digest")
@@ -163,7 +168,8 @@ class PagePool:
         return kept
 
     def find(self, digests: Iterable[bytes]) -> list[int]:
-        """Return the registered page of each digest, in order, up to the first digest that has none."""
+        """Return the pages that are registered under these digests (hashes of their content), in order. Stop before the
+        first digest that has no page."""
         pages: list[int] = []
         for digest in digests:
             if (page := self._kept.get(digest)) is None:
@@ -172,7 +178,7 @@ class PagePool:
         return pages
 
     def find_one(self, digest: bytes) -> int | None:
-        """Return the page that is registered under this digest, or None."""
+        """Return the page that is registered under this digest (the hash of its content), or None."""
         return self._kept.get(digest)
 
     def is_held(self, page: int) -> bool:
@@ -180,13 +186,14 @@ class PagePool:
         return self._holders[page] > 0
 
     def num_free_without(self, pages: Iterable[int]) -> int:
-        """Return how many pages can be allocated once `pages`, which `find` returned, have been shared."""
+        """Return how many pages could still be allocated after `share(pages)`. `pages` are pages that `find` returned.
+        Those that no sequence holds count as free until then."""
         return self.num_free - sum(page in self._idle for page in pages)
 
     def share(self, pages: Sequence[int]) -> None:
-        """Add a holder to each of these pages, which `find` returned. They may have no holder yet.
+        """Let one more sequence hold each of these pages, which `find` returned. A page may have had no holder before.
 
-        Raises InternalError if a page is neither held nor registered, and then shares none.
+        Raises InternalError if no sequence holds a page and `find` cannot return it; then shares none.
         """
         if odd := [page for page in pages if not self._holders[page] and page not in self._digests]:
             raise InternalError(f"page {odd[0]} shared", where="PagePool.share", expected="a page that is held or kept")
@@ -196,7 +203,7 @@ class PagePool:
             self._holders[page] += 1
 
     def forget(self, pages: Iterable[int]) -> None:
-        """Make `find` no longer return these pages. Sequences that hold them continue to do so."""
+        """Make `find` no longer return these pages. Sequences that hold them keep them."""
         worthless: list[int] = []
         for page in pages:
             if (digest := self._digests.pop(page, None)) is None:
@@ -208,11 +215,11 @@ class PagePool:
         self._release(worthless)
 
     def forget_all(self) -> None:
-        """Make `find` return no page until new ones are registered."""
+        """Empty the prefix cache: `find` returns no page until new ones are registered."""
         self.forget(list(self._digests))
 
     def _release(self, pages: Sequence[int]) -> None:
-        """Make pages allocatable, which no sequence holds and no step uses."""
+        """Make these pages allocatable. No sequence holds them, and no step in flight uses them."""
         self._idle.update((page, None) for page in reversed(pages) if page in self._digests)
         if worthless := [page for page in pages if page not in self._digests]:
             self._free += worthless

@@ -11,16 +11,16 @@ Check = Callable[[str, object], Any]
 
 
 def refuse(where: str, value: object, expected: str) -> NoReturn:
-    """Raise RequestError for the illegal `value` of the field `where` ("SamplingParams.n"). `expected` is its legal
-    range."""
+    """Raise RequestError for an invalid `value`. `where` names its field ("SamplingParams.n"), and `expected` describes
+    the valid values ("an integer >= 1")."""
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     raise RequestError(f"{where.rpartition('.')[2]} = {shown} is out of range", where=where, expected=expected)
 
 
 def integer(low: int, high: int | None = None, expected: str = "") -> Check:
-    """Return a check that accepts an integer in [low, high], of any Python or NumPy type except bool. `high` None: no
-    upper limit. `expected` is the text of the legal range in errors."""
+    """Return a check that accepts an integer in [low, high], of any Python or NumPy type except bool. If `high` is
+    None, there is no upper limit. `expected` describes the valid values in errors."""
     legal = expected or (f"an integer in [{low}, {high}]" if high is not None else f"an integer >= {low}")
 
     def check(where: str, value: object) -> int:
@@ -34,7 +34,7 @@ def integer(low: int, high: int | None = None, expected: str = "") -> Check:
 
 def real(low: float, high: float, expected: str) -> Check:
     """Return a check that accepts a real number in [low, high], of any type except bool, and returns it as a float.
-    `expected` is the text of the legal range in errors."""
+    `expected` describes the valid values in errors."""
 
     def check(where: str, value: object) -> float:
         number = as_real(value)
@@ -52,13 +52,13 @@ def boolean(where: str, value: object) -> bool:
 
 
 def optional(check: Check) -> Check:
-    """Return a check that accepts None, and each value that `check` accepts."""
+    """Return a check that accepts None, and every value that `check` accepts."""
     return lambda where, value: None if value is None else check(where, value)
 
 
 def several(one: Check, expected: str) -> Check:
-    """Return a check that accepts a list or tuple of values that the check `one` accepts, and returns a tuple; an empty
-    one for None. `expected` is the text of the legal values in errors."""
+    """Return a check that accepts a list or tuple of values, each accepted by the check `one`, and returns them as a
+    tuple. For None it returns an empty tuple. `expected` describes the valid values in errors."""
 
     def check(where: str, value: object) -> tuple[Any, ...]:
         if value is None:

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 
 
 class Phases:
-    """The `seconds` that each named phase took, in the order in which phases ended. Phases may run in parallel, so
-    their sum may exceed the total."""
+    """Measures named phases, such as those of loading a model. `seconds` has the time of each, in the order in which
+    the phases ended. Phases may run in parallel, so the sum may exceed the total time."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time that the code within takes to the phase `name`."""
+        """Measure the time inside the `with` block, and add it to the phase `name`."""
         begin = time.perf_counter()
         try:
             yield
@@ -24,8 +24,8 @@ class Phases:
 
 
 def process_age() -> float | None:
-    """Return the seconds since this process started, exact to a hundredth; None if the operating system does not
-    say."""
+    """Return the seconds since this process started, accurate to 0.01 s; None if the operating system does not report
+    it."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             # Field 22 in clock ticks since boot (proc(5)); the second field, a name, may hold spaces and parentheses.

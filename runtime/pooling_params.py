@@ -11,10 +11,10 @@ _NORMALIZE = optional(boolean)
 
 @dataclass(frozen=True)
 class PoolingParams:
-    """Options for the vector of one request. The constructor checks them; instances are frozen.
+    """Options for the embedding vector of one request. The constructor checks them; instances are frozen.
 
-    dimensions   >= 1: keep only the first elements of the vector, for models trained for it (Matryoshka,
-                 arXiv 2205.13147); None: keep all
+    dimensions   >= 1: keep only that many first elements of the vector, for models trained for it (Matryoshka, arXiv
+                 2205.13147); None: keep all
     normalize    whether to normalize the kept elements to length 1; None: as the model's definition says
     """
 

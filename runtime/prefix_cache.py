@@ -26,11 +26,12 @@ from ingot.runtime.sequence_pages import Found, SequencePages
 
 @dataclass
 class PrefixCacheStats:
-    """Counts of tokens that the prefix cache was searched for and had, so far.
+    """Counts of tokens for the hit rate of the prefix cache, since the start.
 
     queries      tokens of requests that searched the cache when they were first admitted
     hits         how many of these tokens were in the cache
-    recomputed   tokens of preempted requests that were computed once and no longer cached when they were admitted again
+    recomputed   tokens of preempted requests that had been computed before, but were no longer cached when the request
+                 was admitted again
     """
 
     queries: int = 0
@@ -39,8 +40,8 @@ class PrefixCacheStats:
 
 
 class PrefixCache:
-    """Finds the cached prefix of each request, and registers the pages that a request fills, so that others find them.
-    If not `enabled`, it does neither. `blocks` says where a sequence can resume."""
+    """Finds the cached prefix of each request, and registers the pages that a request fills, so that later requests
+    find them. If not `enabled`, it does neither. `blocks` has the block sizes after which a sequence can resume."""
 
     def __init__(self, pages: SequencePages, blocks: Blocks, *, enabled: bool) -> None:
         self.enabled = enabled
@@ -54,8 +55,8 @@ class PrefixCache:
         self._coming_ends: set[bytes] = set()
 
     def begin(self, request: Request, like: Request | None = None) -> None:
-        """Hash the full blocks of a new request's prompt. `like` is a request with the same prompt and salt, whose
-        hashes are copied; None: there is none."""
+        """Hash the full blocks of a new request's prompt. If `like`, a request with the same prompt and salt, is given,
+        copy its hashes instead."""
         if like is not None and like.cached.hashes is not None:
             request.cached.hashes = like.cached.hashes.copy()
         elif self.enabled:
@@ -63,7 +64,8 @@ class PrefixCache:
             request.cached.hashes.extend(request.prompt_ids)
 
     def extend(self, request: Request) -> bool:
-        """Hash the block of tokens that is full now, if the request's last token filled one. Return whether it did."""
+        """Hash the last block of a request's tokens if its newest token has filled that block. Return whether it
+        has."""
         hashes = request.cached.hashes
         if hashes is None or (known := request.num_known) < (len(hashes.digests) + 1) * self._page_size:
             return False
@@ -73,8 +75,9 @@ class PrefixCache:
     def find(self, request: Request) -> Found:
         """Return the longest cached prefix from which a waiting request can resume.
 
-        Every cache group that keeps each token must have all pages of the prefix. Every group with a window must have
-        the pages that the next token reads. With per-sequence states, the prefix ends where a state is kept.
+        Layers with full attention need all pages of the prefix. Layers with a sliding window need only the pages that
+        the next token reads. In a model with per-sequence states (such as Mamba), the prefix must end where a state is
+        kept.
         """
         if request.cached.hashes is None:
             return Found.nothing(len(self._pages.groups))
@@ -103,13 +106,13 @@ class PrefixCache:
         return Found(count, tuple(pages), slot, branch)
 
     def begin_step(self) -> None:
-        """Begin to build a step: forget which pages the step before writes."""
+        """Begin to build a step: forget which pages the previous step writes, as recorded by `feed`."""
         self._coming.clear()
         self._coming_ends.clear()
 
     def feed(self, request: Request, length: int) -> None:
-        """Record that the step being built feeds the next `length` tokens of a request's prompt, and so writes their
-        pages."""
+        """Record that the step being built processes the next `length` tokens of a request's prompt, and so writes
+        their pages. `is_coming` uses this record."""
         if request.cached.hashes is not None:
             size, start = self._page_size, request.num_computed
             end = self._blocks.final(min(start + length, request.num_known))
@@ -119,8 +122,12 @@ class PrefixCache:
                 self._coming_ends.add(request.cached.hashes.digests[end // size - 1])
 
     def is_coming(self, request: Request, found: int) -> bool:
-        """Return whether a waiting request should wait for one step, because the step being built writes at least half
-        of the tokens that the request would feed. `found` is the number of its pages that are cached already."""
+        """Return whether a waiting request should wait for one more step, because the step being built writes pages
+        that the request can then find in the cache. They must hold at least half of the tokens that the request would
+        compute.
+
+        `found` is the number of the request's pages that are cached already.
+        """
         if request.cached.hashes is None or not (self._coming or self._coming_ends):
             return False
         size = self._page_size
@@ -143,11 +150,13 @@ class PrefixCache:
             self.stats.recomputed += max(0, request.cached.num_lost - found)
 
     def keep(self, request: Request, *, last: bool = False) -> list[list[tuple[int, int]]] | None:
-        """Register the full pages of a request, so that others find them, and its state if it is at the end of a page.
-        `last`: the request is about to free its pages and slots.
+        """Register the full pages of a request, so that other requests find them. In a model with per-sequence states
+        (such as Mamba), also keep the state if it is at the end of a page. `last`: the request is about to free its
+        pages and states.
 
-        Returns, for each cache group, pairs (index, page): at this index of its pages the request must hold `page`, an
-        earlier page of equal content, instead of its own. Returns None if there are no such pages.
+        If an earlier page has equal content, the request should hold that page instead of its own. For each cache group
+        (KV caches with a common page table), return pairs (index among the request's pages, earlier page). None if
+        there are none.
         """
         size, cached = self._page_size, request.cached
         if cached.hashes is None:
@@ -173,7 +182,8 @@ class PrefixCache:
         return others
 
     def _most_cached(self, request: Request) -> int:
-        """Return how many of its first tokens a request may take from the cache instead of feeding them."""
+        """Return how many of a request's first tokens may come from the cache. The request must compute the rest,
+        because it needs their logits."""
         if request.given.scores_prompt and request.num_scored < len(request.prompt_ids) - 1:
             return request.num_scored  # prompt_logprobs needs the logits of the others
         return self._blocks.findable(request.num_tokens)
@@ -182,9 +192,13 @@ class PrefixCache:
 def _readable(
     count: int, windows: Sequence[tuple[CacheGroup, Sequence[int | None]]], page_size: int, blocks: Blocks
 ) -> int:
-    """Return the largest number of first pages, at most `count`, after which a sequence can resume: every group with a
-    window still has the pages that the next token reads. `windows` has each such group with its cached page of each
-    block of tokens, None if it is not cached."""
+    """Return the largest number of first pages, at most `count`, after which a sequence can resume. In every cache
+    group with a sliding window, the pages that the next token reads must still be cached.
+
+    windows   the cache groups (KV caches with a common page table) with a sliding window, each with its cached page of
+              each block of tokens (None: not cached)
+    blocks    the block sizes after which a sequence can resume
+    """
     gone = [[0] for _ in windows]  # by group: how many of the first i blocks are gone
     for before, (_, kept) in zip(gone, windows, strict=True):
         for page in kept:

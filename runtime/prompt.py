@@ -11,10 +11,10 @@ from ingot.runtime.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Prompt:
-    """A checked prompt.
+    """A prompt after its checks.
 
-    text         its text; None if the caller passed token ids
-    token_ids    at least one token id
+    text         the prompt's text; None if the caller passed token ids
+    token_ids    its tokens, at least one
     cache_salt   only prompts with the same salt share pages of the prefix cache
     """
 
@@ -32,8 +32,8 @@ FORMS = (
 
 
 def read_prompts(prompts: Sequence[PromptLike], tokenizer: Tokenizer | None, vocab_size: int) -> list[Prompt]:
-    """Return the checked prompts of callers, with texts encoded by `tokenizer`. Raises RequestError for a bad prompt,
-    for a token id that is not below `vocab_size`, and for a text if there is no tokenizer."""
+    """Check the prompts that a caller passed, and encode those that are texts by `tokenizer`. Raises RequestError for a
+    malformed prompt, for a token id that is not below `vocab_size`, and for a text if `tokenizer` is None."""
     forms = [_form(prompt, with_texts=tokenizer is not None) for prompt in prompts]
     texts = [form.content for form in forms if isinstance(form.content, str)]
     encoded = iter([] if tokenizer is None else tokenizer.encode_all(texts))
@@ -45,8 +45,8 @@ def read_prompts(prompts: Sequence[PromptLike], tokenizer: Tokenizer | None, voc
 
 
 class _Form(NamedTuple):
-    """The parts of a caller's prompt: its text if known, what is to be encoded or used (`content`: a text or token
-    ids), and the salt for the prefix cache."""
+    """A caller's prompt, taken apart. `text` is its text, if known. `content` is what the model gets: token ids, or a
+    text that is still to be encoded. `salt` is the salt of the prefix cache."""
 
     text: str | None
     content: str | Sequence[object]

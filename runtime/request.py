@@ -20,7 +20,8 @@ class Status(enum.Enum):
 
 
 class End(NamedTuple):
-    """Why a sequence ended. `stop` is the stop string or stop token that ended it, or the text of an error, or None."""
+    """Why a sequence ended. `stop` is the stop string or the stop token that ended it, or the text of an error; else
+    None."""
 
     reason: FinishReason
     stop: int | str | None = None
@@ -30,12 +31,12 @@ class End(NamedTuple):
 class Given:
     """The part of a sequence that comes from the caller's request and never changes.
 
-    request_id     the id of this sequence, not that of the caller's request
-    eos_ids        the model's end tokens
-    scores_prompt  this sequence computes the prompt_logprobs of its request (of n sequences, the first does)
-    cache_salt     only requests with the same salt share cached pages
-    priority       the lower, the sooner it is served
-    streamed       the caller takes each token as soon as it is sampled, instead of all at the end
+    request_id      the id of this sequence, not that of the caller's request
+    eos_ids         the model's end tokens
+    scores_prompt   whether this sequence computes the prompt_logprobs of its request; of n sequences, the first does
+    cache_salt      only requests with the same salt share cached pages
+    priority        requests with lower numbers are served first
+    streamed        streamed output: the caller takes each token as soon as it is sampled, instead of all at the end
     """
 
     request_id: str
@@ -48,11 +49,12 @@ class Given:
     streamed: bool = True
 
     def model_ends(self) -> frozenset[int]:
-        """Return the model's end tokens; none with `ignore_eos`."""
+        """Return the model's end tokens if they end this sequence; an empty set with `ignore_eos`."""
         return frozenset() if self.params.ignore_eos else self.eos_ids
 
     def end_tokens(self) -> frozenset[int]:
-        """Return the tokens that end the sequence: the model's, unless ignored, and the request's stop tokens."""
+        """Return the ids of all tokens that end the sequence: the model's end tokens, unless ignored, and the request's
+        stop tokens."""
         return self.model_ends() | frozenset(self.params.stop_token_ids)
 
 
@@ -60,12 +62,13 @@ class Given:
 class Cached:
     """The fields of a sequence that only the prefix cache uses.
 
-    hashes      the hashes of its full blocks of tokens; None: the cache is off
-    branch      the number of its first tokens whose pages were cached; if no state was, a chunk ends there to keep one
-    generated   the digest of the state that the cache keeps after its generated tokens; None: it keeps none
-    num_kept    how many of its first pages others can find
-    num_found   the number of cached tokens when it was first admitted; None before
-    num_lost    the number of tokens with keys and values when it was last preempted
+    hashes      the hashes of the sequence's full blocks of tokens; None: the cache is off
+    branch      for models with per-sequence states, such as Mamba: the number of first tokens whose KV pages were
+                cached; if no state was cached there, a prompt chunk ends there to keep one
+    generated   the digest of the state that the cache keeps after the sequence's generated tokens; None: it keeps none
+    num_kept    how many of the sequence's first pages are registered, so that other sequences can find them
+    num_found   the number of cached tokens when the sequence was first admitted; None before
+    num_lost    the number of tokens with keys and values when the sequence was last preempted
     """
 
     hashes: BlockHashes | None = None
@@ -78,32 +81,36 @@ class Cached:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One sequence while it is served: its tokens, its progress, its pages and slots. Only the scheduler changes it.
+    """One sequence while it is served: its tokens, its progress, its KV pages. Only the scheduler changes it.
 
-    given          what the caller's request says about it
-    seed           seeds its random numbers, together with the position
-    text           turns its output into text and finds stop strings; None without a tokenizer
-    rank           its place in the order of waiting and of running requests, lowest first; set when it is added
-    max_total      the most tokens it may have, prompt and output together; set when it is added
-    output_ids     the tokens that it has generated
-    row            its device row while it runs, else -1
-    pages          for each cache group its KV pages, in the order of positions
-    given_back     for each cache group, how many of its first pages it has freed
-    state_read     the state slot that its next step reads, which it holds; -1: none
-    state_write    the state slot that its next step writes, which it holds; -1: none
-    state_at       num_computed when it got these two slots; -1: a step has written `state_write` since
-    num_scored     the prompt positions with log-probabilities, from steps that ran or are in flight
-    num_computed   tokens whose keys and values are written, or will be by a step in flight; an upper bound, because the
-                   host does not know how many drafts in flight are accepted
-    in_flight      the most tokens that steps in flight may sample for it
-    miscounted     it uses penalties, and the token counts of its device row lack the tokens computed so far
-    denoises       its device row holds the block that it is denoising
-    preemptions    how often it was preempted
-    decodes_until  the scheduler need not check it while num_computed is below this (`ingot.runtime.steady_decode`)
-    looks_at       the number of outputs at which a block of tokens is full or the sequence may end
-    ends           the tokens that end it, including INVALID_TOKEN; set when it is added
-    cached         the fields that the prefix cache uses
-    end            why it ended; None while it runs
+    given           what the caller's request says about the sequence
+    seed            seeds the sequence's random numbers, together with the position
+    text            turns the output into text and finds stop strings; None without a tokenizer
+    rank            the place in the order of waiting and of running requests, lowest first; set when the sequence is
+                    queued
+    max_total       the most tokens it may have, prompt and output together; set when the sequence is queued
+    output_ids      the tokens that it has generated
+    row             while it runs, its device row (an index in the per-sequence tensors on the device); else -1
+    pages           for each cache group (KV caches with a common page table) the sequence's pages, in the order of
+                    positions
+    given_back      for each cache group, how many of its first pages it has freed
+    state_read      in models with per-sequence states (Mamba): the state slot that its next step reads; -1: none
+    state_write     in models with per-sequence states (Mamba): the state slot that its next step writes; -1: none
+    state_at        num_computed when it got these two slots; -1: a step has written `state_write` since
+    num_scored      the number of prompt positions whose log-probabilities are computed, by steps that ran or are in
+                    flight
+    num_computed    tokens whose keys and values are written, or will be by a step in flight; an upper bound, because
+                    the host does not know how many drafts in flight are accepted
+    in_flight       the most tokens that steps in flight may sample for it
+    miscounted      it uses penalties, and the token counts in its device row lack the tokens computed so far
+    denoises        block diffusion: its device row holds the block that is being generated
+    preemptions     how often it was preempted
+    decodes_until   the scheduler need not check it while num_computed is below this (`ingot.runtime.steady_decode`)
+    looks_at        the number of outputs from which on the scheduler checks each new token, because a block of tokens
+                    may be full or the sequence may end
+    ends            the tokens that end it, including INVALID_TOKEN; set when the sequence is queued
+    cached          the fields that the prefix cache uses
+    end             why it ended; None while it runs
     """
 
     given: Given
@@ -149,17 +156,19 @@ class Request:
 
     @property
     def num_known(self) -> int:
-        """The number of tokens that the host knows: the prompt and the outputs so far."""
+        """The number of tokens whose ids the host knows: the prompt and the outputs so far, without those of steps in
+        flight."""
         return len(self.given.prompt_ids) + len(self.output_ids)
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens, including the most that steps in flight may sample."""
+        """The number of prompt and output tokens, including those that steps in flight sample. With drafts, this is the
+        largest possible number."""
         return len(self.given.prompt_ids) + len(self.output_ids) + self.in_flight
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
-        """Return the ids of the prompt and output tokens at positions start..stop-1. The host must know them
-        already."""
+        """Return the ids of the prompt and output tokens at positions start..stop-1. The host must know all of them; it
+        does not know tokens that a step in flight samples."""
         prompt = self.given.prompt_ids
         if stop <= (prompt_len := len(prompt)):
             return prompt[start:stop]
@@ -168,8 +177,8 @@ class Request:
         return prompt[start:] + self.output_ids[: stop - prompt_len]
 
     def scored_in(self, start: int, stop: int) -> range:
-        """Return the positions in start..stop-1 at which a step must compute the log-probability of the next prompt
-        token. Positions that an earlier step has done are left out."""
+        """For prompt_logprobs: return the positions in start..stop-1 at which a step must compute the log-probability
+        of the next prompt token. Positions whose log-probability an earlier step has computed are left out."""
         if not self.given.scores_prompt:
             return range(0)
         first = max(start, self.num_scored)
@@ -181,8 +190,8 @@ class Request:
         return self.given.end_tokens()
 
     def look(self, token: int) -> None:
-        """Add the last output, `token`, to the text, and set `end` if the token or a stop string ends the sequence.
-        Only this method decides that."""
+        """Add `token`, the newest output, to the text. Set `end` if the token or a stop string ends the sequence. No
+        other code decides whether a token ends a sequence."""
         if token == INVALID_TOKEN:
             self.output_ids.pop()
             self.stop(End("error"))
@@ -203,7 +212,7 @@ class Request:
         self.end = end
 
     def stop(self, end: End) -> None:
-        """End the sequence for a reason other than its tokens, such as an abort."""
+        """End the sequence for a reason other than a generated token, such as an abort."""
         if self.text is not None and self.end is None:
             self.text.finish()
         self.end = end

@@ -9,18 +9,18 @@ from ingot.runtime.step import StepInputs
 
 
 class Round(StepLauncher):
-    """Launches several entries for each step, such as a model and its draft. The handle of a step is that of the first
-    entry.
+    """Launches several programs for each step, such as a model and then its draft model. The handle of a step is that
+    of the first program.
 
-    The entries share a stream, so each reads the states as the entries before it left them.
+    They run on one CUDA stream, so each program reads the KV cache and other states that the programs before it wrote.
     """
 
     def __init__(self, entries: Sequence[Executor]) -> None:
         self._entries = tuple(entries)
 
     def launch(self, inputs: StepInputs) -> SampledStep:
-        """Start a step of every entry, in order, and return the first entry's handle without waiting. Raises
-        StepMemoryError if the device has no memory for the step."""
+        """Start a step of every program, in order, and return the handle of the first program's step, without waiting.
+        Raises StepMemoryError if the device has no memory for the step."""
         first, *others = self._entries
         handle = first.launch(inputs)
         if not inputs.layout.late or not others:
@@ -37,6 +37,6 @@ class Round(StepLauncher):
         return LateStep(handle.bucket, end)
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Do one piece of preparation for later steps, of the first entry that has any left, while the host is idle for
-        `seconds`. Return False if nothing is left that fits into that time."""
+        """Do one piece of work for later steps, such as the capture of a CUDA graph, while the host is idle for
+        `seconds`. Earlier programs come first. Return False if nothing is left to do that fits into that time."""
         return any(entry.prepare(seconds) for entry in self._entries)

@@ -12,18 +12,19 @@ from ingot.runtime.request import Request
 
 
 class RowTables:
-    """Arrays by device row: the pages of the row's sequence, and its request's values such as the temperature.
+    """Host arrays with one row per running sequence: its page tables, and its sampling values such as the temperature.
+    The row's number is the sequence's device row, which is also its index in per-sequence tensors on the device.
 
-    tables        (argument) the declarations of the request values to keep
-    groups        (argument) the number of cache groups
-    slots         (argument) whether the model has per-sequence states
+    tables        (argument) the declarations of the sampling values to keep
+    groups        (argument) the number of cache groups (KV caches with a common page table)
+    slots         (argument) whether the model has per-sequence states, as Mamba has
     pages         for each cache group an array of page numbers, [max_batch, max_pages]
-    num_pages     the number of pages in the first group, which has the most
-    state_read    the slot that the row's next step reads; None for a model without per-sequence states
-    state_write   the slot that the row's next step writes; None for a model without per-sequence states
-    values        the array of each request value, by its name
-    rows_using    the device rows whose requests set this value, by its name
-    version       another object after every change except to pages
+    num_pages     for each row the number of pages in the first group, which has the most
+    state_read    for each row the state slot that its next step reads; None for a model without per-sequence states
+    state_write   for each row the state slot that its next step writes; None for a model without per-sequence states
+    values        the array of each sampling value, by its name
+    rows_using    for each sampling value, by its name, the rows whose requests set it
+    version       an object that is replaced whenever anything but the pages changes
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class RowTables:
         self.rows_using: dict[str, set[int]] = {one.name: set() for one in tables}
 
     def set_request(self, row: int, request: Request) -> None:
-        """Store the values of the request that has been assigned this device row."""
+        """Store the sampling values of `request`, which has been assigned this row."""
         self.version = object()
         for one in self._declared:
             value, table = one.of(request), self.values[one.name]
@@ -61,19 +62,21 @@ class RowTables:
                 table[row, : len(value)] = value
 
     def add_pages(self, group: int, row: int, pages: Sequence[int], held: int) -> None:
-        """Append `pages` to the page table of a device row, in cache group number `group`. The row has `held` pages so
-        far."""
+        """Append `pages` to the page table of a row, in cache group (KV caches with a common page table) number
+        `group`. The page table has `held` pages so far."""
         self.pages[group][row, held : held + len(pages)] = pages
         if group == 0:
             self.num_pages[row] = held + len(pages)
 
     def clear_pages(self, group: int, row: int, places: range) -> None:
-        """Set the pages at the indices `places` of a device row's page table to page 0, in cache group number `group`,
-        which has a window."""
+        """Set entries of a row's page table to page 0, because the sequence has freed these pages. `places` are their
+        indices; `group` is the number of the cache group (KV caches with a common page table), one with a sliding
+        window."""
         self.pages[group][row, places.start : places.stop] = 0
 
     def cut_pages(self, group: int, row: int, held: int) -> None:
-        """Remove all but the first `held` pages from the page table of a device row, in cache group number `group`."""
+        """Keep only the first `held` pages in the page table of a row, in cache group (KV caches with a common page
+        table) number `group`."""
         self.pages[group][row, held:] = 0
         if group == 0:
             self.num_pages[row] = held
@@ -82,7 +85,8 @@ class RowTables:
         self.pages[group][row, place] = page
 
     def set_slots(self, row: int, read: int, write: int) -> None:
-        """Set the state slots that the next step of a device row reads and writes."""
+        """Set the state slots that the next step of the sequence in a row reads and writes. A slot holds the
+        convolution and scan state of one sequence, as in Mamba."""
         assert self.state_read is not None and self.state_write is not None
         self.state_read[row], self.state_write[row] = read, write
         self.version = object()

@@ -76,8 +76,11 @@ CHECKS: Mapping[str, Check] = {
 
 
 def checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict[str, Any]:
-    """Return the normalized values of all fields of SamplingParams by name. `given` has the value of each
-    field; one that is the object in `defaults` is not checked. Raises RequestError for a bad value or combination."""
+    """Check the fields of SamplingParams and return their normalized values, by name.
+
+    `given` has the value of each field, `defaults` the default values. A value that is the same object as its default
+    is not checked. Raises RequestError for an invalid value or combination of values.
+    """
     values: dict[str, Any] = {}
     for name, value in given.items():
         values[name] = value if value is defaults[name] else CHECKS[name](f"{OWNER}.{name}", value)
@@ -93,8 +96,11 @@ def checked(given: Mapping[str, object], defaults: Mapping[str, object]) -> dict
 
 
 def refuse_others(others: Mapping[str, object]) -> None:
-    """Raise RequestError if a keyword, with its value in `others`, is no sampling parameter, or is one of vLLM that
-    Ingot does not support yet. The value with which such a parameter has no effect is accepted."""
+    """Check keywords that are no fields of SamplingParams. `others` maps them to their values.
+
+    Raise RequestError for an unknown keyword, and for a vLLM parameter that Ingot does not support yet. A vLLM
+    parameter is accepted with the value that turns it off.
+    """
     for name, value in others.items():
         if name not in NOT_SUPPORTED_YET:
             near = difflib.get_close_matches(name, [*CHECKS, *NOT_SUPPORTED_YET], n=1)

@@ -92,7 +92,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether sampling is greedy: the most likely token, whatever top_k, top_p and min_p are."""
+        """Whether sampling is greedy: the most likely token is taken, and top_k, top_p and min_p have no effect."""
         return self.temperature < GREEDY_BELOW
 
     @property

@@ -22,24 +22,24 @@ POLICIES: tuple[Policy, ...] = ("fcfs", "priority")
 class SchedulerConfig:
     """The limits and options of a scheduler.
 
-    max_batch         the most sequences in a step, which is also the number of device rows
-    max_tokens        the most tokens in a step; at least max_batch, so that every running sequence can decode
-    max_seq_len       the most tokens of a sequence, prompt and output together
-    page_size         tokens in a page
-    chunked_prefill   False: a prompt is fed in one step, so one longer than max_tokens is refused. (A preempted
-                      sequence may have more tokens than max_tokens to recompute; only those are fed in chunks then.)
-    pin_memory        keep step inputs in page-locked memory, for non-blocking copies to a GPU
-    prefix_caching    sequences with equal prefixes share pages and kept state slots
-    policy            which request is served first: "fcfs", the earliest; "priority", the one with the lowest priority
-                      number, then the earliest
-    max_mixed_tokens  the most prompt tokens in a step that also decodes tokens of streamed requests
-    whole             the model needs every token of a sequence in one step: no prompt is fed in chunks
-    max_drafts        the most draft tokens, proposed by the model, that a sequence feeds after its last token
-    least_shared      a decode step reads shared prefixes once for all sequences if that saves the reads of at least
-                      this many positions; None: each sequence reads its own
-    blocks            the sizes of the blocks of positions that the model's masks and ending require
-    unserved          sampling parameters that have no effect with the model's ending: a request that sets one is
-                      refused
+    max_batch          the most sequences in a step, and so the most running sequences
+    max_tokens         the most tokens in a step; at least max_batch, so that every running sequence can decode
+    max_seq_len        the most tokens of a sequence, prompt and output together
+    page_size          tokens in a page
+    chunked_prefill    False: a prompt is prefilled in one step, so one longer than max_tokens is refused. (A preempted
+                       sequence may have more tokens than max_tokens to recompute; only those are then split into
+                       chunks.)
+    pin_memory         keep step inputs in page-locked memory, for non-blocking copies to a GPU
+    prefix_caching     sequences with equal prefixes share pages, and in models such as Mamba kept states
+    policy             which request is served first: "fcfs", the earliest; "priority", the one with the lowest priority
+                       number, then the earliest
+    max_mixed_tokens   the most prompt tokens in a step that also decodes tokens of requests with streamed output
+    whole              the model needs every token of a sequence in one step: prompts are never split into chunks
+    max_drafts         speculative decoding: the most draft tokens of a sequence to verify in one step
+    least_shared       use cascade attention, which reads a prefix once for all sequences that share it, if that saves
+                       reading at least this many cached positions; None: never
+    blocks             the block sizes that attention masks or block diffusion require
+    unserved           sampling parameters that have no effect with this model: a request that sets one is refused
     """
 
     max_batch: int
@@ -77,7 +77,8 @@ class SchedulerConfig:
 
     @property
     def rows(self) -> int:
-        """The most rows of logits from which a step samples tokens of one sequence."""
+        """The most rows of logits that one sequence has in a step: more than one with drafts or with block
+        diffusion."""
         return max(1 + self.max_drafts, self.blocks.denoised)
 
 
@@ -87,8 +88,8 @@ def _least_outputs(request: Request) -> int:
 
 
 def max_total(request: Request, config: SchedulerConfig) -> int:
-    """Return the most tokens that a request may have, prompt and output together. The vector of a pooling request
-    counts as one."""
+    """Return the most tokens that a request may have, prompt and output together. For a pooling request, the vector
+    counts as one output token."""
     if isinstance(request.params, PoolingParams):
         return len(request.prompt_ids) + 1
     limit, max_tokens = config.max_seq_len, request.params.max_tokens
@@ -96,8 +97,8 @@ def max_total(request: Request, config: SchedulerConfig) -> int:
 
 
 def check_servable(request: Request, config: SchedulerConfig, pages: SequencePages) -> None:
-    """Raise RequestError if a scheduler of this configuration, with the page pools of `pages`, could never serve the
-    request."""
+    """Raise RequestError if the request could never be served with these limits and page pools, for example because it
+    is longer than max_seq_len. `pages` has the pools."""
     prompt_len, where = len(request.prompt_ids), f"request {request.request_id}"
     if prompt_len == 0:
         raise RequestError("the prompt is empty", where=where, expected="at least one token")

@@ -14,15 +14,15 @@ from ingot.ir.parse import parse_type
 def caches_with_scratch(
     specs: Mapping[str, State], pages: int, scratch: Scratch, allocator: Allocator
 ) -> tuple[dict[str, torch.Tensor], range]:
-    """Allocate the caches of a group, which share the memory of their scratch pages. Return (the caches by name, the
-    page numbers of the scratch pages, equal in each cache).
+    """Allocate the KV caches of a cache group (caches with a common page table). Each has its own pages; scratch pages,
+    which one step uses for a long prefill, are the same memory in all of them.
 
     specs     the declarations of the group's caches, by name
-    pages     the number of pages in the group's pool
-    scratch   the number and size of the group's scratch pages
+    pages     the number of each cache's own pages
+    scratch   the number and size of the scratch pages
 
-    Memory is mapped in units of the allocator's granularity. So the scratch pages begin with the first page that is
-    entirely in the shared memory. That need not be the page after the last page of the pool.
+    Returns the caches by name, and the page numbers of the scratch pages. These may begin later than after the last own
+    page, because shared memory can only be mapped in large units.
     """
     granularity = allocator.granularity
     if granularity is None:

@@ -28,9 +28,10 @@ _PLENTY = 1 << 62  # tokens or pages without a bound
 class Found:
     """The cached prefix from which a waiting request can resume: the first `count` pages of its tokens.
 
-    pages    for each cache group the `count` pages; 0 in place of a page that no later token reads
-    slot     the slot of the state after the prefix; None for a model without per-sequence states
-    branch   the number of first pages that are cached, including those after `count`, where no state is kept
+    pages    for each cache group (KV caches with a common page table) the `count` pages; 0 in place of a page that no
+             later token reads, because of a sliding window
+    slot     in models with per-sequence states (Mamba): the slot of the state after the prefix; None for other models
+    branch   how many first pages are cached in all, including pages after `count`, where no state is kept
     """
 
     count: int
@@ -44,12 +45,13 @@ class Found:
 
 
 class SequencePages:
-    """Allocates pages to sequences. `Request.pages` has a list of pages for each cache group, in the order of `groups`.
+    """Allocates KV pages to sequences. `Request.pages` has a list of pages for each cache group (KV caches with a
+    common page table), in the order of `groups`.
 
-    pools    the page pool of each cache group; without groups, sequences need no pages
-    tables   holds the pages of each device row, for the step's inputs
-    slots    the state slots of a model with per-sequence states; None for other models
-    blocks   the sizes of the blocks of positions that the model's masks and ending require
+    pools    the page pool of each cache group; empty for a model without KV caches, whose sequences need no pages
+    tables   the page tables of running sequences, which are updated too
+    slots    the state slots of a model with per-sequence states, such as Mamba; None for other models
+    blocks   the block sizes that attention masks or block diffusion require
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class SequencePages:
 
     @property
     def num_free(self) -> int:
-        """The number of pages that can be allocated now in the cache group that has fewest."""
+        """The number of pages that can be allocated now, in the cache group (KV caches with a common page table) that
+        has fewest."""
         return min([pool.num_free for pool in self.pools], default=_PLENTY)
 
     @property
@@ -92,25 +95,26 @@ class SequencePages:
 
     @property
     def occupied(self) -> tuple[int, int, int, int]:
-        """(pages that sequences hold, pages that wait for steps in flight, pages that the prefix cache finds, all
-        pages)."""
+        """Four numbers of pages: held by sequences, waiting for steps in flight before they become free, found by the
+        prefix cache, and all pages."""
         kept = sum(pool.num_kept for pool in self.pools)
         return self.num_held, self.num_releasing, kept, sum(pool.capacity for pool in self.pools)
 
     def pages_for(self, num_tokens: int) -> int:
-        """Return the number of pages of a group that `num_tokens` tokens fill, the last perhaps in part."""
+        """Return how many pages of one cache are needed for `num_tokens` tokens; the last page may be partly filled."""
         return -(-num_tokens // self.page_size)
 
     def tokens_held(self, request: Request) -> int:
-        """Return for how many tokens the sequence has pages in every group.
+        """Return for how many tokens the sequence has pages in every cache group (KV caches with a common page table).
 
-        Groups with a window come last. They allocate together, and never before a group that keeps every token.
+        This is the number in the last group: groups with a sliding window come last, and never have more pages than the
+        groups that keep all tokens.
         """
         return len(request.pages[-1]) * self.page_size if request.pages else _PLENTY
 
     def tokens_within(self, request: Request, num_tokens: int) -> int:
-        """Return how many of the first `num_tokens` tokens of a sequence fit into its own pages, free pages and scratch
-        pages in this step."""
+        """Return how many of a sequence's first `num_tokens` tokens the step being built can process with the available
+        pages: the sequence's own pages, free pages, and scratch pages (which only one step uses)."""
         for place, pool in self.numbered:
             most = len(request.pages[place]) + pool.num_free
             if self.pages_for(num_tokens) > most:
@@ -123,13 +127,17 @@ class SequencePages:
         return num_tokens
 
     def _survive(self, group: CacheGroup) -> int:
-        """Return the most pages of one prompt chunk, of any length, that steps after its own may read in a group."""
+        """Return the most pages of one prompt chunk, of any length, that later steps may read in a cache group (KV
+        caches with a common page table). With a sliding window, these are few."""
         return group.pages_between_steps(_PLENTY, self.page_size) + self._beyond
 
     def _unread(self, request: Request, place: int, num_tokens: int) -> int:
-        """Return how many of the pages that a step fills can be scratch pages, if it feeds a sequence up to
-        `num_tokens` tokens: those that only this step reads, in cache group number `place`. The pages that a sequence
-        needs to resume at the last page boundary are not among them, so that the prefix cache can find them."""
+        """Return how many pages of a long prompt chunk, which ends at token `num_tokens`, only the step that writes
+        them reads, because of a sliding window. These can be scratch pages, which the next step reuses.
+
+        Pages that a sequence needs to resume at the last page boundary are not counted, so that the prefix cache can
+        keep them. `place` is the index of the cache group (KV caches with a common page table).
+        """
         if not self.pools[place].num_scratch:
             return 0
         known = min(num_tokens, request.num_known)
@@ -138,11 +146,12 @@ class SequencePages:
         return max(0, first - self.pages_for(request.num_computed))
 
     def admits(self, request: Request, found: Found, num_tokens: int, at_once: int) -> bool:
-        """Return whether there are free pages, and a state slot if needed, for a waiting request.
+        """Return whether enough pages are free to admit a waiting request, and in a model with per-sequence states
+        (Mamba) also a state slot.
 
-        found        its cached prefix, whose pages it shares
-        num_tokens   the tokens that it has before it decodes
-        at_once      the fewest of them that it feeds in one step
+        found        the request's cached prefix, whose pages it shares
+        num_tokens   the number of tokens for which it must have room before it decodes
+        at_once      how many of these tokens a step must process together, at least
         """
         for group, pool, shared in zip(self.groups, self.pools, found.pages, strict=True):
             own = group.held(shared)
@@ -151,8 +160,9 @@ class SequencePages:
         return self.slots is None or self.slots.admits
 
     def least(self, group: CacheGroup, num_tokens: int, at_once: int) -> int:
-        """Return the fewest pages of a cache group with which a sequence can reach `num_tokens` tokens, if it feeds
-        `at_once` of them in a step."""
+        """Return the fewest pages of a cache group (KV caches with a common page table) with which a sequence can reach
+        `num_tokens` tokens, if each step processes `at_once` of them. A sliding window needs fewer pages than tokens
+        fill."""
         between = group.pages_between_steps(num_tokens, self.page_size)
         fed = self.pages_for(at_once - 1)
         if self.pools[self.groups.index(group)].num_scratch:
@@ -160,8 +170,8 @@ class SequencePages:
         return min(self.pages_for(num_tokens), between + fed)
 
     def begin(self, request: Request, found: Found) -> None:
-        """Assign the pages and the state slot of its cached prefix, `found`, to a request that has just got its device
-        row."""
+        """Give a request that has just been admitted the pages of its cached prefix `found`, and in a model with
+        per-sequence states (Mamba) a state slot."""
         for place, (group, pool, pages) in enumerate(zip(self.groups, self.pools, found.pages, strict=True)):
             pool.share(group.held(pages))
             self._tables.add_pages(place, request.row, pages, 0)
@@ -172,11 +182,12 @@ class SequencePages:
             self.slots.begin(request, found.slot)
 
     def take(self, request: Request, num_tokens: int, *, keeping: bool = False, feeding: bool = False) -> None:
-        """Allocate the pages that a sequence lacks for its first `num_tokens` tokens, in every cache group.
+        """Allocate the pages that a sequence lacks for its first `num_tokens` tokens, in every cache group (KV caches
+        with a common page table).
 
-        keeping   only in groups that keep every token
-        feeding   the step being built feeds the sequence up to these tokens: pages that only this step reads may be
-                  scratch pages
+        keeping   only in groups that keep every token, not in those with a sliding window
+        feeding   the step being built processes the sequence up to token `num_tokens`. Pages that no later step reads
+                  may then be scratch pages, which the next step reuses
 
         Scratch pages are used only if the pool would keep less than one free page per sequence. Pool pages are better
         for the prefix cache, but decoding sequences need some before this step returns its pages.
@@ -192,9 +203,12 @@ class SequencePages:
                 held += pages
 
     def _take_scratch(self, request: Request, place: int, num_tokens: int) -> int:
-        """Use scratch pages for the positions that only this step reads, in cache group number `place`. Pages that the
-        sequence already has there are used for later positions. Return how many pages it still lacks for `num_tokens`
-        tokens."""
+        """Put scratch pages, which the next step reuses, into a sequence's page table, for positions that only the step
+        being built reads. Pages that the sequence already has for these positions are moved to later ones.
+
+        `place` is the index of the cache group (KV caches with a common page table). Return how many pages the sequence
+        still lacks for its first `num_tokens` tokens.
+        """
         held, pool, begin = request.pages[place], self.pools[place], self.pages_for(request.num_computed)
         lacking = self.pages_for(num_tokens) - len(held)
         if (unread := min(self._unread(request, place, num_tokens), lacking)) == 0:
@@ -206,13 +220,13 @@ class SequencePages:
         return lacking - unread
 
     def scratch_end(self, request: Request) -> int:
-        """Return the index after a sequence's last scratch page among its pages, in the step being built; 0 if it has
-        none."""
+        """Return the index after a sequence's last scratch page, in its list of pages in the step being built; 0 if it
+        has no scratch page. (A scratch page is used by one step only.)"""
         return max((places.stop for _, one, places in self._scratch if one is request), default=0)
 
     def end_step(self) -> None:
-        """Replace scratch pages by page 0 in the page tables, and free them. Call this after the step's inputs are
-        built."""
+        """Take all scratch pages, which only the step being built uses, out of the page tables; page 0 replaces them.
+        Call it once the step's inputs are built."""
         if not self.windows:
             return
         for place, request, places in self._scratch:
@@ -223,9 +237,12 @@ class SequencePages:
             pool.end_scratch()
 
     def withdraw(self, request: Request, busy_until: int | None) -> None:
-        """Undo the allocations for a step that did not run, if the sequence had scratch pages in it. It frees the
-        step's pages in groups with a window, because the next step may cut the prompt differently. They are allocatable
-        once the step number `busy_until` retires; None: at once."""
+        """Undo the allocations of a sequence for a step that did not run. Do nothing if it had no scratch pages (pages
+        that only that step uses) in it.
+
+        In cache groups with a sliding window, the step's pages are freed, because the next step may split the prompt
+        differently. They can be allocated again once step number `busy_until` is complete; None: at once.
+        """
         count = self.pages_for(request.num_computed)
         if any(0 in request.pages[place][count:] for place, _, _ in self.windows):
             for place, group, pool in self.windows:
@@ -234,8 +251,8 @@ class SequencePages:
                 self._tables.cut_pages(place, request.row, count)
 
     def short(self, request: Request, num_tokens: int) -> list[tuple[PagePool, int]]:
-        """Return (pool, number of missing pages) of each cache group in which a sequence lacks pages for its first
-        `num_tokens` tokens."""
+        """Return (page pool, number of missing pages) of each cache group (KV caches with a common page table) in which
+        a sequence lacks pages for its first `num_tokens` tokens."""
         needed = -(-num_tokens // self.page_size)
         return [
             (pool, needed - held)
@@ -244,8 +261,8 @@ class SequencePages:
         ]
 
     def give_back(self, request: Request, position: int, busy_until: int | None) -> None:
-        """Free the pages of a sequence that no token at or after `position` reads, in groups with a window. They are
-        allocatable once the step number `busy_until` retires; None: at once."""
+        """Free the pages of a sequence that its sliding windows have passed: no token at or after `position` reads
+        them. They can be allocated again once step number `busy_until` is complete; None: at once."""
         for place, group, pool in self.windows:
             held, end = request.pages[place], group.first_page(position, self.page_size)
             if request.cached.hashes is not None:
@@ -259,9 +276,11 @@ class SequencePages:
                 request.given_back[place] = end
 
     def exchange(self, request: Request, others: Sequence[Iterable[tuple[int, int]]], busy_until: int | None) -> None:
-        """Replace pages of a request by other pages of equal content. `others` has for each cache group pairs (index
-        among the request's pages, other page). The old pages are allocatable once the step number `busy_until` retires;
-        None: at once."""
+        """Replace pages of a request by other pages of equal content, and free the old ones. `others` has, for each
+        cache group (KV caches with a common page table), pairs (index among the request's pages, new page).
+
+        The old pages can be allocated again once step number `busy_until` is complete; None: at once.
+        """
         for place, (pool, changes) in enumerate(zip(self.pools, others, strict=True)):
             held = request.pages[place]
             given = [held[one] for one, _ in changes]
@@ -273,8 +292,11 @@ class SequencePages:
                     self._tables.set_page(place, request.row, one, page)
 
     def release(self, request: Request, busy_until: int | None, *, forget: bool = False) -> None:
-        """Free all pages and slots of a sequence that loses its device row. They are allocatable once the step number
-        `busy_until` retires; None: at once. `forget`: the prefix cache must not find them any more."""
+        """Free all KV pages of a sequence that stops running, and its state slots in models with per-sequence states
+        (Mamba). They can be allocated again once step number `busy_until` is complete; None: at once.
+
+        `forget`: the prefix cache must no longer find the pages and states.
+        """
         for group, pool, held in zip(self.groups, self.pools, request.pages, strict=True):
             own = group.held(held)
             if forget:
@@ -296,10 +318,11 @@ class SequencePages:
 
 
 def pools_of(pages: Mapping[str, int], page_size: int, scratch: Mapping[str, range]) -> Pools:
-    """Return a page pool for each cache group; the group that keeps every token comes first.
+    """Return a page pool for each cache group (KV caches with a common page table). The group that keeps every token,
+    if there is one, comes before those with a sliding window.
 
     pages     the number of pages of each group, by its name
-    scratch   the page numbers of the group's scratch pages, by its name
+    scratch   the page numbers of the group's scratch pages (pages that only one step uses), by its name
     """
     return {
         group: PagePool(
@@ -310,5 +333,5 @@ def pools_of(pages: Mapping[str, int], page_size: int, scratch: Mapping[str, ran
 
 
 def one_pool(pool: PagePool) -> Pools:
-    """Return the pools of a model with only one cache group, which keeps every token: this pool."""
+    """Return the page pools of a model with only one cache group, which keeps every token: `pool` alone."""
     return {FULL: pool}

@@ -18,7 +18,7 @@ from ingot.runtime.tokenizer import Tokenizer
 
 
 class CallerRequest(Protocol):
-    """The fields of a caller's request that the serving loop reads, whatever the kind of engine."""
+    """The fields of a caller's request that the serving loop reads, for generation and for pooling."""
 
     @property
     def request_id(self) -> str: ...
@@ -28,11 +28,12 @@ class CallerRequest(Protocol):
 
 
 class CallerGroup(Protocol):
-    """A caller's request while it is served, with its sequences, which outputs report together.
+    """A caller's request while it is served, with its n sequences. One output reports all of them.
 
-    stream     the loop returns an output after each step; False: only one, when all sequences have ended
-    requests   its sequences, as the scheduler knows them
-    output     returns the output so far; `finished` says that it is the last one
+    stream     streamed output: return an output after each step; False: return one output, when all sequences have
+               ended
+    requests   the sequences, as the scheduler knows them
+    output     returns the output so far; `finished` says whether it is the last one
     """
 
     @property
@@ -56,14 +57,16 @@ Out = TypeVar("Out")
 
 
 class ServingLoop(ABC, Generic[_Given, Served, Out]):
-    """Serves requests with an executor and a scheduler. Subclasses turn the results of a step into outputs.
+    """The loop of an engine: serves requests with an executor and a scheduler. Subclasses turn the results of a step
+    into outputs.
 
-    executor     launches the steps that the scheduler makes
+    executor     runs the steps that the scheduler makes
     tokenizer    encodes text prompts; None: prompts must be token ids
-    vocab_size   the model's vocabulary; prompt token ids must be below it
-    work         prepares later steps while the host waits; its argument is the number of seconds that it may take
+    vocab_size   size of the model's vocabulary; prompt token ids must be below it
+    work         a function that does work in advance for later steps while the host is idle; its argument is the number
+                 of seconds that it may take
 
-    Not thread-safe: one thread adds, steps and aborts.
+    Not thread-safe: one thread must make all calls.
     """
 
     def __init__(
@@ -88,28 +91,28 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
 
     @abstractmethod
     def _group(self, given: _Given, prompt: Prompt) -> Served:
-        """Return the group of a caller's request with a checked prompt, without queueing it. Raises RequestError if the
-        rest of the request is bad."""
+        """Make the group of sequences for a caller's request, and return it without queueing it. `prompt` is checked
+        already. Raises RequestError if another part of the request is invalid."""
 
     @abstractmethod
     def _queue(self, group: Served) -> None:
-        """Add the sequences of a group that `_group` returned to the scheduler."""
+        """Add the sequences of a group, which `_group` made, to the scheduler."""
 
     @abstractmethod
     def _read(self, handle: SampledStep) -> Any:
-        """Wait for a launched step and return its results on the host, as `_retire` takes them."""
+        """Wait for a launched step and return its results on the host. They are then passed to `_retire` as `read`."""
 
     @abstractmethod
     def _retire(self, batch: StepBatch, handle: SampledStep, read: Any) -> list[Out]:
-        """Apply the results of a step to its requests. Return the outputs to report.
+        """Apply the results of a step to its requests, and return the outputs to report to callers.
 
         batch    the step
-        handle   the handle of its launch, with further results
+        handle   the handle of the launched step, for results that `_read` did not return
         read     what `_read` returned
         """
 
     def add_requests(self, requests: Sequence[_Given]) -> None:
-        """Queue all of these requests. Raises RequestError if one of them is bad, and then queues none."""
+        """Queue all of these requests. If one of them is invalid, raise RequestError and queue none."""
         groups: dict[str, Served] = {}
         prompts = read_prompts([request.prompt for request in requests], self._tokenizer, self._vocab_size)
         for request, prompt in zip(requests, prompts, strict=True):
@@ -121,8 +124,8 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
             self._queue(group)
 
     def _own_id(self, request_id: str, index: int) -> str:
-        """Return a unique id for sequence `index` of a caller's request. A serial number makes it unique; the rest is
-        for readers of messages."""
+        """Return a unique id for sequence number `index` of a caller's request. A serial number makes it unique; the
+        other parts help readers of messages."""
         self._serial += 1
         return f"{request_id}[{index}]#{self._serial}"
 
@@ -141,24 +144,24 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return self._scheduler.reset_prefix_cache()
 
     def has_unfinished(self) -> bool:
-        """Return whether a request runs or waits, or a step is in flight."""
+        """Return whether a request is running or waiting, or a step is in flight."""
         return bool(self._groups) or self._launched is not None
 
     def idle(self) -> bool:
-        """Do one piece of preparation for later steps, such as a graph capture, which takes some hundredths of a
-        second. Call it while no requests come. Return False if nothing is left to prepare, or if there are requests to
-        serve.
+        """Do one piece of work in advance for later steps, such as the capture of a CUDA graph, which takes some
+        hundredths of a second. Call it while no requests arrive.
+
+        Return False if nothing is left to do in advance, or if there are requests to serve.
         """
         return not self.has_unfinished() and self._work(math.inf)
 
     def step(self) -> list[Out]:
-        """Launch the next step, then wait for the step before it. Return the outputs of requests that the latter
-        changed.
+        """Launch the next step, then wait for the step before it, and return the outputs of requests that this earlier
+        step changed.
 
         The first call after a pause only launches, and returns an empty list. If the device has no memory for a step,
-        the loop withdraws it and builds a smaller one; a sequence that does not fit alone ends with reason "error". If
-        the executor fails otherwise, all requests end and free their rows and pages, and the error propagates. The
-        engine stays usable.
+        the step is undone and a smaller one is tried; a sequence that does not fit alone ends with reason "error". If
+        the executor fails otherwise, all requests end, and the error propagates. The engine stays usable.
         """
         try:
             batch = self._scheduler.schedule()
@@ -180,9 +183,10 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
             raise
 
     def abort(self, request_id: str) -> Out | None:
-        """End a request now. Its pages are free once the step in flight has retired.
+        """End a request now. Its pages become free when the step in flight is complete.
 
-        Returns its last output, in which unfinished sequences end with "abort". Returns None for an unknown id.
+        Returns the request's last output, in which unfinished sequences have finish_reason "abort"; None for an unknown
+        id.
         """
         group = self._groups.get(request_id)
         if group is None:
@@ -194,12 +198,13 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return last
 
     def launch_through(self, executor: StepLauncher) -> None:
-        """Launch all later steps with `executor`, a wrapper of the executor that the engine was made with."""
+        """Launch all later steps with `executor`, which wraps the executor that the engine was made with, for example
+        to record steps."""
         self._executor = executor
 
     def _waited(self, launched: tuple[StepBatch, SampledStep] | None) -> list[Out]:
-        """Wait for a launched step and return its outputs; none if `launched` is None. Prepare later steps while
-        waiting."""
+        """Wait for a launched step and return its outputs; an empty list if `launched` is None. While waiting, do work
+        in advance for later steps."""
         if launched is None:
             self._spare.begin()
             return []
@@ -210,8 +215,8 @@ class ServingLoop(ABC, Generic[_Given, Served, Out]):
         return self._retire(batch, handle, read)
 
     def _end_alone(self, request: Request | None, reason: str) -> list[Out]:
-        """End a sequence that needs more memory than the device has, even alone in a step, and return its outputs.
-        `reason` is the text of the memory error. `request` None: there is no such sequence."""
+        """End a sequence for which the device has no memory even if it is alone in a step, and return its outputs.
+        `reason` is the text of the memory error. If `request` is None, do nothing and return an empty list."""
         if request is None or request.finished:
             return []
         group, _ = self._by_request[request]

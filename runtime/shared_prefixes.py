@@ -29,12 +29,13 @@ PrefixGroup = tuple[Array, int]  # sequences of the step, and the number of firs
 
 
 def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: int) -> Array | None:
-    """Return the table of shared prefixes for a decode step (`ingot.ir.features.sharing` defines its columns). Return
-    None if the table saves the reads of fewer than `least` positions.
+    """Find the sequences of a decode step that share prefix pages, for cascade attention, which reads such pages once.
+    Return the table of shared prefixes that its kernel takes (`ingot.ir.features.sharing` defines the columns).
 
-    pages   i32[device rows, P], the pages of each device row
-    held    i32[device rows], the number of pages of each device row
-    rows    the device rows of the step's sequences
+    pages   i32[device rows, P], the page table of each running sequence
+    held    i32[device rows], the number of pages in each page table
+    rows    the device rows of the step's sequences (indices in `pages` and `held`)
+    least   the fewest cached positions that must be saved from reading; return None if it saves fewer
     """
     first = pages[rows, 0]
     order = np.argsort(first, kind="stable")
@@ -60,22 +61,22 @@ def sharing_of(pages: Array, held: Array, rows: Array, page_size: int, least: in
 
 
 def _equal_values(values: Array, order: Array) -> Iterator[Array]:
-    """Yield each set of two or more sequences with equal values. `values` has one number per sequence, and `order` the
-    sequences sorted by it."""
+    """Yield each set of two or more sequences that have the same value. `values` has one number per sequence; `order`
+    has the sequences sorted by that number."""
     ends = np.flatnonzero(np.diff(values[order])) + 1
     return (one for one in np.split(order, ends) if len(one) > 1)
 
 
 def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, depth: int) -> list[PrefixGroup]:
-    """Return the groups of sequences that save most page reads: one group of all `members`, or subgroups that share
-    more pages.
+    """Return the groups of sequences that save most page reads in cascade attention: one group of all `members`, or
+    several subgroups that share more pages. A group is (its sequences, number of shared first pages).
 
-    pages     i32[device rows, P], the pages of each device row
-    held      i32[device rows], the number of pages of each device row
+    pages     i32[device rows, P], the page table of each running sequence
+    held      i32[device rows], the number of pages in each page table
     rows      the device rows of the step's sequences
-    members   the sequences, as indices into `rows`
-    known     all members share their first `known` pages
-    depth     how often subgroups may split again
+    members   the sequences to group, as indices into `rows`
+    known     the number of first pages that all members are known to share
+    depth     how many times subgroups may be split again
     """
     most = int(held[rows[members]].min())
     table = pages[rows[members], known:most]
@@ -97,14 +98,14 @@ def _best(pages: Array, held: Array, rows: Array, members: Array, known: int, de
 
 
 def _saved(groups: list[PrefixGroup]) -> int:
-    """Return the number of page reads that the groups save, because each reads its shared pages once for all
-    members."""
+    """Return how many page reads cascade attention saves with these groups: each reads its shared pages once instead of
+    once per member."""
     return sum((len(members) - 1) * count for members, count in groups)
 
 
 def least_saved(plan: Plan, gpu: Gpu, page_size: int) -> int:
-    """Return the number of positions whose reads a decode step must save at least, so that reading shared prefixes
-    once, which takes one more launch per layer, is faster on `gpu`. `page_size` is in tokens."""
+    """Return the number of cached positions that cascade attention must save reading in a decode step to be faster on
+    `gpu`. It costs one more kernel launch per layer. `page_size` is in tokens."""
     layers = sum(state.group == FULL.name for state in plan.states.values())
     position = plan.memory.groups[FULL.name].page / layers / page_size  # bytes, in one layer
     return math.ceil(_APART * (gpu.bandwidth or 0) / position)

@@ -15,10 +15,10 @@ def nothing_to_do(seconds: float) -> bool:
 
 
 class SpareTime:
-    """Calls `work` while the host waits for a step, with the seconds until the step is expected to end. The expectation
-    is the time per token of the last long step.
+    """Uses the time in which the host waits for a step: calls `work` with the number of seconds until the step is
+    expected to end. The expected duration is the time per token of the last long step, times the number of tokens.
 
-    This delays no launch, because the next launch needs the tokens of the running step.
+    No launch is delayed by this, because the next launch needs the tokens of the running step anyway.
     """
 
     def __init__(self, work: Work, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -27,18 +27,19 @@ class SpareTime:
         self._began = clock()  # when the running step began
 
     def begin(self) -> None:
-        """Record that a step was launched while none was running."""
+        """Record that a step was launched while no other step was running, so that it begins now."""
         self._began = self._clock()
 
     def wait(self, tokens: int) -> None:
-        """Do work before the host waits for the oldest step in flight. `tokens` is the number of its tokens."""
+        """Call `work` before the host waits for the oldest step in flight, if there is time. `tokens` is the number of
+        tokens in that step."""
         if self._per_token is not None and tokens >= _FEWEST_TOKENS:
             left = self._per_token * tokens - (self._clock() - self._began)
             if left > 0:
                 self._work(left)
 
     def end(self, tokens: int) -> None:
-        """Record that the step of `tokens` tokens has ended, and that the next one begins."""
+        """Record that a step of `tokens` tokens has ended. The next step in flight begins now."""
         now = self._clock()
         if tokens >= _FEWEST_TOKENS:
             self._per_token = (now - self._began) / tokens

@@ -19,13 +19,13 @@ from ingot.runtime.row_tables import RowTables
 
 
 class StateSlots:
-    """Assigns slots of per-sequence states to running sequences. A sequence holds the slot that its next step writes,
-    and the slot that it reads if that is another one.
+    """Assigns state slots to running sequences. A slot holds the convolution and scan states of one sequence, as in
+    Mamba. A sequence holds the slot that its next step writes, and the slot that it reads if that is another one.
 
     pool     the pool of slots; each of its pages is one slot
-    tables   holds both slots of each device row, for the step's inputs
-    blocks   says after which tokens a sequence can resume
-    cuts     whether prompts may be fed in chunks
+    tables   the slots of running sequences for the step's inputs, which are updated too
+    blocks   the block sizes after which a sequence can resume
+    cuts     whether prompts may be split into chunks
     """
 
     def __init__(self, pool: PagePool, tables: RowTables, blocks: Blocks, page_size: int, *, cuts: bool) -> None:
@@ -38,14 +38,15 @@ class StateSlots:
 
     @property
     def admits(self) -> bool:
-        """Whether one more sequence can get a slot to write."""
+        """Whether a slot is free for one more sequence."""
         return self.pool.num_free > 0
 
     def begin(self, request: Request, found: int | None) -> None:
-        """Assign slots to a request that has just got its device row: a free one to write, and `found` to read. If none
-        is free, it reads and writes `found`, which others then no longer find.
+        """Assign state slots to a request that has just been admitted. A slot holds the convolution and scan states of
+        one sequence, as in Mamba. The request writes a free slot, and reads `found`, the slot with the state after its
+        cached prefix (None: it has no cached prefix).
 
-        `found` has the state after the request's cached prefix; None: the request starts without a state.
+        If no slot is free, the request both reads and writes `found`, and the prefix cache forgets that slot.
         """
         if found is not None:
             self.pool.share([found])
@@ -58,9 +59,9 @@ class StateSlots:
         self._moving.append(request)
 
     def keep(self, request: Request, digest: bytes, *, last: bool) -> None:
-        """Register the state of a request that is at the end of a page under `digest`, so that others find it. The
-        request continues in another slot, unless it is about to free its slots (`last`). If no slot is free, register
-        nothing."""
+        """Keep the convolution and scan state (as in Mamba) of a request, which is at the end of a page, in the prefix
+        cache under `digest`. The request continues in another slot, unless it is about to free its slots (`last`). If
+        no slot is free for that, keep nothing."""
         if request.num_computed == request.state_at:
             return  # it has written nothing
         if self.pool.find_one(digest) is not None or not (last or self.pool.num_free):
@@ -74,8 +75,8 @@ class StateSlots:
             self._moving.append(request)
 
     def _replace(self, request: Request) -> None:
-        """Free the state that the cache keeps after an earlier page of the request's output, unless a sequence holds
-        it."""
+        """Remove the state after an earlier page of the request's output from the prefix cache, so that a newer one
+        replaces it. A state that a sequence still holds stays."""
         digest = request.cached.generated
         slot = None if digest is None else self.pool.find_one(digest)
         if slot is not None and not self.pool.is_held(slot):
@@ -83,8 +84,11 @@ class StateSlots:
         request.cached.generated = None
 
     def settle(self, busy_until: int | None) -> None:
-        """After the launch of a step, free the slot that each of its sequences reads in it: the next step reads the
-        slot that this one writes. A freed slot is reused once the step number `busy_until` retires; None: at once."""
+        """After the launch of a step, free the old slots of sequences that read their state (as in Mamba) from one slot
+        and write it to another. From now on they read the slot that the step writes.
+
+        A freed slot can be allocated again once step number `busy_until` is complete; None: at once.
+        """
         waiting: list[Request] = []
         for request in self._moving:
             if request.state_write < 0 or request.state_read == request.state_write:
@@ -99,13 +103,15 @@ class StateSlots:
         self._moving = waiting
 
     def withdraw(self, requests: Sequence[Request]) -> None:
-        """Undo a step of these requests that did not run, or ran in part: the states that it wrote do not count."""
+        """Undo a step of these requests that did not run, or ran only in part: the states that it wrote are not
+        used."""
         for request in requests:
             request.state_at = request.num_computed
 
     def release(self, request: Request, busy_until: int | None, *, forget: bool = False) -> None:
-        """Free the slots of a sequence that loses its device row, once the step number `busy_until` retires; None: at
-        once. `forget`: its states must not be found any more."""
+        """Free the slots with the states (as in Mamba) of a sequence that stops running. They can be allocated again
+        once step number `busy_until` is complete; None: at once. `forget`: the prefix cache must no longer find the
+        states."""
         held = [slot for slot in dict.fromkeys((request.state_write, request.state_read)) if slot >= 0]
         if forget and request.cached.hashes is not None:
             kept = map(self.pool.find_one, request.cached.hashes.digests)
@@ -114,12 +120,15 @@ class StateSlots:
         request.state_read = request.state_write = -1
 
     def next_end(self, request: Request) -> int:
-        """Return the number of tokens at which the page that the sequence is filling is full."""
+        """Return the position at which the page that the sequence is filling ends, as a number of tokens."""
         return (request.num_computed // self._page_size + 1) * self._page_size
 
     def cut(self, request: Request, start: int, end: int, goal: int) -> int:
-        """Return the position at which to end a prompt chunk that begins at `start`, so that its end is worth keeping a
-        state at. The step has room up to `end`; the prompt ends at `goal`."""
+        """Return the position at which to end a prompt chunk that begins at `start`: where later requests are likely to
+        resume, so that the state there is worth keeping.
+
+        `end` is the largest position that the step has room for; `goal` is the end of the prompt.
+        """
         if not self._cuts or request.cached.hashes is None:
             return end
         for place in (request.cached.branch, self._whole(goal - 1)):
@@ -133,8 +142,9 @@ class StateSlots:
         return whole if 2 * (whole - start) >= end - start else end  # a short chunk would cost more than it saves
 
     def find(self, digests: Sequence[bytes], count: int) -> tuple[int, int | None]:
-        """Return (number of first pages, slot) of the longest prefix, of at most `count` pages, after which a state is
-        kept; (0, None) if there is none. `digests` has the hash of each block of tokens."""
+        """Find the longest prefix, of at most `count` pages, after which the prefix cache keeps a state. Return (its
+        number of pages, slot of the state); (0, None) if there is none. `digests` has the hash of each block of
+        tokens."""
         for place in range(count, 0, -1):
             slot = self.pool.find_one(digests[place - 1])
             if slot is not None and place == self._blocks.shared(place, self._page_size):
@@ -142,8 +152,8 @@ class StateSlots:
         return 0, None
 
     def _whole(self, num_tokens: int) -> int:
-        """Return the largest number of tokens, at most `num_tokens`, that ends with a page and where a sequence can
-        resume."""
+        """Return the largest number of tokens, at most `num_tokens`, that ends at a page boundary from which a sequence
+        can resume."""
         return self._blocks.shared(num_tokens // self._page_size, self._page_size) * self._page_size
 
     def _set(self, request: Request, read: int, write: int) -> None:

@@ -13,22 +13,23 @@ from ingot.runtime.request import Request
 
 
 def steady(running: Sequence[Request]) -> list[Request]:
-    """Return those of the running sequences that are on the fast path: each feeds one token in the next step."""
+    """Return the running sequences on the scheduler's fast path. Each decodes one token in the next step, without
+    checks."""
     return [one for one in running if one.num_computed < one.decodes_until]
 
 
 def others(running: Sequence[Request], *, in_flight: bool) -> list[Request]:
-    """Return those of the running sequences that are off the fast path, which the scheduler checks one by one. Without
-    a step in flight (`in_flight`), these are all."""
+    """Return the running sequences that are not on the scheduler's fast path, and so must be checked one by one. If no
+    step is in flight, return all running sequences."""
     return [one for one in running if not in_flight or one.num_computed >= one.decodes_until]
 
 
 def enter(request: Request, tokens_held: int) -> None:
-    """Put a sequence on the fast path, for which the step in flight samples one token. It has pages for `tokens_held`
-    tokens."""
+    """Put a sequence on the scheduler's fast path: it decodes one token per step, without checks, until its
+    `tokens_held` tokens of allocated pages are used up. The step in flight must sample one token for it."""
     request.decodes_until = min(tokens_held, request.max_total - 1)
 
 
 def leave(request: Request) -> None:
-    """Take a sequence off the fast path, so that the next step checks it."""
+    """Take a sequence off the scheduler's fast path, so that it is checked in the next step."""
     request.decodes_until = 0

@@ -16,7 +16,7 @@ from ingot.runtime.token_counts import Recount
 @dataclass(frozen=True)
 class StepSizes:
     """The sizes of a step, each at least 1: T tokens, B sequences, L rows of logits, P page-table entries per sequence,
-    G rows of the table of shared prefixes."""
+    G rows in the table of shared prefixes, which cascade attention takes (1: it is not used)."""
 
     T: int
     B: int
@@ -26,22 +26,25 @@ class StepSizes:
 
     @property
     def shares(self) -> bool:
-        """Whether attention of this step reads shared prefixes once for all sequences that share them."""
+        """Whether this step uses cascade attention, which reads a shared prefix once for all sequences that share
+        it."""
         return self.G > 1
 
 
 @dataclass(frozen=True)
 class StepLayout:
-    """The declarations of a step's inputs, in the order in which a flat i32 buffer holds them."""
+    """The layout of a step's inputs: which inputs there are, and in which order one flat i32 buffer holds them."""
 
     inputs: tuple[StepInput, ...]
 
     @staticmethod
     @cache
     def of(names: frozenset[str]) -> "StepLayout":
-        """Return the layout of the inputs with these names. Raises InternalError for a name that no feature declares.
+        """Return the layout of the inputs with these names. Raises InternalError for a name that no feature of Ingot
+        declares.
 
-        Inputs of 8 bytes come first, so that they are aligned. The others follow as declared, late inputs last.
+        Inputs of 8-byte elements come first, so that they are aligned. Late inputs, which are filled only after the
+        step's forward pass has begun, come last.
         """
         known = step_inputs()
         if unknown := sorted(name for name in names if find_input(name) is None):
@@ -52,7 +55,8 @@ class StepLayout:
 
     @staticmethod
     def usual() -> "StepLayout":
-        """Return the layout of all declared inputs whose values the host has."""
+        """Return the layout of all inputs whose values the host knows when it builds a step. Ingot's features declare
+        these inputs."""
         return StepLayout.of(frozenset(name for name, one in step_inputs().items() if one.known))
 
     @property
@@ -61,24 +65,26 @@ class StepLayout:
 
     @cached_property
     def varying(self) -> tuple[StepInput, ...]:
-        """The inputs that change from step to step even while the same sequences decode."""
+        """The inputs that change in every step, even while the same sequences decode."""
         return tuple(one for one in self.inputs if one.varies)
 
     @cached_property
     def late(self) -> tuple[StepInput, ...]:
-        """The inputs that only the ending reads, and that the host fills while the forward segment runs."""
+        """The late inputs: only the ending of a step (such as sampling) reads them, so the host fills them while the
+        forward pass runs."""
         return tuple(one for one in self.inputs if one.late)
 
     @property
     def tables(self) -> tuple[RowTable, ...]:
-        """The declarations of the tables, by device row, in which the host keeps requests' values for these inputs."""
+        """The declarations of the tables in which the host keeps requests' values for these inputs, such as
+        temperatures, with one row per running sequence."""
         return row_tables(self.names)
 
     def views(self, flat: torch.Tensor, sizes: StepSizes) -> dict[str, torch.Tensor]:
-        """Return the inputs of a step of these sizes, by name, as views of `flat` (i32, one-dimensional, 8-byte
-        aligned, at least `words(sizes)` long).
+        """Return the inputs of a step of these sizes, by name, as views of `flat`: a one-dimensional i32 tensor, 8-byte
+        aligned, with at least `words(sizes)` elements.
 
-        Host and device use the same layout, so a device needs only a copy of `flat`.
+        Host and GPU use the same layout, so one copy of `flat` moves all inputs to the GPU.
         """
         views: dict[str, torch.Tensor] = {}
         offset = 0
@@ -88,16 +94,16 @@ class StepLayout:
         return views
 
     def words(self, sizes: StepSizes) -> int:
-        """Return the number of 4-byte words in the flat buffer of a step of these sizes."""
+        """Return how many 4-byte words the flat buffer has for a step of these sizes."""
         return sum(words for *_, words in self._parts(sizes))
 
     def early_words(self, sizes: StepSizes) -> int:
-        """Return the number of 4-byte words before the late inputs, which come last, in the buffer of a step of these
-        sizes."""
+        """Return how many 4-byte words the flat buffer has before the late inputs (those that are filled after the
+        step's forward pass has begun), which come last."""
         return sum(words for one, *_, words in self._parts(sizes) if not one.late)
 
     def _parts(self, sizes: StepSizes) -> Iterator[tuple[StepInput, torch.dtype, list[int], int]]:
-        """Yield each input with its dtype, its shape and its number of 4-byte words."""
+        """Yield each input of a step of these sizes, with its dtype, its shape and its number of 4-byte words."""
         named = {"T": sizes.T, "B": sizes.B, "L": sizes.L, "P": sizes.P, "G": sizes.G}
         for one, dtype, dims in self._types:
             shape = [named[dim] if isinstance(dim, str) else dim for dim in dims]
@@ -109,14 +115,16 @@ class StepLayout:
 
 
 class StepInputs(dict[str, torch.Tensor]):
-    """The inputs of one step by name, on the host, as views of `flat` (i32), so that one copy moves all of them.
+    """The inputs of one step on the host, by name. They are views of one tensor `flat` (i32), so that one copy moves
+    all of them.
 
     arrays     the same memory as numpy arrays, by name
-    recounts   the device rows whose token counts must be recomputed before the step
-    stamp      identifies the running sequences: inputs with equal stamps, other than None, differ only in the inputs
-               that are declared to vary from step to step
+    recounts   the device rows (indices in per-sequence tensors) whose token counts, for penalties, must be recomputed
+               before the step
+    stamp      identifies the running sequences; if two steps have equal stamps, other than None, only the inputs that
+               change in every step differ between them
 
-    The inputs are valid until the step retires; then another step uses the buffer.
+    The inputs are valid until the step is complete; then another step uses the buffer.
     """
 
     def __init__(self, layout: StepLayout, flat: torch.Tensor, sizes: StepSizes) -> None:
@@ -130,46 +138,52 @@ class StepInputs(dict[str, torch.Tensor]):
         self._fed: Fed | None = None
 
     def fill(self, fed: Fed) -> None:
-        """Write the values of the step `fed` into all inputs, except late ones."""
+        """Write the inputs of the step `fed`, except late ones, which are filled after the step's forward pass has
+        begun."""
         self._fed = fed
         for one in self.layout.inputs:
             if not one.late:
                 one.fill(self.arrays[one.name], fed)
 
     def fill_late(self) -> None:
-        """Write the values of late inputs, which depend on the tokens of the step before."""
+        """Write the late inputs, which only the ending of the step (such as sampling) reads. Their values depend on the
+        tokens that the step before has sampled."""
         for one in self.layout.late:
             one.fill(self.arrays[one.name], self.fed)
 
     def fill_varying(self, fed: Fed, rows_using: Mapping[str, set[int]]) -> None:
-        """Write the values of the step `fed` into the inputs that are declared to vary from step to step. `rows_using`
-        has the device rows whose requests set a value, by the name of the value; inputs that no request uses stay."""
+        """Write only the inputs that change in every step, for the step `fed`. The buffer must hold an earlier step of
+        the same sequences.
+
+        `rows_using` has, for each sampling value by name (such as "temperature"), the device rows of the running
+        sequences that set it. Inputs for a value that no sequence sets are not written.
+        """
         for one in self.layout.varying:
             if one.table is None or rows_using[one.table.name]:
                 one.fill(self.arrays[one.name], fed)
 
     def drop_requests(self) -> None:
-        """Drop all references to requests, because the buffer lives longer than they do."""
+        """Drop all references to requests. The buffer is reused and would keep them alive."""
         self.recounts = ()
         self.fed.drop_requests()
 
     @property
     def fed(self) -> Fed:
-        """The contents of the step that `fill` wrote last."""
+        """The description of the step from which `fill` wrote the inputs."""
         assert self._fed is not None, "nothing was filled in"
         return self._fed
 
     @property
     def returns_logprobs(self) -> bool:
-        """Whether a request needs the log-probabilities of any row of logits."""
+        """Whether a request needs log-probabilities from this step."""
         counts = self.arrays.get("num_logprobs")
         return counts is not None and bool((counts >= 0).any())
 
 
 class StepBuffer:
-    """A flat i32 buffer, allocated once, in which one step after the other has its inputs.
+    """A flat i32 buffer for step inputs, allocated once and reused by later steps.
 
-    layout       the inputs, in the order of the buffer
+    layout       which inputs there are, and their order in the buffer
     largest      the sizes of the largest step
     pin_memory   allocate page-locked memory, for non-blocking copies to a GPU
     """
@@ -180,19 +194,20 @@ class StepBuffer:
         self.last: StepInputs | None = None  # the inputs of the step that used this buffer before
 
     def views(self, sizes: StepSizes) -> StepInputs:
-        """Return inputs of these sizes in the buffer, for the caller to fill. They hold the values of an older step."""
+        """Return inputs of these sizes in the buffer, for the caller to fill. Until then they hold values of an earlier
+        step."""
         if self.last is None or self.last.sizes != sizes:  # decode steps mostly repeat their sizes
             self.last = StepInputs(self._layout, self._flat[: self._layout.words(sizes)], sizes)
         return self.last
 
 
 def filled(layout: StepLayout, fed: Fed, sizes: StepSizes) -> StepInputs:
-    """Return the inputs of the step `fed` in memory of their own, of these sizes."""
+    """Return the inputs of the step `fed`, of these sizes, in newly allocated memory."""
     inputs = StepBuffer(layout, sizes).views(sizes)
     inputs.fill(fed)
     return inputs
 
 
 def layout_of(plans: Iterable[Iterable[str]]) -> StepLayout:
-    """Return the layout of every input that any of the plans takes. `plans` has the names of each plan's inputs."""
+    """Return a layout with every input that any of the plans takes. `plans` has the input names of each plan."""
     return StepLayout.of(frozenset(name for names in plans for name in names))

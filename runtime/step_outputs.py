@@ -18,8 +18,9 @@ VECTORS = "vectors"
 class StepOutputs:
     """Describes the outputs of a plan.
 
-    read   the names of the outputs that the host reads after every step
-    dims   the symbolic first dim (T, B or L) of each output that has one, by name
+    read   the names of the outputs that the host reads after every step, such as the sampled tokens
+    dims   the symbolic first dim of outputs, by name: T (tokens), B (sequences) or L (rows of logits); outputs of fixed
+           size are left out
     """
 
     read: tuple[str, ...]
@@ -32,7 +33,8 @@ class StepOutputs:
         return StepOutputs(find_ending(parse_ending(plan.ending).name).read, dims)
 
     def cut(self, outputs: Mapping[str, torch.Tensor], step: StepSizes) -> dict[str, torch.Tensor]:
-        """Return the outputs of a padded step without the rows of padding. `step` has the sizes without padding."""
+        """Return the outputs of a padded step without their rows of padding. `step` has the sizes of the step before
+        padding."""
         return {name: value[: self.size(name, step)] if name in self.dims else value for name, value in outputs.items()}
 
     def size(self, name: str, step: StepSizes) -> int:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """An Aho-Corasick automaton of stop strings; immutable, so the sequences of a request share it.
+    """Finds stop strings in a text that arrives character by character (an Aho-Corasick automaton). It is immutable, so
+    the n sequences of a request share it.
 
-    A state represents the longest suffix of the text that is a prefix of a stop string. Its depth is the number of
-    characters that may still become a stop string.
+    A state is an integer. It stands for the longest suffix of the text so far that is a prefix of a stop string. Its
+    depth is the length of that suffix, which may still become a stop string.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -44,20 +45,20 @@ class StopStrings:
                 queue.append(child)
 
     def step(self, state: int, character: str) -> int:
-        """Return the state after one more character of the text, given the state before. Takes amortized constant
-        time."""
+        """Return the state after one more `character` of the text; `state` is the state before. Takes amortized
+        constant time."""
         while state and character not in self._next[state]:
             state = self._fail[state]
         return self._next[state].get(character, 0)
 
 
 class StopMatcher:
-    """Passes the text of one sequence through, piece by piece, until a stop string is complete in it. `matched` is then
-    that stop string, else None.
+    """Looks for stop strings in the text of one sequence, and passes the text on piece by piece. `matched` is the stop
+    string that was found, or None.
 
-    With `include`, the stop string is part of the text. Without, text that may still become one is held back. The
-    stop string that is complete first wins; of those that end at the same character, the longest. So the result does
-    not depend on how the text is split into tokens.
+    With `include`, the stop string is part of the text that is passed on. Without, text that may become a stop string
+    is held back until that is decided. The stop string that is complete first wins; of those that end at the same
+    character, the longest. So the result does not depend on how the text is split into tokens.
     """
 
     def __init__(self, strings: StopStrings, include: bool) -> None:
@@ -68,9 +69,11 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str, *, stop: bool = True) -> str:
-        """Add the next piece of text. Return the text that is certain now. After a match, drop all further text.
+        """Add the next piece of text. Return the text that can be passed on now. Once a stop string was found, return
+        "".
 
-        With `stop` False, a stop string that is complete within `text` counts as ordinary text.
+        With `stop` False, a stop string that is complete within this piece counts as ordinary text, as before
+        min_tokens.
         """
         if self.matched is not None:
             return ""
@@ -94,6 +97,7 @@ class StopMatcher:
         return so_far[:split]
 
     def finish(self) -> str:
-        """Return the text that was held back. No more text comes, so it is no stop string."""
+        """Return the text that was held back because it might have become a stop string. The sequence has ended, so it
+        is ordinary text."""
         held, self._held = self._held, ""
         return held if self.matched is None else ""

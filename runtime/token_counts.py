@@ -11,7 +11,8 @@ from ingot.ir.ops.penalties import GENERATED, IN_PROMPT
 
 @dataclass(frozen=True)
 class Recount:
-    """A device row whose token counts must be recomputed, and the prompt and output tokens to count."""
+    """A device row (an index in the per-sequence tensors) whose token counts, which penalties use, must be recomputed.
+    `prompt` and `generated` are the tokens to count."""
 
     row: int
     prompt: list[int]
@@ -22,13 +23,14 @@ _COUNTS = "token_counts"
 
 
 def recount(own: Collection[str], states: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-    """Recompute the rows of the state `token_counts` that `inputs.recounts` lists, as the op `count_tokens` would have
-    counted.
+    """Recompute token counts, which penalties use, for the device rows in `inputs.recounts`. The state `token_counts`
+    has them on the device.
 
-    own      the names of the states that the entry about to run uses; do nothing if `token_counts` is not among them,
-             because a later entry of the step must not undo what an earlier one counted
+    own      the names of the states of the program that is about to run. Do nothing if `token_counts` is not among
+             them: a program that runs later in the step, such as a draft model, must not undo what an earlier one
+             counted
     states   all states by name
-    inputs   the step's inputs; plain tensors by name have no `recounts`
+    inputs   the step's inputs; if they are a plain dict of tensors, there is nothing to recompute
     """
     if _COUNTS not in own:
         return

@@ -15,14 +15,14 @@ REPLACEMENT = "\ufffd"  # a decoder's text for invalid UTF-8; at the end of a te
 
 
 class Tokenizer:
-    """A tokenizer of the Hugging Face library, with the begin and end tokens that the model's files name.
+    """A tokenizer of the Hugging Face `tokenizers` library, plus the begin and end tokens that the model's files name.
 
-    backend          the library's tokenizer; read only
-    vocab_size       number of tokens, including added ones; the model's embedding may have more rows
-    eos_token_ids    tokens that end a sequence; empty if no file names one
-    bos_token_id     the begin token, or None
-    added_tokens     id -> text of the tokens outside the learned vocabulary, special or not
-    special_ids      the special ones among them, which `skip_special_tokens` removes from text
+    backend         the library's tokenizer; read only
+    vocab_size      number of tokens, including added ones; the model's embedding may have more rows
+    eos_token_ids   tokens that end a sequence; empty if no file names one
+    bos_token_id    the begin token, or None
+    added_tokens    id -> text of the tokens outside the learned vocabulary, special or not
+    special_ids     the ids of special tokens, which `skip_special_tokens` removes from text; all are in `added_tokens`
     """
 
     def __init__(
@@ -42,12 +42,12 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path | str, eos_fallback: int | Sequence[int] | None = None) -> "Tokenizer":
-        """Return the tokenizer of a folder: read `tokenizer.json` and, if they exist, `tokenizer_config.json` and
+        """Load the tokenizer in a folder, from `tokenizer.json` and, if they exist, `tokenizer_config.json` and
         `generation_config.json`.
 
-        The end tokens are the tokenizer's and those of generation_config.json; if that names none, those of
-        `eos_fallback` (config.json's `eos_token_id`). The post-processor decides whether a prompt gets begin and end
-        tokens, unless `add_bos_token` or `add_eos_token` is set, as in transformers.
+        The end tokens are that of the tokenizer and those of generation_config.json. If the latter names none, use
+        `eos_fallback` (config.json's `eos_token_id`). The tokenizer's post-processor decides whether a prompt gets
+        begin and end tokens, unless the config sets `add_bos_token` or `add_eos_token`, as in transformers.
 
         Raises ArtifactError, with file and field, for a missing or damaged file.
         """
@@ -73,15 +73,15 @@ class Tokenizer:
         return cls(backend, eos_token_ids=[*eos_ids, *([] if eos is None else [eos])], bos_token_id=bos)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of one prompt. Special tokens in its text become those tokens. Raises RequestError for
-        invalid Unicode."""
+        """Return the token ids of one prompt. If the text contains the text of a special token, it becomes that token.
+        Raises RequestError for invalid Unicode."""
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each prompt, encoded in parallel.
+        """Return the token ids of each prompt. They are encoded in parallel.
 
         As in vLLM's `generate`, text that spells a special token becomes that token, and the tokenizer may add begin
-        and end tokens. Use a chat template for untrusted text, which must not produce special tokens.
+        and end tokens. For untrusted text, use a chat template, in which messages cannot produce special tokens.
 
         Raises RequestError for invalid Unicode (lone surrogates).
         """
@@ -95,28 +95,31 @@ class Tokenizer:
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=True)]
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of these token ids together. Unknown ids have no text."""
+        """Return the text of a list of token ids. Unknown ids have no text; special tokens have none if they are
+        skipped."""
         text: str = self.backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def decode_alone(self, token_id: int, skip_special_tokens: bool) -> str:
-        """Return the text of one token by itself, from a cache."""
+        """Return the text of one token, decoded without the tokens before it. Results are cached."""
         alone = self._alone[skip_special_tokens]
         if token_id not in alone:
             alone[token_id] = self.decode([token_id], skip_special_tokens)
         return alone[token_id]
 
     def is_visible(self, token_id: int, skip_special_tokens: bool) -> bool:
-        """Return whether `decode` writes the token. It omits unknown tokens, and special ones if they are to be
-        skipped."""
+        """Return whether a token has text in the result of `decode`. Unknown tokens have none, and special tokens have
+        none if they are skipped."""
         if skip_special_tokens and token_id in self.special_ids:
             return False
         return self.backend.id_to_token(token_id) is not None
 
     def text_of(self, token_id: int, skip_special_tokens: bool) -> str | None:
-        """Return the text that a token adds, whatever tokens are before it; "" if `decode` omits the token. Return None
-        if the text depends on the tokens before: if the token is part of a character, or the decoder is not
-        byte-level."""
+        """Return the text that a token adds, if that does not depend on the tokens before it; "" if `decode` omits the
+        token.
+
+        Return None if it does depend on them: the token is part of a character, or the tokenizer is not byte-level.
+        """
         if not self._joins_bytes:
             return None
         # A byte-level decoder joins the bytes of all tokens, and valid UTF-8 decodes equally after any bytes.
@@ -125,8 +128,8 @@ class Tokenizer:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty dict if there is no such file. Raises ArtifactError if it holds no
-    JSON object."""
+    """Return the object in a JSON file; an empty dict if the file does not exist. Raises ArtifactError if the file does
+    not contain a JSON object."""
     if not path.is_file():
         return {}
     try:
@@ -143,8 +146,8 @@ def _token_id(
 ) -> int | None:
     """Return the id of the token that `config` names in `field`, such as "bos_token"; None if it names none.
 
-    Many configs name a token that the vocabulary lacks, and never use it. Return None then too, but with `needed` raise
-    ArtifactError.
+    Many configs name a token that the vocabulary lacks, and never use it. Then return None too, but with `needed` raise
+    ArtifactError. `folder` is for the error.
     """
     token = config.get(field)
     if isinstance(token, Mapping):  # an AddedToken, written out

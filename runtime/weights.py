@@ -21,8 +21,8 @@ _INDEX = TypeAdapter(dict[str, WeightEntry])
 
 @dataclass(frozen=True)
 class Place:
-    """The place where a weight is stored: row-major from byte `offset` of `file` on, within the file and aligned for
-    its dtype."""
+    """The place where a weight is stored in the artifact: row-major, from byte `offset` of `file` on. It is checked to
+    be within the file, and aligned for its dtype."""
 
     file: str
     offset: int
@@ -39,8 +39,8 @@ class Place:
 
 
 def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place]:
-    """Return where each weight is stored, by name; of weights that a mesh splits, the shard of `rank`. Weights that
-    share one tensor have equal places.
+    """Return where each weight is stored in the artifact, by name. If a weight is sharded over several devices, return
+    the place of the shard of `rank`. Tied weights, which share one tensor, have equal places.
 
     Raises ArtifactError if weights.json names a place that is not in a weight file, or if places overlap.
     """
@@ -64,10 +64,10 @@ def weight_places(artifact: Artifact, rank: Rank = ONLY_RANK) -> dict[str, Place
 def map_weights(
     artifact: Artifact, rank: Rank = ONLY_RANK, *, verify: bool = False, threads: int | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return every weight by name, as a view of its memory-mapped file, without a copy; of weights that a mesh splits,
-    the shard of `rank`.
+    """Return every weight by name, as a view of its memory-mapped file, without a copy. If a weight is sharded over
+    several devices, return the shard of `rank`.
 
-    Opens only the files of this rank and those shared by all ranks. With `verify`, compares their digests with the
+    Opens only the files of this rank and those that all ranks share. With `verify`, compares their digests with the
     manifest on `threads` threads (default: one per core, at most 8). Raises ArtifactError.
     """
     places = weight_places(artifact, rank)
@@ -79,12 +79,14 @@ def map_weights(
 
 
 def files_of(artifact: Artifact, places: Mapping[str, Place], rank: Rank) -> tuple[str, ...]:
-    """Return the paths of the weight files that loading `rank` reads and checks. Without a mesh, these are all."""
+    """Return the paths of the weight files that `rank` must load. `places` has the place of each weight by name. On a
+    single device, these are all weight files."""
     return tuple(dict.fromkeys(place.file for place in places.values())) if rank.axes else artifact.weight_files()
 
 
 def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
-    """Map a file of the artifact into memory, and return the map. Raises ArtifactError if it cannot be mapped."""
+    """Map a file of the artifact into memory. `relpath` is its path within the artifact. Raises ArtifactError if it
+    cannot be mapped."""
     try:
         with artifact.file(relpath).open("rb") as file:
             # Copy-on-write: a stray write never reaches the file.
@@ -94,8 +96,8 @@ def map_file(artifact: Artifact, relpath: str) -> mmap.mmap:
 
 
 def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank) -> Place:
-    """Return where the weight `name` is stored, by its entry in weights.json. `files` has the sizes of weight files by
-    path. Raises ArtifactError for an invalid place."""
+    """Return where the weight `name` is stored, from its entry in weights.json; if it is sharded, where the shard of
+    `rank` is. `files` has the size of each weight file, by path. Raises ArtifactError for an invalid entry."""
     file, offset = _part(name, entry, rank)
     if entry.dtype not in DTYPES:
         raise _weight_error(name, f"the dtype is {entry.dtype!r:.80}", ", ".join(DTYPES))
@@ -112,7 +114,8 @@ def _place(name: str, entry: WeightEntry, files: Mapping[str, int], rank: Rank) 
 
 
 def _check_apart(places: Mapping[str, Place]) -> None:
-    """Raise ArtifactError if two weights overlap: a device copy would hold the common bytes twice."""
+    """Raise ArtifactError if two different weights overlap in a file. A copy of the file's weights on a GPU would hold
+    their common bytes twice."""
     named = {place: name for name, place in places.items() if place.nbytes}
     ordered = sorted(named, key=lambda place: (place.file, place.offset))
     for before, place in itertools.pairwise(ordered):
@@ -125,7 +128,8 @@ def _check_apart(places: Mapping[str, Place]) -> None:
 
 
 def _part(name: str, entry: WeightEntry, rank: Rank) -> tuple[str, int]:
-    """Return (file, byte offset) of a weight, or of the shard of `rank` if a mesh splits it."""
+    """Return (file, byte offset) of a weight, from its entry in weights.json; if it is sharded, of the shard of
+    `rank`."""
     if entry.file is not None:
         return entry.file, entry.offset
     parts = entry.parts or ()

@@ -42,9 +42,10 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Cpu:
-    """The cpu backend: claims attention over the paged KV cache, cache writes, and the first and last ops of a step.
+    """The cpu backend: C++ kernels for paged attention, cache writes, and the first and last ops of a step.
 
-    These ops are `feed`, `sample` and `advance`. In steps of few tokens, it computes all ops of a dense decoder layer.
+    The first op of a step is `feed`; the last ones are `sample` and `advance`. In steps of few tokens, this backend
+    computes all ops of a dense decoder layer.
     """
 
     name = "cpu"
@@ -80,7 +81,7 @@ class Cpu:
     def emit_library(self, key: str, target: Target, directory: Path) -> Executable:
         """Build the C++ kernels for this machine into `directory`, and return their description, with id `key`.
 
-        Raises BackendError with the compiler's errors.
+        Raises BackendError, with the compiler's messages, if the build fails.
         """
         sources = [str(path) for path in sorted(KERNELS.glob("*.cpp"))]
         command = [compiler_path(), *FLAGS, "-o", str(directory / LIBRARY), *sources]
@@ -95,9 +96,9 @@ def _argument_type(node: fx.Node, name: str) -> TensorType:
 
 
 def _same_dtype(node: fx.Node, *names: str) -> str | None:
-    """Return why no kernel takes the arguments `names` of a call, or None if one does.
+    """Return why the C++ kernels do not support the arguments `names` of a call, or None if they do.
 
-    They must all have one dtype that kernels exist for, and be dense along the last axis.
+    The arguments must all have one dtype, one that kernels exist for, and stride 1 along the last axis.
     """
     found = {name: tensor_type(item) for name, item in named_values(node).items() if name in names}
     dtypes = {value_type.dtype for value_type in found.values()}

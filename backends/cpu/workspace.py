@@ -24,9 +24,10 @@ _QUERIES, _KEYS = 256, 512
 
 
 def costliest(target: Any, threads: int) -> Callable[..., Any]:
-    """Return a function with the arguments of an op that allocates as much as any call of the op can.
+    """Return a function that allocates as much memory as any call of an op can. The compiler runs it to measure a step.
 
-    `target` is the op's function in the graph, `threads` the number of threads that torch will use.
+    The function takes the op's arguments. `target` is the op's function in the graph, `threads` the number of threads
+    that torch will use when the model is served.
     """
     op = op_of(target)
     assert op is not None
@@ -65,9 +66,10 @@ def _attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Allocate what `paged_attention` allocates if all tokens belong to one sequence, at the end of its pages.
+    """Allocate and free the memory of the costliest call of `paged_attention`: one long sequence has all tokens.
 
-    The arguments after `threads`, the number of torch's threads, are the op's.
+    The sequence ends at the end of its pages. `threads` is the number of torch's threads; the other arguments are those
+    of the op.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     if not fused_by_torch(form, sinks, slopes, soft_cap, v_scale):
@@ -100,9 +102,9 @@ def _step_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> None:
-    """Allocate what `step_attention` allocates if all tokens belong to one sequence.
+    """Allocate and free the memory of the costliest call of `step_attention`: one sequence has all tokens.
 
-    The arguments after `threads`, the number of torch's threads, are the op's.
+    `threads` is the number of torch's threads; the other arguments are those of the op.
     """
     if sinks is not None or slopes is not None or soft_cap is not None:
         step_attention.costliest(q, k, v, q_starts, q_lens, sinks, slopes, scale=scale, mask=mask, soft_cap=soft_cap)
@@ -113,9 +115,10 @@ def _step_attention(
 
 
 def _in_torch(threads: int, q: torch.Tensor, seen: torch.Tensor | None) -> None:
-    """Allocate what torch's attention of one sequence allocates: mask, result, sums, and the blocks of each thread.
+    """Allocate and free what torch's attention of one sequence allocates: mask, result, sums, blocks of each thread.
 
-    `seen` is the bool mask [queries, keys]; None means that every query sees every key.
+    `threads` is the number of torch's threads. `seen` is the bool mask [queries, keys]; None means that every query
+    sees every key.
     """
     bias = None if seen is None else torch.empty(seen.shape, dtype=q.dtype)
     mixed = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -10,5 +10,8 @@ _OPS: Mapping[str, Callable[..., Any]] = {"ingot.linear": F.linear}
 
 
 def find_op(target: str) -> Callable[..., Any] | None:
-    """Return the torch function for the op `target`, such as "ingot.linear"; None if cuBLAS does not compute the op."""
+    """Return the torch function that computes an op with cuBLAS; None if cuBLAS does not compute the op.
+
+    `target` is the op's printed name, such as "ingot.linear".
+    """
     return _OPS.get(target)

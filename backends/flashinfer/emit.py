@@ -27,9 +27,9 @@ _VECTOR = 8  # elements of a load of the kernels, which has 16 bytes
 
 
 class FlashInfer:
-    """The flashinfer backend: claims and builds prefill attention over the paged KV cache.
+    """The flashinfer backend: prefill attention over the paged KV cache, with kernels of the FlashInfer package.
 
-    `kernel` is "fa2" or "fa3", for FlashAttention-2 or 3. None chooses by the GPU and the page size.
+    `kernel` is "fa2" or "fa3" (FlashAttention-2 or 3). With None, the GPU and the page size decide.
     """
 
     name = "flashinfer"
@@ -54,7 +54,11 @@ class FlashInfer:
     def workspace(
         self, body: Program, executable: Executable, directory: Path, sizes: Mapping[str, int], threads: int
     ) -> int:
-        """Return the bytes that one call allocates: its result and its scratch. This needs no GPU."""
+        """Return the bytes of GPU memory that one call allocates: its result and its scratch memory. Needs no GPU.
+
+        `body` is the program with the call, `sizes` maps its dims, such as "T", to sizes. `directory` is the folder of
+        the built library. `threads` is unused.
+        """
         q, page_table = (held_type(named_values(_call_of(body))[name]) for name in ("q", "page_table"))
         tokens, heads, dim = q.bind(sizes)
         words = Library(directory / LIBRARY).work_words(tokens, page_table.bind(sizes)[0])
@@ -69,7 +73,7 @@ class FlashInfer:
         return {"flashinfer": "none"} if isinstance(packages, Missing) else dict(packages.versions)
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Build the library for the only call of `body` into `directory`, and return its description, with id `key`.
+        """Build the library for the one call in `body` into `directory`, and return its description, with id `key`.
 
         Raises BackendError if the packages are missing or nvcc fails.
         """
@@ -94,17 +98,17 @@ class FlashInfer:
 
 
 def kernel_for(sm: int, page: int) -> str:
-    """Return the kernel for a GPU of capability `sm` and pages of `page` positions: "fa3" or "fa2".
+    """Return the kernel, "fa3" or "fa2", for compute capability `sm` and pages of `page` positions.
 
-    FlashAttention-3 needs Hopper (90), and a page size that is a multiple of 8.
+    FlashAttention-3 needs Hopper (`sm` 90), and a page size that is a multiple of 8.
     """
     return "fa3" if sm == 90 and page % 8 == 0 else "fa2"
 
 
 def _refusal(node: fx.Node, sm: int, bucket: BucketClass) -> str | None:
-    """Return why there is no kernel for a `paged_attention` call in steps of this bucket class, or None if there is.
+    """Return why FlashInfer has no kernel for a `paged_attention` call, or None if it has one.
 
-    `sm` is the compute capability, 90 for Hopper.
+    `sm` is the compute capability, 90 for Hopper. `bucket` is the range of step sizes that the call is compiled for.
     """
     if sm < 80:
         return f"kernels need compute capability 8.0, and this is {sm // 10}.{sm % 10}"

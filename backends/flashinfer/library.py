@@ -13,7 +13,7 @@ _ALIGNMENT = 16
 
 
 class _Call(ctypes.Structure):
-    """The arguments of a call, with the fields of the C++ struct `ingot::Call` in kernels/attention.cuh."""
+    """The arguments of a library call as ctypes fields, equal to the struct `ingot::Call` in kernels/attention.cuh."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("out", "kv", "q", "page_table", "q_starts", "q_lens", "kv_lens")),
@@ -24,9 +24,9 @@ class _Call(ctypes.Structure):
 
 
 class Library:
-    """The loaded attention library of one call, made by `flashinfer.build`; callable. `path` is its shared object.
+    """A loaded attention library, which `flashinfer.build` made for one call. Calling it computes the attention.
 
-    Raises BackendError if the file does not load.
+    `path` is the library's shared object. Raises BackendError if the file does not load.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,11 +42,11 @@ class Library:
         self._run.restype, self._run.argtypes = ctypes.c_char_p, [ctypes.POINTER(_Call)]
 
     def work_words(self, tokens: int, sequences: int) -> int:
-        """Return the scratch memory that a step of these sizes needs, in words of 4 bytes."""
+        """Return the scratch memory, in words of 4 bytes, for a step with this many tokens and sequences."""
         return int(self._words(tokens, sequences))
 
     def prepare(self) -> None:
-        """Load the GPU code and create the library's second stream. Call it once, before the first step."""
+        """Load the GPU code and create the library's second CUDA stream. Call it once, before the first step."""
         _check(self._prepare())
 
     def __call__(

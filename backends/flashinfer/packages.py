@@ -41,7 +41,10 @@ class Packages:
 
 @functools.cache
 def find_packages() -> Packages | Missing:
-    """Find the packages that build FlashInfer's kernels, without importing any. Return Missing if one is absent."""
+    """Find the compilers and headers that build FlashInfer's kernels, without importing a package.
+
+    Return Missing, with the reason, if one of them is absent.
+    """
     spec = find_spec("flashinfer")
     if spec is None or spec.origin is None:
         return Missing("FlashInfer is not installed (pip install 'ingot[flashinfer]')")

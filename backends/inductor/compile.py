@@ -23,11 +23,12 @@ from ingot.ir.types import TensorType
 def compile_region(
     body: Program, key: str, directory: Path, *, device: str, example: int, options: Mapping[str, Any], hint: str
 ) -> Executable:
-    """Compile a region's program `body` into a shared library in `directory`. Return its description, with id `key`.
+    """Compile a region (connected calls of a program) with AOTInductor into a shared library in `directory`.
 
-    The library supports all sizes of the dims. torch.export traces the region on fake tensors on `device`, with dims
-    of size `example`. `options` are AOTInductor's. The library takes the inputs in order, weights included, and
-    allocates its outputs. Raises BackendError with `hint` if the compiler fails.
+    Return its description, with id `key`. `body` is the region's program. torch.export traces it on fake tensors on
+    `device`, with each dim of size `example`; the library supports all sizes. `options` are AOTInductor's. The library
+    takes the inputs in order, weights included, and allocates its outputs. Raises BackendError with `hint` if the
+    compiler fails.
     """
     import torch._inductor  # not at the top: only emitting needs it
 
@@ -64,7 +65,7 @@ def compile_region(
 
 
 class _Body(torch.nn.Module):
-    """A region's program as a module for torch.export. It calls the ops' references, so the compiler sees only aten."""
+    """A region's program as a module for torch.export. It calls the ops' references, so the export is plain aten."""
 
     def __init__(self, body: Program) -> None:
         super().__init__()
@@ -82,7 +83,10 @@ class _Body(torch.nn.Module):
 
 
 def example_of(value_type: TensorType, sizes: Mapping[str, int], device: str) -> torch.Tensor:
-    """Return a tensor of zeros of a type on `device`, with its strides. `sizes` are the sizes of the dims by name."""
+    """Return a tensor of zeros on `device`, with the shape, dtype and strides of `value_type`.
+
+    `sizes` maps the names of dims, such as "T", to their sizes.
+    """
     shape = value_type.bind(sizes)
     if value_type.strides is None:
         return torch.zeros(shape, dtype=value_type.dtype, device=device)

@@ -24,9 +24,10 @@ _EXAMPLE_SIZE = 7
 
 
 class Inductor:
-    """The inductor backend for CPUs: claims and compiles every fusible op, in steps of many tokens.
+    """The inductor backend for CPUs: compiles every fusible op with AOTInductor, in steps of many tokens.
 
-    Embedding, attention, cache writes, row selection and sampling are not fusible.
+    Fusible ops are matmuls, norms and elementwise ops. Embedding, attention, cache writes, row selection and sampling
+    are not fusible.
     """
 
     name = "inductor"
@@ -53,7 +54,7 @@ class Inductor:
         return measure(directory / executable.files[0], args, threads)
 
     def sources(self) -> Sequence[Path]:
-        """Return the source files that the compiled code depends on: this backend's, and the ops' references."""
+        """Return the source files that compiled code depends on: this backend's files and the ops' references."""
         compile_side = (Path(__file__), Path(__file__).with_name("compile.py"))
         return (*compile_side, *sorted(Path(ops.__file__).parent.glob("*.py")))
 
@@ -75,7 +76,7 @@ class Inductor:
 
 
 def unfusible(nodes: Sequence[fx.Node]) -> No | None:
-    """Return a refusal that names the first call that is not fusible; None if all are fusible."""
+    """Return a refusal (No) that names the first of `nodes` that is not fusible; None if all are fusible."""
     for node in nodes:
         op = op_of(node.target)
         if op is not None and not op.fusible:

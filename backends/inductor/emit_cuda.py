@@ -32,11 +32,12 @@ _EXAMPLE_SIZE = 61
 
 
 class InductorCuda(Inductor):
-    """The inductor backend for GPUs: claims every fusible op, at a cost above that of other backends with kernels.
+    """The inductor backend for GPUs: claims every fusible op, at a higher cost than backends with their own kernels.
 
-    With `ahead`, its claims win over those of other backends. AOTInductor runs kernels while it compiles, to choose
-    tile sizes, so it compiles only for the GPU of this machine. `missing` replaces `missing_here` in tests: it takes a
-    target's name, and returns why this machine cannot compile for it, or "".
+    With `ahead` its cost is lower, and its claims win. AOTInductor runs kernels while it compiles, to choose tile
+    sizes, so it compiles only for the GPU of this machine. Tests pass `missing` in place of the function
+    `missing_here`: it takes a target's name, such as "sm_90", and returns why this machine cannot compile for it, or
+    "".
     """
 
     def __init__(self, *, ahead: bool = False, missing: Callable[[str], str] | None = None) -> None:
@@ -63,9 +64,9 @@ class InductorCuda(Inductor):
         return (*super().sources(), Path(__file__))
 
     def toolchain(self) -> dict[str, str]:
-        """Return the versions of torch, Triton and the C++ compiler, and the GPU of this machine, by name.
+        """Return what compiled code depends on: the versions of "torch", "triton" and "c++", and the name of the "gpu".
 
-        A missing one is "none": other backends then compile the calls, and the artifact differs.
+        A missing one is "none". Other backends then compile the calls, and the artifact differs.
         """
         return {"torch": torch.__version__, "triton": _version("triton"), "c++": _compiler(), "gpu": _gpu()}
 

@@ -13,10 +13,10 @@ Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 
 
 def open_library(library: Path) -> Run:
-    """Load a region's library, and return its function, from a list of tensors to a list of new tensors.
+    """Load the compiled library of a region. Return a function from a list of input tensors to a list of new tensors.
 
-    It uses AOTInductor's container runners directly, because torch's package loader imports the compiler. A container
-    has one model, since calls come one at a time. Raises RuntimeError if the library does not load.
+    It uses AOTInductor's container runners directly, because torch's package loader imports the compiler. The container
+    holds one copy of the model, since calls never overlap. Raises RuntimeError if the library does not load.
     """
     runners: Any = torch._C._aoti  # torch's stubs leave arguments out
     run: Run
@@ -30,9 +30,9 @@ def open_library(library: Path) -> Run:
 
 
 def _names_lack_of_memory(run: Run) -> Run:
-    """Return a function that calls `run`, and raises torch.OutOfMemoryError when the GPU is out of memory.
+    """Return a function that calls `run`, but raises torch.OutOfMemoryError when the GPU is out of memory.
 
-    `run` reports a lack of memory as a generic RuntimeError. The counter `num_ooms` of torch's allocator shows it.
+    `run` itself raises a plain RuntimeError then. The counter `num_ooms` of torch's allocator shows the true cause.
     """
     known = _lacks_of_memory()
 

@@ -15,7 +15,7 @@ from ingot.ir.errors import BackendError
 def allocations(call: Callable[[], Any]) -> list[int]:
     """Run `call`, and return the bytes of each allocation (positive) and free (negative) in torch's CPU allocator.
 
-    They are in order of time. The result of `call` is freed after all of them.
+    The list is in order of time. The free of the call's result comes last.
     """
     with profile(use_cpu=True, profile_memory=True) as seen:
         kept = call()
@@ -29,9 +29,9 @@ def peak(changes: Sequence[int]) -> int:
 
 
 def measure(library: Path, args: Sequence[torch.Tensor], threads: int) -> int:
-    """Call a CPU region's library with `args`, and return the peak bytes that the call allocates, results included.
+    """Call a CPU region's library with the inputs `args`, and return the peak bytes that the call allocates.
 
-    Kernels allocate scratch per thread, so the call runs with `threads` threads.
+    The peak includes the results. Kernels allocate scratch per thread, so the call runs with `threads` threads.
     """
     run = open_library(library)
     before = torch.get_num_threads()
@@ -44,9 +44,9 @@ def measure(library: Path, args: Sequence[torch.Tensor], threads: int) -> int:
 
 
 def measure_cuda(library: Path, make_args: Callable[[], Sequence[torch.Tensor]]) -> int:
-    """Call a GPU region's library, and return the peak bytes that the call allocates, results included.
+    """Call a GPU region's library, and return the peak bytes of GPU memory that the call allocates, results included.
 
-    `make_args` returns the inputs. Raises BackendError if the GPU lacks the memory.
+    `make_args` makes the input tensors. Raises BackendError if the GPU lacks the memory for inputs and call.
     """
     try:
         args = make_args()

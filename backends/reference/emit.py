@@ -15,10 +15,10 @@ from ingot.ir.program import VIEWS
 
 
 class Reference:
-    """The reference backend: computes an op by its reference implementation, on the whole batch of a step.
+    """The reference backend: computes an op by its reference implementation in torch, on the whole batch of a step.
 
-    `asked` is true if the user chose this backend. Otherwise it only computes calls that all others refuse. On a GPU,
-    it then refuses ops that need a kernel, or they would silently become slower by orders of magnitude.
+    `asked` is true if the user chose this backend. Otherwise it computes only calls that all other backends refuse. On
+    a GPU it then refuses ops that need a kernel: a silent fallback would be slower by orders of magnitude.
     """
 
     name = "reference"
@@ -44,7 +44,7 @@ class Reference:
 
 
 class Rowwise(Reference):
-    """The rowwise backend: computes an op row by row, so that the bits of a row never depend on its batch. Slow."""
+    """The slow rowwise backend: computes an op one row at a time, so the bits of a row never depend on its batch."""
 
     name = "rowwise"
     cost = claim_cost("rowwise")

@@ -11,15 +11,15 @@ from ingot.ir.ops.aten import ATEN
 def load_op(target: str) -> Callable[..., Any]:
     """Return the reference implementation of an op, given its printed name ("ingot.linear", "aten.add.Tensor").
 
-    For an op with states, it updates them in place. Raises BackendError for an unknown op.
+    The function updates states, such as a KV cache, in place. Raises BackendError for an unknown op.
     """
     return _find(target, lambda op: op.reference)
 
 
 def load_rowwise(target: str) -> Callable[..., Any]:
-    """Return the function that computes an op row by row, given its printed name, such as "ingot.linear".
+    """Return the function that computes an op one row at a time, given its printed name, such as "ingot.linear".
 
-    For an op with states, it updates them in place. Raises BackendError for an unknown op.
+    The function updates states, such as a KV cache, in place. Raises BackendError for an unknown op.
     """
     return _find(target, lambda op: op.rowwise)
 

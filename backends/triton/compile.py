@@ -30,7 +30,8 @@ _POINTERS = {
 class Cubin:
     """The machine code of one kernel, and how to launch it.
 
-    `entry` is the name of its function in `code`. A block has `warps` warps and `shared` bytes of shared memory.
+    `entry` is the name of the kernel function in `code`. A thread block has `warps` warps and `shared` bytes of shared
+    memory.
     """
 
     code: bytes
@@ -42,8 +43,8 @@ class Cubin:
 def is_aligned(value: Value) -> bool:
     """Return whether the address of a tensor is a multiple of ALIGNMENT (16 bytes) in every call.
 
-    Buffers and weights are aligned. An input may be a slice of a larger tensor, which begins at any row, or after other
-    columns. Inputs that the host fills, such as vectors of integers, are only 4-byte aligned.
+    Buffers and weights are aligned. An input may begin inside a larger tensor, at any row or column, so its strides
+    decide. Inputs that the host fills, such as vectors of integers, are only 4-byte aligned.
     """
     if value.buffer is not None:
         return True
@@ -107,19 +108,26 @@ def _pointer(value: Value) -> str:
 
 
 def file_of(cubin: Cubin) -> str:
-    """Return the file name of a cubin: a digest of its content, and ".cubin"."""
+    """Return the file name of a cubin: a digest of its machine code, and ".cubin"."""
     return f"{hashlib.sha256(cubin.code).hexdigest()[:16]}.cubin"
 
 
 def launch_key(launch: KernelLaunch) -> tuple[Any, ...]:
-    """Return a key of a launch's machine code: kernel, kinds of arguments, constants and compiler options."""
+    """Return a key that is equal for launches with equal machine code, so that each kernel is compiled once.
+
+    It has the kernel, the properties of its arguments (dtype, alignment), its constants and the compiler options.
+    """
     kinds: Mapping[str, Any] = {name: _kind(value) for name, value in launch.arguments.items()}
     constants = tuple(sorted((name, repr(value)) for name, value in launch.constants.items()))
     return (launch.kernel.fn, tuple(sorted(kinds.items())), constants, tuple(launch.options.items()))
 
 
 def _kind(value: Argument) -> Any:
-    """Return the properties of an argument that machine code depends on: dtype and alignment, or whether it is None."""
+    """Return the properties of a kernel argument that machine code depends on.
+
+    They are (dtype, whether it is aligned) for a tensor, otherwise whether the argument is None; a tuple has one per
+    item.
+    """
     if isinstance(value, tuple):
         return tuple(map(_kind, value))
     return (value.type.dtype, is_aligned(value)) if isinstance(value, Value) else value is None

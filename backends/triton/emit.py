@@ -33,9 +33,9 @@ from ingot.ir.types import DTYPES, TensorType
 class Triton:
     """The triton backend: has kernels for every op of a decoder's step, and claims the calls of these ops.
 
-    It claims matmuls, fused with the ops around them, in steps of few tokens. In batch-invariant bucket classes it
-    claims them for any number of tokens. `choices` are entries of a tuning log: tile sizes for a kernel and the sizes
-    of its call, which replace the backend's own. Raises OptionError for tile sizes that no kernel supports.
+    It claims matmuls, fused with the ops around them, in steps of few tokens. In batch-invariant bucket classes (ranges
+    of step sizes) it claims them for any number of tokens. `choices` are entries of a tuning log; each sets the tile
+    sizes of one kernel for a call of certain sizes. Raises OptionError for tile sizes that no kernel supports.
     """
 
     name = "triton"
@@ -97,7 +97,7 @@ class Triton:
         return {"triton": version("triton")}
 
     def emit(self, body: Program, key: str, target: Target, directory: Path) -> Executable:
-        """Compile the kernels that compute `body`, and return the executable's description, with id `key`.
+        """Compile the kernels for the program `body`, and return the executable's description, with id `key`.
 
         Writes the cubins and launches.json into `directory`. Raises BackendError if a kernel does not compile.
         """
@@ -141,7 +141,7 @@ class Triton:
         return Schedule(target.sm, target.cores, bucket, sequences, dependent=dependent, given=self._given)
 
     def _lowered(self, body: Program, target: Target) -> tuple[Schedule, tuple[Value, ...]]:
-        """Lower `body`, a call or a region. Return the schedule of its kernel launches, and its result tensors."""
+        """Return the kernel launches of the program `body`, and its result tensors. `body` is a call or a region."""
         assert body.bucket is not None
         sequences = body.dims.get("B")
         schedule = self._schedule(target, body.bucket, None if sequences is None else sequences.hi)
@@ -158,7 +158,10 @@ class Triton:
 
 
 def _lowering_of(node: fx.Node) -> Lowering | None:
-    """Return the lowering of a call's op, or None if there is none. It imports the kernels, which need Triton."""
+    """Return the function that translates a call of this op into kernel launches (its lowering); None if there is none.
+
+    The function imports the kernels, which need Triton.
+    """
     from ingot.backends.triton.lower.table import LOWERINGS
 
     op = op_of(node.target)
@@ -166,7 +169,7 @@ def _lowering_of(node: fx.Node) -> Lowering | None:
 
 
 def _call_of_node(node: fx.Node) -> Call:
-    """Return a node as the argument of a lowering, with its source nodes as inputs 0, 1, …"""
+    """Return a graph node as a Call, the argument of a lowering. The node's source nodes become inputs 0, 1, …"""
     values: dict[fx.Node, Value] = {}
     for place, source in enumerate(node.all_input_nodes):
         values[source] = Value(held_type(source), input=place)
@@ -174,7 +177,7 @@ def _call_of_node(node: fx.Node) -> Call:
 
 
 def _call(node: fx.Node, values: Mapping[fx.Node, Value]) -> Call:
-    """Return a node as the argument of a lowering. `values` holds the tensor of each of its source nodes."""
+    """Return a graph node as a Call, the argument of a lowering. `values` holds the tensor of each source node."""
     op = op_of(node.target)
     tensors: dict[str, Value | None] = {}
     attributes: dict[str, Any] = {}
@@ -230,7 +233,7 @@ def _write(
 
 
 def _aligned(schedule: Schedule) -> tuple[int, ...]:
-    """Return the indices of the inputs whose addresses the kernels assume to be multiples of 16 bytes."""
+    """Return the indices of the executable's inputs whose addresses kernels assume to be multiples of 16 bytes."""
     given = (value for launch in schedule.launches for value in launch.values)
     return tuple(sorted({value.input for value in given if value.input is not None and is_aligned(value)}))
 

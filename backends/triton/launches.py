@@ -19,7 +19,7 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Term(BaseModel):
-    """An arithmetic expression on sizes: `op` applied to `left` and `right`. The op "cdiv" divides and rounds up."""
+    """An arithmetic expression on sizes of dims: `op` applied to `left` and `right`. "cdiv" divides and rounds up."""
 
     model_config = _FROZEN
     op: Annotated[str, Field(pattern="^(add|sub|mul|cdiv|min|max)$")]
@@ -69,8 +69,8 @@ def times(left: Expr, right: Expr) -> Expr:
 class Buffer(BaseModel):
     """GPU memory that an executable allocates, a tensor of this `shape` and `dtype` (an IR name such as "bf16").
 
-    Each call allocates its "output" and "scratch" buffers; the contents of scratch are undefined before and after. A
-    "counter" is allocated and zeroed when the executable is loaded, and every call leaves it zeroed.
+    `kind` is "output", "scratch" or "counter". Each call allocates outputs and scratch; scratch has undefined contents.
+    A "counter" is allocated and zeroed when the executable is loaded, and every call leaves it zeroed.
     """
 
     model_config = _FROZEN
@@ -98,10 +98,10 @@ class Number(BaseModel):
 class Launch(BaseModel):
     """One kernel launch. It is skipped if an axis of its grid has the size 0.
 
-    `kernel` names a file of machine code and `entry` the function in it. `arguments` are the run-time arguments, in
-    order, without the two scratch pointers that Triton appends. A block has `warps` warps and `shared` bytes of dynamic
-    shared memory. A `dependent` launch may begin before the previous one has ended, because the kernel itself waits for
-    that end (programmatic dependent launch).
+    `kernel` is the name of the file with the machine code, and `entry` the function in it. `arguments` are the run-time
+    arguments, in order, without the two scratch pointers that Triton appends. A thread block has `warps` warps and
+    `shared` bytes of dynamic shared memory. A `dependent` launch may begin before the previous one has ended, because
+    the kernel itself waits for that (programmatic dependent launch).
     """
 
     model_config = _FROZEN

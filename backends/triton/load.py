@@ -25,9 +25,10 @@ LoadedCall = Callable[..., list[torch.Tensor]]
 def load(executable: Executable, directory: Path, context: LoadContext, *, dependent: bool = True) -> LoadedCall:
     """Load an executable from `directory` onto the GPU of `context`, and return a callable that runs it.
 
-    The callable takes the input tensors, states included, and returns a list of new tensors. It launches on torch's
-    current stream and checks only addresses: the caller checks types. Without `dependent`, no launch begins before the
-    previous one has ended. Raises BackendError if launches.json is malformed or the driver rejects the machine code.
+    The callable takes the input tensors, including states such as the KV cache, and returns a list of new tensors. It
+    launches on torch's current CUDA stream. It checks the alignment of addresses; the caller checks types. Without
+    `dependent`, no launch begins before the previous one has ended. Raises BackendError if launches.json is malformed
+    or the driver rejects the machine code.
     """
     try:
         launches = Launches.model_validate_json((directory / LAUNCHES).read_text(encoding="utf-8"))
@@ -44,8 +45,8 @@ def load(executable: Executable, directory: Path, context: LoadContext, *, depen
 class _Executable:
     """A loaded executable. A call takes the input tensors, launches the kernels, and returns the output tensors.
 
-    `functions` holds the driver's functions by (file, entry) of a launch. `dependent` allows a launch to begin before
-    the previous one has ended.
+    `functions` holds the loaded kernels of the CUDA driver by (file, entry) of a launch. `dependent` allows a launch to
+    begin before the previous one has ended.
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class _Executable:
         return [made[place] for place in self._outputs]
 
     def _resize(self, sizes: list[int]) -> None:
-        """Compute buffer shapes, grids and integer arguments for new sizes of the dims.
+        """Compute buffer shapes, grids and integer arguments for new sizes of the dims, before the next launch.
 
-        This is rare: the layers of a step call the same executable with equal sizes.
+        It is rarely needed: the layers of a step call the same executable with equal sizes.
         """
         self._sizes = None  # until all is done
         named = dict(zip(self._dims, sizes, strict=True))
@@ -112,9 +113,9 @@ class _Executable:
 
 
 def _dims_by_input(inputs: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return, for each dim by name, the index of an input and the axis of it that has the size of the dim.
+    """Return where to read the size of each dim, such as "T": dim name -> (index of an input, axis of that input).
 
-    `inputs` are the types of the inputs as text.
+    `inputs` are the types of the inputs as text, such as "bf16[T, 4096]".
     """
     found: dict[str, tuple[int, int]] = {}
     for place, text in enumerate(inputs):

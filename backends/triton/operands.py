@@ -43,10 +43,11 @@ from ingot.ir.types import DTYPE_NAMES
 
 @dataclass(frozen=True)
 class Loader:
-    """The operand loader of a packing: `triton.jit` functions by which matmul kernels read a weight of that packing.
+    """The operand loader of a packing (storage order of a weight): `triton.jit` functions by which kernels read it.
 
     The module's docstring defines `begin`, `within`, `load` and `fetch`. `stored` takes a weight and the matmul's
-    dtype. It returns their constant STORED, and raises Refused for a weight that they cannot read.
+    dtype. It returns the constant STORED that these functions take, such as a row stride. It raises Refused for a
+    weight that they cannot read.
     """
 
     packing: str
@@ -61,7 +62,10 @@ LOADERS: dict[str, Loader] = {}
 
 
 def register_loader(loader: Loader) -> Loader:
-    """Register the operand loader of a packing, and return it. Raises ValueError if the packing already has one."""
+    """Register the operand loader of a packing (storage order of a weight), and return it.
+
+    Raises ValueError if the packing already has a loader.
+    """
     if loader.packing in LOADERS:
         raise ValueError(f"packing '{loader.packing}' already has a loader")
     LOADERS[loader.packing] = loader
@@ -69,14 +73,17 @@ def register_loader(loader: Loader) -> Loader:
 
 
 def loader_of(weight: Weight) -> Loader:
-    """Return the operand loader for a weight's packing. Raises Refused if there is none."""
+    """Return the operand loader, by which kernels read a weight in its packing. Raises Refused if there is none."""
     if weight.packing not in LOADERS:
         raise Refused(f"no loader for the packing '{weight.packing}'; there are {', '.join(sorted(LOADERS))}")
     return LOADERS[weight.packing]
 
 
 def _row_stride(weight: Weight, dtype: torch.dtype) -> int:
-    """Return the row stride of a plain weight in elements. Raises Refused for another dtype or a strided last axis."""
+    """Return the row stride of an unpacked weight in elements. `dtype` is the dtype of the matmul.
+
+    Raises Refused if the weight has another dtype, or a stride other than 1 along its last axis.
+    """
     (value,) = weight.parts
     if value.type.dtype != dtype:
         raise Refused(f"a matmul of {DTYPE_NAMES[dtype]} and {value.type}")

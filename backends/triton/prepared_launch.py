@@ -16,9 +16,10 @@ _WORD = 8
 class PreparedLaunch:
     """A kernel launch with prepared arguments; calling it launches `function`, a function of the CUDA driver.
 
-    `fixed` maps permanent buffers to their addresses. `made` maps the other buffers, which each call allocates, to
-    their index in the call's argument `made`. Without `dependent`, the launch does not begin before the previous one
-    has ended. Not thread-safe: `resize`, `run_on` and calls share the arguments. The driver copies them in each call.
+    `fixed` maps the names of permanent buffers to addresses. `made` maps the names of buffers that each call allocates
+    to their index in the call's argument `made`. Without `dependent`, the launch does not begin before the previous one
+    has ended. Not thread-safe: `resize`, `run_on` and calls change the same prepared arguments. The driver copies these
+    in each call.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class PreparedLaunch:
         self._empty = False
 
     def resize(self, sizes: Mapping[str, int]) -> None:
-        """Set grid and integer arguments for these sizes of the dims, by name, for the next calls."""
+        """Set the grid and integer arguments of the next calls. `sizes` maps dims, such as "T", to their sizes."""
         config, grid = self._config, [evaluate(size, sizes) for size in self._launch.grid]
         config.gridDimX, config.gridDimY, config.gridDimZ = grid
         self._empty = 0 in grid
@@ -68,11 +69,11 @@ class PreparedLaunch:
             self._words[place] = evaluate(value, sizes)
 
     def run_on(self, stream: int) -> None:
-        """Set the CUDA stream (a CUstream) of the next calls."""
+        """Set the CUDA stream on which the next calls launch, as an integer (a CUstream)."""
         self._config.hStream = stream
 
     def __call__(self, inputs: Sequence[int], made: Sequence[int]) -> None:
-        """Launch the kernel, unless its grid is empty. `inputs` and `made` are addresses of inputs and new buffers.
+        """Launch the kernel, unless its grid is empty. `inputs` and `made` are addresses: of inputs, of new buffers.
 
         Raises BackendError if the launch fails.
         """
@@ -89,7 +90,7 @@ class PreparedLaunch:
 
 
 def _dependent_attribute(driver: Any) -> Any:
-    """Return the attribute of programmatic dependent launch: the kernel may begin before the previous one ends."""
+    """Return the launch attribute of programmatic dependent launch: a kernel may begin before the previous one ends."""
     attribute = driver.CUlaunchAttribute()
     attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
     attribute.value.programmaticStreamSerializationAllowed = 1

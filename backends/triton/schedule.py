@@ -27,7 +27,10 @@ class Value:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Return the stride of each axis, in elements. In a row-major tensor, only the first size may be a symbol."""
+        """Return the stride of each axis in elements, as a number.
+
+        In a row-major tensor, only the first size may be the name of a dim, because no stride depends on it.
+        """
         if self.type.strides is not None:
             return self.type.strides
         strides, step = [], 1
@@ -47,9 +50,9 @@ class KernelLaunch:
 
     `arguments` are the run-time arguments by parameter name: Values, tuples of Values, Exprs (i32 integers) and None.
     `constants` are the `tl.constexpr` ones. `stages` is Triton's `num_stages`. `registers` limits the registers per
-    thread; None leaves it to the compiler. With `dependent`, the launch may begin before the previous one has ended.
-    Then each program of the kernel begins with `gdc_launch_dependents()`, and on every path calls `gdc_wait()` before
-    it reads or writes memory that another kernel writes. It may load weights before.
+    thread; None means no limit. With `dependent`, the launch may begin before the previous one has ended. Then each
+    program of the kernel begins with `gdc_launch_dependents()`, and on every path calls `gdc_wait()` before it reads or
+    writes memory that another kernel writes. It may load weights before.
     """
 
     kernel: Any
@@ -69,7 +72,7 @@ class KernelLaunch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options for Triton's compiler, by its names: warps, stages, registers, dependent launch."""
+        """Return the compiler options of the launch by Triton's names, such as `num_warps` and `maxnreg`."""
         return {
             "num_warps": self.warps,
             "num_stages": self.stages,
@@ -80,13 +83,13 @@ class KernelLaunch:
 
 @dataclass
 class Schedule:
-    """The launches that compute a call or a region, in order, and the buffers that they need.
+    """The kernel launches that compute a call or a region (fused calls), in order, and the buffers that they need.
 
     The first fields describe the target, by which lowerings choose kernels and tile sizes. `sm` is the compute
     capability (90 for Hopper), `cores` the number of multiprocessors, `bucket` the range of step sizes. A step has at
     most `sequences` sequences (None: as many as tokens). `dependent` says that the target supports programmatic
-    dependent launch. `given` holds tile sizes, by kernel and sizes of a call (`choice_key`), that replace those of the
-    lowerings. `choices` records the tile sizes in use.
+    dependent launch. `given` holds tile sizes, such as those of a tuning log, that replace the lowerings' own; its keys
+    are kernel and sizes of a call (`choice_key`). `choices` records the tile sizes in use.
     """
 
     sm: int
@@ -101,7 +104,7 @@ class Schedule:
 
     @property
     def most_sequences(self) -> int:
-        """Return the most sequences that a step of the bucket class can have."""
+        """Return the most sequences that a step can have in the bucket class (range of step sizes)."""
         return self.bucket.tokens[1] if self.sequences is None else self.sequences
 
     def choose(
@@ -112,10 +115,11 @@ class Schedule:
         known: Callable[[], tuple[T, Source]],
         microseconds: float | None = None,
     ) -> T:
-        """Choose tile sizes for `kernel`, record them in `choices`, and return them as a dataclass `kind`.
+        """Choose the tile sizes of `kernel`, record them in `choices`, and return them as a dataclass `kind`.
 
-        `problem` holds the sizes and dtypes of the call. The tile sizes are those that `given` has for it. Otherwise
-        `known` returns them, with their source. `microseconds` is the measured time of a call with the latter, or None.
+        `problem` holds the sizes and dtypes of the call. If `given` has tile sizes for it, choose these; otherwise
+        `known` returns them, with their source ("table" or "heuristic"). `microseconds` is the measured time of a call
+        with the tile sizes of `known`, or None.
         """
         choice = self.given.get(choice_key(kernel, problem))
         if choice is None:
@@ -130,15 +134,15 @@ class Schedule:
         return tiles
 
     def output(self, value_type: TensorType) -> Value:
-        """Add a row-major buffer for a result of this type, and return it."""
+        """Add a row-major buffer for a result of type `value_type` to the schedule, and return it."""
         return self._buffer("output", value_type.dtype, value_type.shape)
 
     def scratch(self, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:
-        """Add a scratch buffer, which each call allocates, and return it. Its contents are undefined, perhaps NaN."""
+        """Add a scratch buffer, which each call allocates, and return it. Its contents are undefined, even NaN."""
         return self._buffer("scratch", dtype, shape)
 
     def counter(self, shape: Sequence[Expr]) -> Value:
-        """Add a permanent buffer of i32 zeros, and return it. Each call must leave it zero. `shape` has no symbols."""
+        """Add a permanent buffer of i32 zeros, and return it. Each call must leave it zero. `shape` names no dims."""
         return self._buffer("counter", torch.int32, shape)
 
     def _buffer(self, kind: str, dtype: torch.dtype, shape: Sequence[Expr]) -> Value:
@@ -159,7 +163,7 @@ class Schedule:
         registers: int | None = None,
         dependent: bool = False,
     ) -> None:
-        """Append a launch of the `triton.jit` function `kernel`, with the fields of KernelLaunch."""
+        """Append a launch of the `triton.jit` function `kernel`. The arguments are the fields of KernelLaunch."""
         self.launches.append(
             KernelLaunch(kernel, tuple(grid), dict(arguments), dict(constants), warps, stages, registers, dependent)
         )

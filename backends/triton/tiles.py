@@ -22,7 +22,7 @@ _MOST_ELEMENTS = 1 << 17
 
 
 def check_tiles(choices: Sequence[Choice]) -> None:
-    """Check entries of a tuning log: that the kernels exist and support the chosen tile sizes.
+    """Check that kernels support the tile sizes in entries of a tuning log.
 
     Raises OptionError for an unknown kernel, an invalid description of the call, an unknown or missing tile size, or a
     size out of range.
@@ -44,7 +44,7 @@ def check_tiles(choices: Sequence[Choice]) -> None:
 
 
 def _range(kind: type, name: str) -> tuple[int, int]:
-    """Return the least and the most value of the tile size `name` in a dataclass `kind` of tile sizes."""
+    """Return the least and the greatest allowed value of the tile size `name`, a field of the dataclass `kind`."""
     least = 0 if name in _MAY_BE_ZERO else 1
     if kind is not MatvecTiles and name in _TILES:
         least = _LEAST_TILE
@@ -52,7 +52,7 @@ def _range(kind: type, name: str) -> tuple[int, int]:
 
 
 def _kind(choice: Choice) -> type:
-    """Return the dataclass of the tile sizes in an entry of a tuning log.
+    """Return the dataclass that holds the tile sizes of the kernel that an entry of a tuning log names.
 
     Raises OptionError for an unknown kernel or an invalid description of its call.
     """

@@ -44,8 +44,8 @@ CONTEXTS: dict[str, tuple[int, ...]] = {
 
 
 def problem_of(config: Config, sequences: int) -> DecodeProblem:
-    """Return the decode attention problem of a layer of a model with this config.json, for steps of `sequences`
-    sequences.
+    """Return the sizes of decode attention (heads, head size, batch size) in a model with this config.json, for steps
+    of `sequences` sequences.
     """
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     tokens = next(tokens for tokens in CLASSES if sequences <= tokens)
@@ -53,14 +53,15 @@ def problem_of(config: Config, sequences: int) -> DecodeProblem:
 
 
 def cached_bytes(problem: DecodeProblem, contexts: Sequence[int]) -> int:
-    """Return the bytes of keys and values that a step reads: 2 x key heads x bytes of a head, for each
-    cached position.
+    """Return the bytes of keys and values that one call reads: 2 x key heads x bytes of a head, for each cached
+    position. `contexts` has the cached positions of each sequence.
     """
     return sum(contexts) * 2 * problem.kv_heads * problem.row_bytes
 
 
 def ours(machine: Machine, steps: Steps) -> Recorded:
-    """Record calls of Ingot's kernel on all inputs in a CUDA graph, ending with the first input, which is checked.
+    """Capture a CUDA graph that calls Ingot's kernel once on each of several inputs, and return it. Several inputs keep
+    data out of the GPU's cache. The result for the first input, which is computed last, is checked.
 
     Raises RuntimeError for wrong results.
     """
@@ -71,7 +72,8 @@ def ours(machine: Machine, steps: Steps) -> Recorded:
 
 
 def flashinfers(steps: Steps) -> Recorded:
-    """Record calls of FlashInfer's kernel on all inputs in a CUDA graph, ending with the first input, which is checked.
+    """Capture a CUDA graph that calls FlashInfer's kernel once on each of several inputs, and return it. Several inputs
+    keep data out of the GPU's cache. The result for the first input, which is computed last, is checked.
 
     Raises RuntimeError for wrong results.
     """
@@ -89,8 +91,8 @@ def flashinfers(steps: Steps) -> Recorded:
 def measure(
     machine: Machine, problem: DecodeProblem, contexts: tuple[int, ...], pool: Pool, peer: bool
 ) -> dict[str, list[float]]:
-    """Return the seconds of a decode step in each round, by implementation: "triton" and, if `peer` is set,
-    "flashinfer".
+    """Return the seconds of one decode attention call in each round of measurement, by implementation: "triton"
+    (Ingot's) and, if `peer` is set, "flashinfer".
 
     `contexts` are the cached positions of each sequence. Raises RuntimeError for wrong results.
     """

@@ -14,7 +14,7 @@ _PRODUCTS = 4  # matmuls in a graph
 
 
 def this_machine() -> Machine:
-    """Return the properties of this GPU that kernels are chosen by."""
+    """Return the properties of this GPU on which the choice of kernels depends."""
     found = torch.cuda.get_device_properties(0)
     sm = 10 * found.major + found.minor
     return Machine(sm, found.multi_processor_count, dependent=sm in FEATURES["dependent_launch"])
@@ -22,7 +22,9 @@ def this_machine() -> Machine:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A CUDA graph of `calls` equal calls in sequence. `kept` holds the objects that must stay alive for it."""
+    """A CUDA graph of `calls` calls of equal size, one after another. `kept` holds the objects that must stay alive
+    while it is used.
+    """
 
     graph: torch.cuda.CUDAGraph
     calls: int
@@ -32,10 +34,11 @@ class Recorded:
 def check(
     recorded: Recorded, result: torch.Tensor, expected: torch.Tensor, places: Sequence[int] | None = None
 ) -> Recorded:
-    """Run a graph and return it. Raises RuntimeError if the result of its last call is wrong or incomplete.
+    """Run a CUDA graph once, check the result of its last call against `expected`, and return the graph. Raises
+    RuntimeError if the result is wrong or incomplete.
 
-    `result` is overwritten with NaN before. `places`, if set, are the rows to compare with `expected`, if a whole
-    expected result costs too much.
+    `result` is the tensor that the graph writes; it is filled with NaN before. If `places` is set, `expected` has only
+    these rows of it, because a whole expected result costs too much.
     """
     result.fill_(float("nan"))
     recorded.graph.replay()
@@ -46,7 +49,7 @@ def check(
 
 
 def take_turns(recorded: Mapping[str, Recorded], rounds: int = ROUNDS) -> dict[str, list[float]]:
-    """Return the seconds of one call in each round, by the graph's name.
+    """Return the seconds of one call in each round of measurement, by the name of the CUDA graph in `recorded`.
 
     A round replays each graph once, so that a slowdown of the GPU affects all of them.
     """
@@ -60,9 +63,9 @@ def take_turns(recorded: Mapping[str, Recorded], rounds: int = ROUNDS) -> dict[s
 
 
 def product_rate() -> float:
-    """Return the operations per second of a large bfloat16 matmul by cuBLAS, the best of some.
+    """Return the operations per second that a large bfloat16 matmul by cuBLAS reaches, the best of several.
 
-    The numbers are random, since a matmul of zeros takes less power and so runs at a higher clock.
+    The numbers are random, because a matmul of zeros takes less power and so runs at a higher clock.
     """
     generator = torch.Generator("cuda").manual_seed(1)
     a, b = (torch.randn(_SIDE, _SIDE, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in range(2))

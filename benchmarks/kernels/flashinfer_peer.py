@@ -18,8 +18,8 @@ def installed() -> bool:
 
 
 def missing(part: str) -> dict[str, str]:
-    """Return an entry for a result's `missing`, named after the benchmark's part, if FlashInfer is not installed; else
-    empty.
+    """Return the reason why FlashInfer is not measured, as an entry of a result's `missing` for this part of the
+    benchmark. Return an empty dict if FlashInfer is installed.
     """
     return (
         {} if installed() else {f"{part}.flashinfer": "FlashInfer is not installed (pip install 'ingot[flashinfer]')"}
@@ -27,7 +27,9 @@ def missing(part: str) -> dict[str, str]:
 
 
 def build(kernel: str, dim: int, dtype: torch.dtype) -> None:
-    """Compile FlashInfer's kernels "fa2" or "fa3" for heads of `dim` elements, if needed. Needs nvcc, but no GPU."""
+    """Compile FlashInfer's kernels "fa2" or "fa3" for heads of `dim` elements, unless they are compiled already. Needs
+    nvcc, but no GPU.
+    """
     from flashinfer.prefill import get_batch_prefill_module
 
     none = (0, False, False, False)  # no rotation, window, soft cap or matmuls in fp16
@@ -35,7 +37,7 @@ def build(kernel: str, dim: int, dtype: torch.dtype) -> None:
 
 
 def workspace(device: torch.device) -> torch.Tensor:
-    """Return the scratch memory that all calls of FlashInfer on one stream share."""
+    """Allocate and return scratch memory for FlashInfer. All calls on one stream can share it."""
     return torch.empty(_WORKSPACE, dtype=torch.uint8, device=device)
 
 
@@ -44,8 +46,12 @@ def decode_call(
 ) -> tuple[Callable[[], object], torch.Tensor]:
     """Return a function that computes decode attention with FlashInfer, and the tensor that receives the result.
 
-    q has one token of each sequence, [B, heads, dim]; kv has pages [pages, 2, page, kv_heads, dim]. It uses tensor
-    cores, the faster kernel if several heads of q share one of k.
+    scratch    FlashInfer's scratch memory, from `workspace`
+    q          one token of each sequence, [B, heads, dim]
+    kv         the pages of the KV cache, [pages, 2, page, kv_heads, dim]
+    contexts   the number of cached positions of each sequence
+
+    It selects FlashInfer's kernel with tensor cores, which is faster if several heads of q share one of k.
     """
     import flashinfer
 
@@ -65,10 +71,16 @@ def prefill_call(
     fed: Sequence[int],
     contexts: Sequence[int],
 ) -> tuple[Callable[[], object], torch.Tensor]:
-    """Return a function that computes prefill attention with FlashInfer, and the tensor that receives the result.
+    """Return a function that computes causal prefill attention with FlashInfer, and the tensor that receives the
+    result.
 
-    q has the last `fed` tokens of each sequence, [sum(fed), heads, dim], and attention is causal. `contexts` are the
-    positions of each sequence. FlashInfer chooses the kernel, FlashAttention-3 on compute capability 9.0.
+    scratch    FlashInfer's scratch memory, from `workspace`
+    q          the last `fed` tokens of each sequence, [sum(fed), heads, dim]
+    kv         the pages of the KV cache, [pages, 2, page, kv_heads, dim]
+    fed        the number of tokens of each sequence in this step
+    contexts   the number of positions of each sequence, including those of this step
+
+    FlashInfer chooses the kernel: FlashAttention-3 on compute capability 9.0.
     """
     import flashinfer
 
@@ -83,8 +95,8 @@ def prefill_call(
 
 
 def _pages(page_table: torch.Tensor, contexts: Sequence[int], page: int) -> tuple[torch.Tensor, ...]:
-    """Return three integer tensors for FlashInfer: where each sequence's pages begin in a list of all pages, that list,
-    and the positions in use of each sequence's last page.
+    """Return the page table as the three integer tensors that FlashInfer takes: where each sequence's pages begin in a
+    flat list of pages, that list, and the number of positions in use in each sequence's last page.
     """
     needed = [-(-context // page) for context in contexts]
     indices = torch.cat([row[:count] for row, count in zip(page_table, needed, strict=True)])

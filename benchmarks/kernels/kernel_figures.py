@@ -29,9 +29,10 @@ CONTENDERS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Peak:
-    """The rates that this GPU reaches in simple programs. `copy` is in bytes per second, reads plus writes.
+    """The highest rates that this GPU reaches in simple programs, to compare kernels with. `copy` is the bytes per
+    second of a plain copy, reads plus writes.
 
-    `rate` is in operations per second, of a large matmul; None if no call needs it.
+    `rate` is the operations per second of a large matmul; None if no kernel to measure needs it.
     """
 
     copy: float
@@ -48,9 +49,9 @@ class Peak:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel call that is measured. `what` describes it for readers.
+    """A kernel call to measure. `what` describes it for readers.
 
-    `bytes` are those that must come from memory, `flop` the operations of its matmuls.
+    `bytes` is the traffic from memory that it cannot avoid, `flop` the number of operations of its matmuls.
     """
 
     name: str
@@ -59,8 +60,8 @@ class Call:
     flop: int = 0
 
     def least(self, peak: Peak) -> tuple[float, str]:
-        """Return the minimum seconds that a call can take, and what limits it: "of_copy" (memory) or "of_rate"
-        (operations).
+        """Return the minimum seconds that a call can take at the rates `peak`, and the rate that limits it: "of_copy"
+        (memory) or "of_rate" (operations).
         """
         by_copy, by_rate = self.bytes / peak.copy, self.flop / peak.rate if peak.rate else 0.0
         return (by_copy, "of_copy") if by_copy >= by_rate else (by_rate, "of_rate")
@@ -75,10 +76,11 @@ def call_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> dict[str, Figure]:
-    """Return the figures of one call. `times` has the seconds of each round, by implementation.
+    """Return the figures (numbers of a benchmark's result) of one call, by name. `times` has the seconds of each round
+    of measurement, by implementation.
 
-    The figure `faster` is the time of `peer` over that of `ours`, if both were measured; its values are the ratios of
-    the single rounds.
+    The figure `faster` is the time of the implementation `peer` divided by that of `ours`, if both were measured. It
+    keeps the ratio of each round as its values.
     """
     name = f"{part}.{call.name}"
     least, share = call.least(peak)
@@ -107,10 +109,12 @@ def measure_figures(
     ours: str | None = None,
     peer: str | None = None,
 ) -> tuple[dict[str, Figure], dict[str, str]]:
-    """Measure calls one after another. Return their figures, and why calls are missing, by name.
+    """Measure calls one after another. Return their figures by name, and for each call that was not measured the reason
+    why.
 
-    `work` has each call with the function that measures it. After `seconds` no further call begins. A RuntimeError of
-    the function makes its call a missing one.
+    `work` has each call with the function that measures it; a call is not measured if that function raises
+    RuntimeError. After `seconds` no further call begins. `ours` and `peer` are the implementations that the figure
+    `faster` compares.
     """
     figures, missing = peak.figures(part), {}
     deadline = time.monotonic() + seconds
@@ -128,12 +132,14 @@ def measure_figures(
 
 
 def slug(text: str) -> str:
-    """Return a text as part of a figure's name: "1 x 64k, 31 x 2k" becomes "1_x_64k_31_x_2k"."""
+    """Return a text in a form that can be part of a figure's name: "1 x 64k, 31 x 2k" becomes "1_x_64k_31_x_2k"."""
     return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
 
 
 def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
-    """Return a parser with the options of all kernel scripts. `seconds` is the default time of measuring."""
+    """Return an argument parser with the options that all kernel benchmarks have. `doc` is the script's description,
+    and `seconds` the default of --seconds, after which no further call is measured.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--seconds", type=float, default=seconds, help="seconds after which no call begins")
@@ -142,7 +148,7 @@ def kernel_parser(doc: str, seconds: float) -> argparse.ArgumentParser:
 
 
 def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: Mapping[str, str]) -> None:
-    """Print which calls are missing, and write the result to the file of --json if that is set."""
+    """Print the calls that were not measured, with the reasons. If --json is set, write the result to that file."""
     for name, reason in missing.items():
         print(f"{name} was not measured: {reason}")
     if options.json is not None:
@@ -152,7 +158,9 @@ def finish(options: argparse.Namespace, figures: Mapping[str, Figure], missing: 
 
 
 def _print_times(call: Call, times: Times, peak: Peak) -> None:
-    """Print for each implementation the median time of a call, and its share of the GPU's peak."""
+    """Print, for each implementation, the median time of a call, and the share of the GPU's highest rate that it
+    reaches.
+    """
     least, share = call.least(peak)
     for contender, seconds in times.items():
         took = statistics.median(seconds)

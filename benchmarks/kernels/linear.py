@@ -43,10 +43,10 @@ MANY = (512, 2048)  # tokens of steps with prompts
 
 @dataclass(frozen=True)
 class Case:
-    """A matmul of a decoder in steps of `tokens` tokens. `part` is its name, such as "qkv", and `bare` the matmul
-    alone.
+    """A matmul of a model to measure, in steps of `tokens` tokens. `part` is its name, such as "qkv".
 
-    `problem` adds the norm, gate or residual that Ingot's kernel computes with it; None where Ingot uses cuBLAS.
+    `bare` is the matmul alone, which cuBLAS computes. `problem` is the matmul with the norm, gate or residual that
+    Ingot's kernel computes in the same launch; None where Ingot uses cuBLAS.
     """
 
     part: str
@@ -56,7 +56,7 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Return the case as a call with its name, bytes and operations, which figures are computed from.
+        """Return the name, the bytes and the operations of this matmul, from which figures are computed.
 
         Each element of the result takes `depth` multiplications and as many additions.
         """
@@ -75,12 +75,12 @@ def cases(decoder: Decoder) -> Iterator[Case]:
 
 
 def tiles_of(machine: Machine, problem: LinearProblem) -> AnyTiles:
-    """Return the tile sizes that a compile would choose for a matmul."""
+    """Return the tile sizes that Ingot's compiler would choose for a matmul on this GPU."""
     return known_tiles(problem.product(), problem.tokens, machine.sm)[0]
 
 
 def ours(machine: Machine, bench: LinearBench, problem: LinearProblem) -> Recorded:
-    """Record calls of Ingot's kernel in a CUDA graph. Raises RuntimeError for wrong results."""
+    """Capture a CUDA graph of calls of Ingot's kernel for a matmul. Raises RuntimeError for wrong results."""
     call = launcher(machine, problem, tiles_of(machine, problem))
     inputs = [bench.inputs(problem) for _ in range(calls_of(problem))]
     call(inputs[-1])  # compile what was not compiled ahead
@@ -89,7 +89,9 @@ def ours(machine: Machine, bench: LinearBench, problem: LinearProblem) -> Record
 
 
 def cublas(bench: LinearBench, case: Case) -> Recorded:
-    """Record calls of cuBLAS for the matmul alone in a CUDA graph. Raises RuntimeError for wrong results."""
+    """Capture a CUDA graph of calls of cuBLAS for a matmul, without the norm, gate or residual that Ingot's kernel
+    adds. Raises RuntimeError for wrong results.
+    """
     x = torch.randn(case.tokens, case.bare.depth, generator=bench.pool.generator, device=device.DEVICE)
     x = x.to(DTYPES[case.bare.dtype])
     out = x.new_empty(case.tokens, case.bare.columns)
@@ -100,12 +102,15 @@ def cublas(bench: LinearBench, case: Case) -> Recorded:
 
 
 def calls_of(problem: LinearProblem) -> int:
-    """Return how many calls a CUDA graph holds: enough to read TRAFFIC bytes of weights, within bounds."""
+    """Return how many calls of a matmul to capture in one CUDA graph: enough to read TRAFFIC bytes of weights, within
+    bounds.
+    """
     return min(MOST_LAUNCHES, max(4, TRAFFIC // problem.bytes))
 
 
 def measure(machine: Machine, bench: LinearBench, case: Case) -> dict[str, list[float]]:
-    """Return the seconds of a call in each round, by implementation: "cublas" and, for small steps, "triton".
+    """Return the seconds of a call in each round of measurement, by implementation: "cublas" and, where Ingot uses its
+    own kernel, "triton".
 
     Raises RuntimeError for wrong results.
     """
@@ -114,7 +119,9 @@ def measure(machine: Machine, bench: LinearBench, case: Case) -> dict[str, list[
 
 
 def compile_ahead(machine: Machine, problems: list[LinearProblem]) -> None:
-    """Compile the kernels of these matmuls in other processes; Triton's cache keeps the result."""
+    """Compile Ingot's kernels for these matmuls in parallel processes, so that Triton's cache has them when they are
+    measured.
+    """
     with compilers() as processes:
         wait([processes.submit(compile_all, machine, problem, tiles_of(machine, problem)) for problem in problems])
 

@@ -17,10 +17,11 @@ MACHINE = Machine(sm=90, cores=132)
 
 @dataclass(frozen=True)
 class Decoder:
-    """The sizes of a decoder's matmuls.
+    """The sizes of the matmuls of a decoder-only model.
 
-    gated     the feed-forward part has a gate, and matmuls include the norm before them
-    parallel  q, k, v and the feed-forward part read one norm, so their matmul is one
+    gated      the feed-forward block has a gate, and Ingot's matmul kernels include the norm before them
+    parallel   attention and the feed-forward block read the same norm, so the matmuls of q, k, v and feed-forward are
+               one
     """
 
     name: str
@@ -35,14 +36,16 @@ class Decoder:
 
     @staticmethod
     def of(shape: str) -> "Decoder":
-        """Return the decoder of a shape of random_checkpoint.py, such as "8b"."""
+        """Return the matmul sizes of a model shape that random_checkpoint.py knows, such as "8b"."""
         config = SHAPES[shape]
         heads, kv_heads = (config[name] * config["head_dim"] for name in ("num_attention_heads", "num_key_value_heads"))
         sizes = (config["hidden_size"], heads + 2 * kv_heads, heads, config["intermediate_size"], config["vocab_size"])
         return Decoder(shape, config["num_hidden_layers"], *sizes)
 
     def parts(self, tokens: int) -> dict[str, LinearProblem]:
-        """Return the matmuls of a layer ("qkv", "o", …) and of the head, by name, in a step of `tokens` tokens."""
+        """Return the matmuls of one layer ("qkv", "o", …) and of the output layer ("head"), by name, in a step of
+        `tokens` tokens.
+        """
 
         def part(columns: int, depth: int, result: str = "bf16", **around: bool) -> LinearProblem:
             return LinearProblem(columns, depth, padded_tokens(tokens), "bf16", result, **around)
@@ -68,11 +71,13 @@ DECODERS = (
 
 
 def best_known(problem: LinearProblem) -> AnyTiles:
-    """Return the tile sizes that a compile for MACHINE would choose for a matmul."""
+    """Return the tile sizes that Ingot's compiler would choose for a matmul on the GPU described by MACHINE."""
     return known_tiles(problem.product(), problem.tokens, MACHINE.sm)[0]
 
 
 def for_other_tokens(problem: LinearProblem, tiles: Tiles) -> Tiles:
-    """Return `tiles` for a problem with more tokens: the same sizes, with as many pipeline stages as fit."""
+    """Return `tiles`, which were chosen for fewer tokens, adapted to `problem`: the same tile sizes, but only as many
+    pipeline stages as fit into shared memory.
+    """
     most = stages_that_fit(problem, MACHINE, tiles.block_n, tiles.block_k, tiles.splits, 1)
     return replace(tiles, stages=min(tiles.stages, most))

@@ -35,14 +35,14 @@ def _pause(nanoseconds: tl.constexpr):
 
 
 def pause() -> None:
-    """Wait for PAUSE nanoseconds on all multiprocessors, without reading memory. It replaces attention over a short
-    context.
+    """Make all multiprocessors of the GPU wait for PAUSE nanoseconds, without reading memory. This takes the place of
+    attention over a short context.
     """
     _pause[(MACHINE.cores,)](PAUSE, num_warps=4, launch_pdl=True)
 
 
 class Stack:
-    """All matmuls of a decoder's step in sequence, in a CUDA graph, with a pause in place of attention."""
+    """All matmuls of a model's step, one after another in a CUDA graph, with a pause in place of attention."""
 
     def __init__(self, bench: LinearBench, decoder: Decoder, tokens: int) -> None:
         self.bench, self.decoder, self.tokens = bench, decoder, tokens
@@ -50,7 +50,8 @@ class Stack:
         self.calls: dict[tuple[LinearProblem, AnyTiles], Launcher] = {}
 
     def seconds(self, chosen: Mapping[str, AnyTiles]) -> float:
-        """Return the seconds of all matmuls of a step. `chosen` are the tile sizes by the matmul's name, such as "qkv".
+        """Return the seconds that all matmuls of a step take together. `chosen` has the tile sizes by the matmul's
+        name, such as "qkv".
 
         Raises Triton's error for tiles that do not fit.
         """
@@ -74,10 +75,11 @@ class Stack:
     def refine(
         self, pool: ProcessPoolExecutor, found: Sequence[TimedLinear], deadline: float
     ) -> tuple[dict[str, AnyTiles], float, float]:
-        """Search the tile sizes for which the whole stack is fastest, until `deadline`.
+        """Search the tile sizes with which all matmuls of a step together are fastest, until `deadline`. `found` are
+        measurements of single matmuls.
 
-        `found` are measurements of single matmuls. Return the sizes by the matmul's name, such as "qkv"; the stack's
-        seconds with the best sizes of the single matmuls; and its seconds with the sizes found here.
+        Return three values: the best tile sizes by the matmul's name, such as "qkv"; the seconds of the step with the
+        tile sizes that are best for single matmuls; the seconds with the returned ones.
         """
         tried = {part: self._tried(problem, found) for part, problem in self.parts.items()}
         jobs = [(problem, tiles) for part, problem in self.parts.items() for tiles in tried[part]]
@@ -97,8 +99,9 @@ class Stack:
         return best, first, least
 
     def _tried(self, problem: LinearProblem, found: Sequence[TimedLinear]) -> list[AnyTiles]:
-        """Return the tile sizes to try for a matmul: its fastest ones first, variants that prefetch weights, and the
-        known ones.
+        """Return the tile sizes to try for a matmul: first those that are fastest for the matmul alone, then variants
+        of these that prefetch weights, then those that Ingot's compiler chooses. `found` are measurements of single
+        matmuls.
         """
         fastest = [one.tiles for one in sorted(found, key=microseconds) if one.problem == problem][:KEPT]
         ahead: list[AnyTiles] = [replace(one, lines=lines) for one in fastest[:3] for lines in (0, 16)]
@@ -123,6 +126,6 @@ class Stack:
 
 
 def sizes(problem: LinearProblem, tiles: AnyTiles) -> dict[str, Any]:
-    """Return a matmul's sizes and its tile sizes as JSON values."""
+    """Return the sizes of a matmul and its tile sizes as JSON values, by name."""
     shape = {"columns": problem.columns, "depth": problem.depth, "gated": problem.gated}
     return {**shape, "tokens": STEPS[problem.tokens], **asdict(tiles)}

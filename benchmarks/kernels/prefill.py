@@ -52,9 +52,9 @@ SCATTERED = ("8192 after 24000",)  # also measured over pages in a random order
 
 @dataclass(frozen=True)
 class Case:
-    """A prefill step. `sequences` has for each sequence its tokens in the step, and the positions cached before.
+    """A prefill step to measure. `sequences` has, for each sequence, (its tokens in the step, positions cached before).
 
-    The pages of a sequence are consecutive, or in random order if `scattered`.
+    The pages of a sequence are consecutive in the cache, or in random order if `scattered`.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Case:
 
     @property
     def call(self) -> Call:
-        """Return the case as a call with its name, bytes and operations, which figures are computed from.
+        """Return the name, the bytes and the operations of this attention call, from which figures are computed.
 
         A query attends to all cached positions, to the earlier tokens of its chunk, and to itself. Each pair takes two
         multiplications of `dim` elements. The call reads q and each cached position once, and writes a result as large
@@ -85,7 +85,7 @@ class Case:
 
 
 class Step:
-    """The tensors of one call of a case: q, cache pages, page table and lengths, with random numbers."""
+    """The tensors of one attention call, filled with random numbers: q, cache pages, page table and lengths."""
 
     def __init__(self, case: Case, generator: torch.Generator) -> None:
         heads, needed = case.heads, [-(-context // PAGE) for context in case.contexts]
@@ -117,7 +117,7 @@ class Step:
 
     @property
     def expected(self) -> torch.Tensor:
-        """Return the reference's results for the checked tokens, computed in float32."""
+        """Return the expected results for the compared tokens, from the reference implementation in float32."""
         count = self.lens[1].clamp(max=CHECKED)
         starts = (count.cumsum(0) - count).int()
         args = (self.q[self.checked].float(), self.kv.float(), self.table, starts, count, self.lens[2])
@@ -126,7 +126,9 @@ class Step:
 
 
 def ours(run: Run, steps: list[Step]) -> Recorded:
-    """Record calls of one of Ingot's kernels in a CUDA graph. Raises RuntimeError for wrong results."""
+    """Capture a CUDA graph of calls of `run`, one of Ingot's kernels, one call for each of `steps`. Raises RuntimeError
+    for wrong results.
+    """
     run(*steps[-1].inputs)  # run the setup of a first call outside the recording
     results: list[torch.Tensor] = []
     graph = captured(partial(lambda step: results.append(run(*step.inputs)[0]), step) for step in steps)
@@ -134,7 +136,9 @@ def ours(run: Run, steps: list[Step]) -> Recorded:
 
 
 def flashinfers(steps: list[Step]) -> Recorded:
-    """Record calls of FlashInfer's wrapper in a CUDA graph. Raises RuntimeError for wrong results."""
+    """Capture a CUDA graph of calls of FlashInfer's wrapper, one call for each of `steps`. Raises RuntimeError for
+    wrong results.
+    """
     scratch, case = flashinfer_peer.workspace(steps[0].q.device), steps[0].case
     made = [
         flashinfer_peer.prefill_call(scratch, step.q, step.kv, step.table, case.fed, case.contexts) for step in steps
@@ -145,9 +149,10 @@ def flashinfers(steps: list[Step]) -> Recorded:
 
 
 def measure(case: Case, runs: Mapping[str, Run], peer: bool, cache: int) -> dict[str, list[float]]:
-    """Return the seconds of a call in each round, by implementation. `runs` are Ingot's kernels by name.
+    """Return the seconds of one attention call in each round of measurement, by implementation. `runs` are Ingot's
+    kernels by name; `peer`: measure FlashInfer too.
 
-    `peer` adds FlashInfer; `cache` is the size of the last-level cache. Raises RuntimeError for wrong results.
+    `cache` is the size of the GPU's last-level cache in bytes. Raises RuntimeError for wrong results.
     """
     generator = torch.Generator(device.DEVICE).manual_seed(1)
     least, most = CALLS

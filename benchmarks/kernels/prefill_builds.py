@@ -39,7 +39,9 @@ Run = Callable[..., list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Heads:
-    """The number of query heads and of key heads of an attention layer, and the elements of one."""
+    """The heads of an attention layer: how many query heads (`q`) and key heads (`kv`), and the elements of a head
+    (`dim`).
+    """
 
     q: int
     kv: int
@@ -47,23 +49,24 @@ class Heads:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Heads":
-        """Return the heads that a config.json describes."""
+        """Return the attention heads of a model with this config.json."""
         return Heads(config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"])
 
 
 def contenders(sm: int) -> tuple[str, ...]:
-    """Return the names of Ingot's prefill attention kernels for a GPU (`sm` is 90 for capability 9.0), cheapest claim
-    first.
+    """Return the names of the prefill attention kernels that Ingot can use on a GPU, by estimated cost, cheapest first.
+    `sm` is 90 for compute capability 9.0.
 
-    A compile uses the first one that does not refuse.
+    A compile of a model uses the first kernel whose backend does not refuse the call.
     """
     return ("fa3", "triton", "fa2") if kernel_for(sm, PAGE) == "fa3" else ("triton", "fa2")
 
 
 def build_all(heads: Heads, sm: int, folder: Path) -> None:
-    """Compile Ingot's kernels for these heads into `folder`, and FlashInfer's into its own cache if it is installed.
+    """Compile all of Ingot's prefill attention kernels for these heads into `folder`. If FlashInfer is installed,
+    compile its kernels too, into its own cache. `sm` is 90 for compute capability 9.0.
 
-    Kernels from an earlier call are not compiled again.
+    Kernels that an earlier run compiled are not compiled again.
     """
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as processes:
         waiting = [processes.submit(emit, heads, contender, folder / contender) for contender in contenders(sm)]
@@ -75,9 +78,10 @@ def build_all(heads: Heads, sm: int, folder: Path) -> None:
 
 
 def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
-    """Load the prefill attention kernels that `build_all` compiled into `folder`.
+    """Load the prefill attention kernels that `build_all` compiled into `folder`. `sm` is 90 for compute capability
+    9.0.
 
-    Return them by name, and by name the reasons of those that refused.
+    Return two dicts by the kernel's name: the loaded kernels, and the reasons why other kernels could not be compiled.
     """
     runs, refusals = {}, {}
     for contender in contenders(sm):
@@ -93,9 +97,9 @@ def load_all(sm: int, folder: Path) -> tuple[dict[str, Run], dict[str, str]]:
 
 
 def emit(heads: Heads, contender: str, folder: Path) -> None:
-    """Compile one of Ingot's kernels for these heads into `folder`, as a compile of a model does.
+    """Compile the kernel named `contender` for these heads into `folder`, as a compile of a model does.
 
-    If its backend refuses the call, write the reason there instead.
+    If its backend refuses the call, write the reason into the folder instead.
     """
     if (folder / _EXECUTABLE).exists() or (folder / _REFUSAL).exists():
         return
@@ -111,7 +115,7 @@ def emit(heads: Heads, contender: str, folder: Path) -> None:
 
 
 def body_of(heads: Heads) -> Program:
-    """Return a program with one call of `paged_attention` for these heads."""
+    """Return a program (graph of Ingot ops) with one call of `paged_attention` for these heads."""
     dims = {name: Dim(name, 1, SEQUENCES if name == "B" else LIMIT) for name in "TBP"}
     program = Program("main", Stage.LOWERED, dims, bucket=BUCKET)
     ints = TensorType(torch.int32, ("B",))

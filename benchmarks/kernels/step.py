@@ -44,9 +44,9 @@ LOWERINGS: Mapping[str, Lowering] = {
 
 @dataclass(frozen=True)
 class Lowered:
-    """A call of an op as kernel launches (`schedule`). `outputs` are its results.
+    """A call of an op, compiled to kernel launches (`schedule`). `outputs` are its results.
 
-    `states` are the positions, among the inputs, of those that the call writes.
+    `states` are the indices of the inputs that the call changes, such as token counts.
     """
 
     op: Op
@@ -56,7 +56,9 @@ class Lowered:
 
 
 def lower(case: Case, args: Sequence[torch.Tensor], machine: Machine) -> Lowered:
-    """Return the kernel launches for a case with these arguments, in a step of as many tokens as the case has rows."""
+    """Compile a case, which is a call of one op, to kernel launches for the tensors `args`. The step has as many tokens
+    as the case has rows.
+    """
     op = OPS[case.op]
     tensors = {name: one for name, one in op.bind(args, dict(case.kwargs)).items() if isinstance(one, torch.Tensor)}
     values: dict[str, Value | None] = {
@@ -78,7 +80,8 @@ def type_of(tensor: torch.Tensor) -> TensorType:
 
 
 def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
-    """Return the seconds of a call in each round, under "triton". `cache` is the size of the GPU's last-level cache.
+    """Return the seconds of a call in each round of measurement, as {"triton": […]}. `cache` is the size of the GPU's
+    last-level cache in bytes.
 
     Raises RuntimeError for wrong results.
     """
@@ -100,9 +103,11 @@ def measure(case: Case, machine: Machine, cache: int) -> dict[str, list[float]]:
 def check_once(
     case: Case, lowered: Lowered, launcher: Launcher, inputs: Sequence[torch.Tensor], args: Sequence[torch.Tensor]
 ) -> None:
-    """Run a call once and compare its results with the reference's. Raises RuntimeError if they differ.
+    """Run a call once and compare its results with those of the reference implementation. Raises RuntimeError if they
+    differ.
 
-    `args` are the arguments before the call. `inputs` are the same, but earlier calls have changed their states.
+    `inputs` are the tensors to run on. `args` have the same values before any call. The states are copied from there
+    first, because earlier calls have changed them in `inputs`.
     """
     outputs = [launcher.buffers[str(value.buffer)] for value in lowered.outputs]
     for one in outputs:
@@ -123,7 +128,11 @@ def bytes_of(case: Case, args: Sequence[torch.Tensor]) -> int:
 
 
 def calls(shape: str, machine: Machine, only: set[str], cache: int) -> Iterator[tuple[Call, Callable[[], Times]]]:
-    """Yield each call to measure, with the function that measures it. `only` are the ops to measure; empty for all."""
+    """Yield each call to measure for a model shape, with the function that measures it.
+
+    only    names of the ops to measure; empty: all
+    cache   size of the GPU's last-level cache in bytes
+    """
     for rows in ROWS:
         for case in cases(Sizes.of(SHAPES[shape]), rows, "cuda"):
             if not only or case.op in only:

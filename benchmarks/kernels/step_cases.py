@@ -11,10 +11,11 @@ SLOTS, PAGES = 64, 64  # sequences, and entries of the page table: 1024 position
 
 @dataclass(frozen=True)
 class Case:
-    """A call of an op to measure. `what` says how it differs from other calls of the op.
+    """A call of one op to measure. `what` says how it differs from other calls of the op.
 
-    `draw` returns its tensors in the order of the op's parameters, new ones each time except tables and states. `asked`
-    are bytes beyond the op's own count, which assumes requests without extra options.
+    `draw` returns tensors for the op's parameters, in their order; tables and states stay the same, the others are new
+    at each call. `asked` are bytes that the call must move besides those that the op itself declares, because requests
+    use extra options.
     """
 
     op: str
@@ -32,7 +33,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a decoder that the calls depend on."""
+    """The sizes of a model that the measured calls depend on, such as its vocabulary."""
 
     vocab: int
     hidden: int
@@ -42,13 +43,13 @@ class Sizes:
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> "Sizes":
-        """Return the sizes that a config.json describes."""
+        """Return the sizes of a model with this config.json."""
         names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim")
         return Sizes(*(config[name] for name in names))
 
 
 def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
-    """Yield the calls of a step with `rows` rows of logits, with tensors on `device`."""
+    """Yield the op calls of a step with `rows` rows of logits, to measure them. Their tensors are on `device`."""
     g = torch.Generator(device).manual_seed(rows)
     f32, vocab, hidden = torch.float32, sizes.vocab, sizes.hidden
 
@@ -62,13 +63,13 @@ def cases(sizes: Sizes, rows: int, device: str) -> Iterator[Case]:
         return torch.full(shape or (rows,), value, dtype=dtype, device=device)
 
     def logits() -> torch.Tensor:
-        """Return random logits, rounded to bfloat16 as a linear computes them. A thousand or more tokens have most of
+        """Return random logits, rounded to bfloat16 as a matmul computes them. A thousand tokens or more share most of
         the probability.
         """
         return (randn(rows, vocab) * 2).to(f32)
 
     def peaked() -> torch.Tensor:
-        """Return random logits in which a dozen tokens have most of the probability."""
+        """Return random logits in which about a dozen tokens have most of the probability."""
         found = logits()
         found[:, ::5003] += 12
         return found

@@ -36,7 +36,9 @@ from ingot.backends.triton.tune.search import compilers, measure_all, microsecon
 
 @dataclass(frozen=True)
 class Found:
-    """A measurement of tile sizes for one matmul: the part `part`, such as "qkv", of a decoder."""
+    """A measurement of tile sizes for one matmul of a model: `decoder` is the model's name, `part` the matmul's, such
+    as "qkv".
+    """
 
     decoder: str
     part: str
@@ -57,9 +59,10 @@ class Found:
 def tune(
     bench: LinearBench, pool: ProcessPoolExecutor, tokens: int, earlier: Sequence[TimedLinear], deadline: float
 ) -> list[TimedLinear]:
-    """Measure tile sizes for the matmuls of all decoders in steps of `tokens` tokens, until `deadline`.
+    """Measure tile sizes for the matmuls of all models in DECODERS, in steps of `tokens` tokens, until `deadline`.
 
-    If `earlier` has measurements for another number of tokens, try only the best sizes there; otherwise all candidates.
+    If `earlier` has measurements for another number of tokens, try only the tile sizes that were best there; otherwise
+    all candidates.
     """
     jobs: list[list[tuple[LinearProblem, AnyTiles]]] = []
     for decoder in DECODERS:
@@ -79,7 +82,7 @@ def tune(
 
 
 def best_of(found: Sequence[TimedLinear]) -> dict[LinearProblem, TimedLinear]:
-    """Return the fastest measurement of each matmul."""
+    """Return the fastest measurement of each matmul in `found`."""
     best: dict[LinearProblem, TimedLinear] = {}
     for one in sorted(found, key=microseconds):
         best.setdefault(one.problem, one)
@@ -87,7 +90,9 @@ def best_of(found: Sequence[TimedLinear]) -> dict[LinearProblem, TimedLinear]:
 
 
 def named(found: Sequence[TimedLinear]) -> list[Found]:
-    """Return each measurement with the decoder and part of its matmul, in order of tokens, decoders and parts."""
+    """Return the measurements with the names of the model and of the matmul, sorted by tokens, then by model, then by
+    matmul.
+    """
     return [
         Found(decoder.name, part, one)
         for tokens in sorted({STEPS[one.problem.tokens] for one in found})
@@ -99,7 +104,7 @@ def named(found: Sequence[TimedLinear]) -> list[Found]:
 
 
 def print_table(best: Sequence[Found]) -> None:
-    """Print the fastest sizes of single matmuls, as lines for the tables of lower/linear_tiles.py."""
+    """Print the fastest tile sizes of each matmul, as lines to paste into the tables of lower/linear_tiles.py."""
     for one in best:
         problem, timed = one.timed.problem, one.timed
         place = f"{STEPS[problem.tokens]:2} tokens, {one.decoder} {one.part}:"
@@ -108,8 +113,8 @@ def print_table(best: Sequence[Found]) -> None:
 
 
 def _share_of(deadline: float, part: float) -> float:
-    """Return the moment, a reading of time.monotonic(), at which the fraction `part` of the time until `deadline` has
-    passed.
+    """Return the time, as a value of time.monotonic(), at which the fraction `part` of the time from now to `deadline`
+    will have passed.
     """
     now = time.monotonic()
     return now + part * max(0.0, deadline - now)

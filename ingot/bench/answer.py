@@ -9,10 +9,10 @@ from ingot.runtime.artifact import Artifact
 
 
 def answer(artifact: Artifact, options: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON object of a measurement: `options` and `metrics` as they are, with date, machine, versions and
-    artifact.
+    """Return the JSON object that `ingot bench` writes for one measurement of `artifact`.
 
-    An infinite option becomes "inf", because JSON has no infinity.
+    It has all of `options` and `metrics`, the date, the machine, the versions of packages, and the artifact's identity.
+    An infinite option, such as the request rate, becomes "inf", because JSON has no infinity.
     """
     manifest = artifact.manifest
     return {

@@ -26,8 +26,10 @@ class ChildError(Exception):
 
 @dataclass(frozen=True)
 class Ended:
-    """The result of a child process that succeeded: its start as time.time(), its seconds, and the JSON value that it
-    wrote.
+    """The result of a child process that succeeded.
+
+    `started` is the value of time.time() at its start, `seconds` its duration, and `value` the JSON value that it
+    wrote; None if it wrote none.
     """
 
     started: float
@@ -38,12 +40,14 @@ class Ended:
 def run_child(
     script: Sequence[str | Path], *, env: Mapping[str, str] | None = None, timeout: float = 600.0, echo: bool = False
 ) -> Ended:
-    """Run a Python script with its arguments, and return its time and result.
+    """Run a Python script in a child process, and return its times and the JSON value that it wrote.
 
-    The script must write a JSON value to the FILE of an option `--json FILE`, which this function appends. `env`
-    extends this process's environment. With `echo`, the child's output is passed on while it runs; otherwise its last
-    lines are printed if it fails. Raises ChildError if it fails, writes nothing or takes more than `timeout` seconds;
-    the child and its children have ended by then.
+    `script` is the script's path, or "-m" and a module, followed by arguments. This function appends the option `--json
+    FILE`; the script must write its JSON value to FILE. `env` extends this process's environment. With `echo`, the
+    child's output is printed while it runs; otherwise its last lines are printed if it fails.
+
+    Raises ChildError if the child fails, writes nothing or takes more than `timeout` seconds. By then the child and its
+    own children have ended.
     """
     with tempfile.TemporaryDirectory(prefix="ingot-child-") as folder:
         answer = Path(folder) / "answer.json"
@@ -61,10 +65,10 @@ def run_command(
     timeout: float = 600.0,
     echo: bool = False,
 ) -> Ended:
-    """Run a command and return its time; the result's `value` is None.
+    """Run a command in a child process and return its times; `value` of the result is None.
 
-    `env` extends this process's environment. With `echo`, the command's output is passed on while it runs; otherwise
-    its last lines are printed if it fails. Raises ChildError if it fails or takes more than `timeout` seconds.
+    `env` extends this process's environment. With `echo`, the command's output is printed while it runs; otherwise its
+    last lines are printed if it fails. Raises ChildError if it fails or takes more than `timeout` seconds.
     """
     started, begin = time.time(), time.perf_counter()
     process = subprocess.Popen(
@@ -108,7 +112,10 @@ def run_command(
 
 @contextlib.contextmanager
 def _ending_when_terminated() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit inside the block, so that this process ends its child, which has its own session."""
+    """Turn SIGTERM into SystemExit inside the block, so that this process ends its child before it exits.
+
+    The child runs in a session of its own, so that no signal to this process reaches it.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -135,7 +142,7 @@ def _signal(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """Return the last of the output lines that names an error, or else the last line."""
+    """Return the last line of a failed process's output that names an error; without such a line, the last line."""
     printed = [line for line in lines if line.strip()]
     errors = [line for line in printed if any(word in line for word in _ERROR)]
     return (errors or printed or [""])[-1]

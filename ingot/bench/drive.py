@@ -26,10 +26,10 @@ class Progress(NamedTuple):  # cheaper than a dataclass: a step makes one per se
 
 
 class DrivenEngine(Protocol):
-    """An engine that `drive` can use. One thread adds requests to it and runs its steps."""
+    """The interface of an engine that `drive` benchmarks. One thread adds requests to it and runs its steps."""
 
     def add(self, index: int, request: BenchRequest) -> None:
-        """Queue a request. Its index identifies it in the results of `step`."""
+        """Queue a request. `index` identifies the request in the results of `step`."""
         ...
 
     def step(self) -> Iterable[Progress]:
@@ -41,11 +41,12 @@ class DrivenEngine(Protocol):
 
 @dataclass
 class Record:
-    """The history of a request. Times are in seconds from the beginning of the run.
+    """The history of one request in a benchmark run. Times are in seconds from the beginning of the run.
 
-    `started` is its arrival or, if `max_concurrency` requests were running then, the moment when one of them ended.
-    vLLM's client counts so too. `token_times` has a time for each token; tokens that a step reports together have the
-    same time.
+    `started` is normally the request's arrival. If `max_concurrency` requests were running at its arrival, `started` is
+    the later moment when one of them ended; vLLM's benchmark client counts so too. `token_times` has one time for each
+    generated token; tokens that one step reports have equal times. `error` says why the request failed; "" if it did
+    not.
     """
 
     request: BenchRequest
@@ -61,7 +62,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Run:
-    """The records of the requests that were started, in arrival order, and the seconds of the whole run.
+    """The result of `drive`: the records of the started requests in arrival order, and the seconds of the whole run.
 
     `interrupted` is True if a KeyboardInterrupt ended the run early.
     """
@@ -84,10 +85,12 @@ def drive(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Run:
-    """Add each request to the engine when it arrives, run steps until all have ended, and return their records.
+    """Add each request to the engine when it arrives, run steps until all requests have ended, and return their
+    records.
 
-    `requests` are in arrival order. The engine has at most `max_concurrency` of them at a time. `on_finished` is called
-    with the number of requests that have ended. A KeyboardInterrupt ends the run and returns the records so far.
+    `requests` are in arrival order. The engine has at most `max_concurrency` of them at a time; None sets no limit.
+    Whenever requests end, `on_finished` is called with the number that have ended so far. `clock` and `sleep` can
+    replace the functions of `time`. A KeyboardInterrupt ends the run and returns the records so far.
     """
     waiting = deque(enumerate(requests))
     records: dict[int, Record] = {}
@@ -123,7 +126,10 @@ def drive(
 
 
 def wait_until(moment: float, begin: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-    """Sleep until 1 ms before `moment`, in seconds after `begin`, a time of `clock`. The caller polls for the rest."""
+    """Sleep until 1 ms before `moment`; the caller polls the clock for the rest.
+
+    `moment` is in seconds after `begin`, and `begin` is an earlier value of `clock()`.
+    """
     left = moment - (clock() - begin)
     if left > _WAKE_EARLY_SECONDS:
         sleep(left - _WAKE_EARLY_SECONDS)

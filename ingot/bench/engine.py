@@ -17,10 +17,11 @@ from ingot.serve.llm import LLM
 
 @dataclass(frozen=True)
 class BenchEngine:
-    """Ingot's engine as `drive` uses it. It decodes greedily, past the end tokens, without detokenizing.
+    """Ingot's engine with the interface that `drive` needs. It decodes greedily, ignores end tokens and does not
+    detokenize.
 
-    `executor` times the steps. `tokens` are the ids that prompts may contain. With `stream`, each new token is
-    reported; otherwise a request is reported when it ends.
+    `executor` records the times of the steps. `tokens` are the token ids that prompts may contain. With `stream`, the
+    engine reports a request after each new token; otherwise only when the request ends.
     """
 
     engine: Engine
@@ -44,10 +45,10 @@ class BenchEngine:
 
 
 def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
-    """Load an artifact as `LLM` does, and return its engine.
+    """Load an artifact as `LLM` does, finish its idle work, and return its engine.
 
-    First finish the idle work, such as capturing CUDA graphs, that a server does before requests arrive. Raises
-    ArtifactError, TargetError or OptionError.
+    The idle work, such as capturing CUDA graphs, is what a server does before requests arrive. With `stream`, the
+    engine reports each new token; otherwise only finished requests. Raises ArtifactError, TargetError or OptionError.
     """
     llm = LLM(artifact)
     engine = llm.llm_engine
@@ -66,7 +67,7 @@ def open_engine(artifact: str | Path, *, stream: bool = True) -> BenchEngine:
 
 
 def plain_tokens(loaded: Loaded) -> list[int]:
-    """Return the token ids that prompts may contain: the vocabulary without end tokens and other special ones."""
+    """Return the token ids that prompts may contain: the vocabulary except end tokens and other special tokens."""
     special = set(loaded.eos_token_ids)
     if loaded.tokenizer is not None:
         special |= loaded.tokenizer.special_ids

@@ -20,10 +20,11 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 class Machine(BaseModel):
-    """The machine that ran a measurement. `features` are the CPU's, as `ingot.ir.machine.target` names them.
+    """The machine that ran a measurement.
 
-    `cores` are those available to the process; `memory` is in bytes. `load` is the load average of the last minute,
-    which shows whether other work ran. `gpu` and `driver` are nvidia-smi's names, None without a GPU.
+    `features` are the CPU's instruction sets that code may use. `cores` counts the cores available to the process;
+    `memory` is in bytes. `load` is the load average of the last minute, which shows whether other work ran. `gpu` is
+    the GPU's product name and `driver` its driver's version, as nvidia-smi prints them; both are None without a GPU.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -67,7 +68,7 @@ def _version(package: str) -> str:
 
 
 def _gpu() -> tuple[str | None, str | None]:
-    """Return the names of the first GPU and of its driver; None for both without a GPU.
+    """Return the name of the first GPU and the version of its driver; None for both without a GPU.
 
     nvidia-smi reports them, because asking CUDA would take GPU memory in this process.
     """

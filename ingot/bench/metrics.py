@@ -17,8 +17,9 @@ SLOS = ("ttft", "tpot", "e2el")  # metrics with one value per request, which can
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Return a percentile of `values`, interpolated between the two nearest as numpy does. 0 for no
-    values, as in vLLM.
+    """Return a percentile of `values`, for `percent` from 0 to 100; 0 for no values, as in vLLM.
+
+    It is interpolated between the two nearest values, as numpy does.
     """
     if not values:
         return 0.0
@@ -30,7 +31,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def latency_metrics(latencies: Sequence[float]) -> dict[str, Any]:
-    """Return the fields of `vllm bench latency`. `latencies` are the seconds of each batch."""
+    """Return the result fields of `vllm bench latency`. `latencies` has the seconds of each measured batch."""
     return {
         "avg_latency": statistics.fmean(latencies),
         "std_latency": statistics.pstdev(latencies),
@@ -40,8 +41,9 @@ def latency_metrics(latencies: Sequence[float]) -> dict[str, Any]:
 
 
 def throughput_metrics(run: Run) -> dict[str, Any]:
-    """Return the fields of `vllm bench throughput` for requests submitted at once, and two about output
-    tokens alone.
+    """Return the result fields of `vllm bench throughput`, for requests submitted at once.
+
+    Two further fields count output tokens alone: `total_output_tokens` and `output_tokens_per_second`.
     """
     inputs, outputs = _tokens(run.completed)
     done = len(run.completed)
@@ -59,10 +61,10 @@ def throughput_metrics(run: Run) -> dict[str, Any]:
 def serve_metrics(
     run: Run, *, goodput: Mapping[str, float] | None = None, percentiles: Sequence[float] = (99.0,)
 ) -> dict[str, Any]:
-    """Return the fields of `vllm bench serve` for requests that arrived over time.
+    """Return the result fields of `vllm bench serve`, for requests that arrived over time.
 
-    `goodput` holds the maximum milliseconds of each metric in `SLOS` for a request to count as good. Without it,
-    `request_goodput` is None.
+    `goodput` maps a metric, such as "ttft", to the maximum milliseconds for a request to count as good. Without it, the
+    field `request_goodput` is None. `percentiles` are the percentiles to report, from 0 to 100.
     """
     done = run.completed
     inputs, outputs = _tokens(done)
@@ -84,8 +86,9 @@ def serve_metrics(
 
 
 def detail(run: Run) -> dict[str, Any]:
-    """Return lists of each request's lengths and times in seconds: the fields that `vllm bench serve --save-detailed`
-    adds.
+    """Return the fields that `vllm bench serve --save-detailed` adds.
+
+    They are lists with a value for each request: its numbers of tokens, its error, and its times in seconds.
     """
     return {
         "input_lens": [len(one.request.prompt) for one in run.records],
@@ -103,8 +106,9 @@ def _tokens(records: Sequence[Record]) -> tuple[int, int]:
 
 
 def _of(record: Record, metric: str) -> Sequence[float]:
-    """Return a metric's values for one request, in seconds. Empty if the metric needs two tokens and
-    there is only one.
+    """Return the values of a metric, such as "ttft" or "itl", for one request, in seconds.
+
+    Empty if the metric needs two output tokens and the request has one.
     """
     match metric:
         case "ttft":
@@ -132,8 +136,9 @@ def _gaps(record: Record) -> list[float]:
 
 
 def _summary(metric: str, seconds: Sequence[float], percentiles: Sequence[float]) -> list[tuple[str, float]]:
-    """Return pairs of a field and its value in milliseconds: mean, median, standard deviation and percentiles of a
-    metric.
+    """Return mean, median, standard deviation and percentiles of a metric, whose values are `seconds`.
+
+    Each is a pair of a field's name, such as "mean_ttft_ms", and its value in milliseconds.
     """
     known = seconds or (0.0,)
     named = [
@@ -146,7 +151,7 @@ def _summary(metric: str, seconds: Sequence[float], percentiles: Sequence[float]
 
 
 def _goodput(records: Sequence[Record], most: Mapping[str, float]) -> int:
-    """Return how many requests met all limits. `most` holds milliseconds by metric.
+    """Return how many requests met all limits. `most` maps "ttft", "tpot" or "e2el" to its limit in milliseconds.
 
     A request with one output token has 0 as its time per output token.
     """
@@ -158,8 +163,9 @@ def _goodput(records: Sequence[Record], most: Mapping[str, float]) -> int:
 
 
 def _most_tokens_in_a_second(records: Sequence[Record]) -> float:
-    """Return the largest number of tokens that were generated in one second. Seconds count from the first request's
-    start.
+    """Return the peak output throughput: the largest number of tokens that were generated in one second.
+
+    Only whole seconds after the first request's start are compared.
     """
     if not records:
         return 0.0

@@ -20,13 +20,13 @@ _PATIENCE_SECONDS = 300.0
 
 @dataclass
 class Outcome:
-    """The fate of a request. Times are in seconds from the beginning.
+    """What happened to one request of a soak test. Times are in seconds from the beginning of the test.
 
-    first       time of its first token; nan if there was none, or it was not reported
-    tokens      generated tokens of all its sequences
-    token_ids   the output of a probe, a request that ran alone before; else empty
-    ended       "" while it has not ended, else "stop", "length", "abort", "error" or "refused"
-    fault       what is wrong with it, in words; "" if nothing is
+    first       time of its first token; nan if it has none, or if its output was not streamed
+    tokens      number of generated tokens of all its sequences
+    token_ids   output of a probe (a request that also ran alone, to compare the outputs); empty for other requests
+    ended       "stop", "length", "abort", "error" or "refused"; "" if the request has not ended
+    fault       what is wrong with the request's result, in words; "" if nothing is
     """
 
     first: float = math.nan
@@ -38,8 +38,9 @@ class Outcome:
 
 @dataclass
 class Soak:
-    """The result of a soak test: requests in arrival order, their outcomes, and the most that ran and
-    waited at a time.
+    """The result of a soak test: the requests in arrival order, and an outcome for each.
+
+    `most_running` and `most_waiting` are the largest numbers of requests that ran, and that waited, at the same time.
     """
 
     requests: Sequence[SoakRequest]
@@ -61,10 +62,11 @@ def run_soak(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Soak:
-    """Add each request to the engine when it arrives, cancel those with a `cancel`, and step until all have ended.
+    """Serve `requests` until all have ended, and return their outcomes.
 
-    `requests` are in arrival order; `longest` is the maximum tokens of a sequence. The loop stops if the engine reports
-    no request for `_PATIENCE_SECONDS`; the outcome of a lost request then has no `ended`. Errors of a step propagate.
+    A request is added to the engine when it arrives, and cancelled later if it has a `cancel`. `requests` are in
+    arrival order; `longest` is the maximum tokens of a sequence. The loop stops early if the engine reports no request
+    for `_PATIENCE_SECONDS`; the outcomes of the lost requests then have `ended` "". Errors of a step propagate.
     """
     soak = Soak(requests)
     pending = deque(enumerate(requests))
@@ -152,7 +154,7 @@ def _end(output: RequestOutput) -> str:
 def output_fault(request: SoakRequest, output: RequestOutput, longest: int) -> str:
     """Return what is wrong with the final output of a request, such as its number of tokens; "" if nothing is.
 
-    The tokens themselves are not judged. `longest` is the maximum tokens of a sequence.
+    It does not judge which tokens were generated. `longest` is the maximum tokens of a sequence.
     """
     params = request.params
     most = min(params.max_tokens or longest, longest - len(request.tokens))

@@ -36,7 +36,7 @@ PRIORITIES = (-1, 0, 0, 0, 1)
 
 @dataclass(frozen=True)
 class Cancel:
-    """When to cancel a request: after `steps` steps launched since its arrival. If `twice`, cancel it again at once."""
+    """When to cancel a request: `steps` steps after its arrival. With `twice`, cancel it again at once."""
 
     steps: int
     twice: bool
@@ -44,12 +44,12 @@ class Cancel:
 
 @dataclass(frozen=True)
 class SoakRequest:
-    """A request for `ingot.runtime.engine.Engine`, and what must happen to it.
+    """A request for `ingot.runtime.engine.Engine`, and what must happen to it in a soak test.
 
-    arrival   seconds from the beginning
-    cancel    when to cancel it; None lets it run to its end
-    refused   True if it can never be served, so that the engine must refuse it
-    probe     the number of a probe, a request that also runs alone to compare outputs; None for others
+    arrival   seconds from the beginning of the test
+    cancel    when to cancel the request; None lets it run to its end
+    refused   True if the request can never be served, so that the engine must refuse it
+    probe     number of a probe, a request that also runs alone to compare the outputs; None for other requests
     """
 
     tokens: tuple[int, ...]
@@ -70,7 +70,7 @@ class SoakRequest:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that prompts may contain. `text` returns a token's text; it is None if the model has no tokenizer."""
+    """The token ids that prompts may contain. `text` returns a token's text; None if the model has no tokenizer."""
 
     tokens: Sequence[int]
     text: Callable[[int], str] | None = None
@@ -79,7 +79,7 @@ class Vocabulary:
 def soak_requests(
     count: int, rate: float, limits: Limits, vocabulary: Vocabulary, seed: int | str
 ) -> list[SoakRequest]:
-    """Return `count` requests in arrival order, within the engine's limits. They are drawn by `seed`.
+    """Return `count` random requests in arrival order, within the engine's limits. `seed` determines all of them.
 
     They arrive as a Poisson process of `rate` requests per second.
     """
@@ -95,10 +95,10 @@ def soak_requests(
 
 
 def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int | str) -> list[SoakRequest]:
-    """Return greedy requests of mixed lengths and different prompts. Each can run alone and in a load, to compare
-    outputs.
+    """Return `count` greedy requests of mixed lengths, each with a prompt of its own.
 
-    `tokens` are the ids that prompts may contain.
+    A probe is served alone and again among other requests, to compare the two outputs. `tokens` are the ids that
+    prompts may contain.
     """
     rng = random.Random(f"{seed} probes")
     output = min(_MOST_PROBE, limits.max_seq_len // 4)
@@ -111,8 +111,9 @@ def probe_requests(count: int, limits: Limits, tokens: Sequence[int], seed: int 
 
 
 def spread_in(requests: Sequence[SoakRequest], probes: Sequence[SoakRequest], seconds: float) -> list[SoakRequest]:
-    """Return the requests and the probes together in arrival order. The probes' arrivals are spread evenly over
-    `seconds`.
+    """Return requests and probes together in arrival order.
+
+    The probes receive new arrivals, spread evenly over the first `seconds` of the test.
     """
     placed = [replace(one, arrival=(index + 0.5) * seconds / len(probes)) for index, one in enumerate(probes)]
     return sorted([*requests, *placed], key=lambda one: one.arrival)
@@ -162,9 +163,10 @@ def _params(rng: random.Random, output: int, vocabulary: Vocabulary) -> Sampling
 
 
 def _stops(rng: random.Random, output: int, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return stop options as arguments of SamplingParams. Most requests only ignore the end tokens.
+    """Return random stop options as arguments of SamplingParams.
 
-    Others have many stop tokens, a few with a minimum length, or a stop string.
+    Most requests only ignore the end tokens. The others have a stop string, many stop tokens, or a few stop tokens and
+    a minimum length.
     """
     if rng.random() >= STOPPED:
         return {"ignore_eos": True}

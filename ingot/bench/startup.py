@@ -20,10 +20,11 @@ PHASES = {"begun": "start", "imported": "import", "loaded": "load", "first": "pr
 
 @dataclass(frozen=True)
 class Start:
-    """The times of one start, in seconds. `first_token` counts from the start of the process; `phases` are its parts.
+    """The times of starting an artifact once in a new process, in seconds.
 
-    "start" is Python's own start, "import" the package's import, "load" making the engine (remaining imports, loading
-    the model), "prompt" the prompt and its token. `loading` are the parts of "load", which may overlap.
+    `first_token` is the time from the start of the process to its first token. `phases` divides this time: "start" is
+    Python's start, "import" the import of the package, "load" making the engine, and "prompt" the prompt up to its
+    first token. `loading` divides "load" further, into imports and parts of loading the model, which may overlap.
     """
 
     first_token: float
@@ -32,13 +33,14 @@ class Start:
 
     @property
     def ready(self) -> float:
-        """Return the seconds from the start of the process until it can accept requests."""
+        """Return the seconds from the start of the process until the process can accept requests."""
         return self.first_token - self.phases["prompt"]
 
 
 def start(artifact: Path, *, tokens: int, timeout: float) -> Start:
-    """Start the artifact once in a new process, with a prompt of `tokens` tokens, and return the times. Raises
-    ChildError.
+    """Load the artifact in a new process, complete a prompt of `tokens` tokens there, and return the times.
+
+    Raises ChildError if the process fails or takes more than `timeout` seconds.
     """
     read_files(artifact)
     script: list[str | Path] = ["-m", "ingot.bench.first_token", artifact, str(tokens)]
@@ -46,7 +48,10 @@ def start(artifact: Path, *, tokens: int, timeout: float) -> Start:
 
 
 def start_of(ended: Ended) -> Start:
-    """Return the times of a child process, of any engine, that wrote the clock at the end of each phase of `PHASES`."""
+    """Return the times of an engine's start from the result of its process.
+
+    The process may run any engine. It must write the value of time.time() at the end of each phase of `PHASES`.
+    """
     clock: Mapping[str, float] = ended.value["clock"]
     moments = [ended.started, *(clock[moment] for moment in PHASES)]
     phases = {name: moments[place + 1] - moments[place] for place, name in enumerate(PHASES.values())}
@@ -54,10 +59,11 @@ def start_of(ended: Ended) -> Start:
 
 
 def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:
-    """Return the results of several starts. `warm_startup` fields are times to make the engine, as in `vllm bench
-    startup`.
+    """Return the result fields of several starts of an artifact, all in seconds.
 
-    `ready` and `first_token` count from the start of the process. `phases` and `loading` are those of the median start.
+    The `warm_startup` fields are the times of making the engine, as in `vllm bench startup`. The `ready` and
+    `first_token` fields count from the start of the process. `phases` and `loading` are the parts of one start: the one
+    with the median time to its first token.
     """
     loads = [one.phases["load"] for one in starts]
     middle = sorted(starts, key=lambda one: one.first_token)[(len(starts) - 1) // 2]
@@ -75,7 +81,7 @@ def startup_metrics(starts: Sequence[Start]) -> dict[str, Any]:
 
 
 def read_files(folder: Path) -> None:
-    """Read every file in the folder, so that the page cache of the system holds it."""
+    """Read every file in the folder, so that the system's page cache holds them all."""
     block = bytearray(_BLOCK_BYTES)
     for path in sorted(folder.rglob("*")):
         if path.is_file():

@@ -13,13 +13,14 @@ from ingot.runtime.step import StepInputs
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The times of one step, in seconds. `decode` is True if the step has one token of each of its sequences.
+    """The times of one step, in seconds. `decode` is True if the step has one token for each of its sequences.
 
-    launch   host time to launch it; on a CPU all of its work
-    wait     host time until its tokens arrived
-    device   on a GPU, from its earliest begin to its end; None on a CPU. It includes launch time of the host while the
-             GPU was idle, so that an idle share computed from it is a lower bound
-    since    on a GPU, from the end of the previous step to its end, if that was in flight at its launch; else None
+    launch   host time to launch the step; on a CPU, the whole step
+    wait     host time of waiting for the step's tokens
+    device   on a GPU, time from the step's begin to its end; None on a CPU. It includes launch time of the host while
+             the GPU was idle, so that an idle share computed from it is a lower bound
+    since    on a GPU, time from the end of the previous step to the end of this one; None unless the previous step was
+             still running when this one was launched
     after_decode   whether that previous step was a decode step
     """
 
@@ -33,8 +34,9 @@ class StepTimes:
 
 
 class WatchedExecutor(StepLauncher):
-    """Runs steps with another executor and times them; on a GPU by events on its `stream`. `steps` are the finished
-    ones.
+    """Runs steps with another executor and records their times in `steps`, one entry for each finished step.
+
+    On a GPU, it records CUDA events on `stream`; `stream` is None on a CPU.
     """
 
     def __init__(self, executor: StepLauncher, stream: torch.cuda.Stream | None = None) -> None:
@@ -61,7 +63,7 @@ class WatchedExecutor(StepLauncher):
 
 
 class _WatchedHandle:
-    """The handle of a launched step. When the tokens arrive, it adds the step's times to `steps`."""
+    """The handle of a launched step. When its tokens arrive, it appends the step's times to `steps`."""
 
     def __init__(
         self,
@@ -94,7 +96,9 @@ class _WatchedHandle:
         return found
 
     def _seconds(self, earlier: torch.cuda.Event | None) -> float | None:
-        """Return the seconds from the event `earlier` to the end of the step; None without events."""
+        """Return the seconds from the CUDA event `earlier` to the end of this step; None if there are no events, as on
+        a CPU.
+        """
         if earlier is None or self._ended is None:
             return None
         self._ended.synchronize()  # it comes after the event that the handle waits for
@@ -116,7 +120,8 @@ class _WatchedHandle:
 def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:
     """Return the share of time in which the GPU idled during decode, from 0 to 1.
 
-    It counts the time between the ends of consecutive decode steps. None if there are none, or on a CPU.
+    It is computed from pairs of consecutive decode steps, between the ends of the two. None if there are no such pairs,
+    or on a CPU.
     """
     busy = since = 0.0
     for one in steps:
@@ -129,8 +134,8 @@ def decode_idle_share(steps: Sequence[StepTimes]) -> float | None:
 def step_metrics(steps: Sequence[StepTimes], duration: float) -> dict[str, float | int | None]:
     """Return a summary of a run's steps as JSON values. `duration` is the run's seconds.
 
-    Shares are parts of the duration. `host_share` is neither launching nor waiting: scheduling, outputs, and sleeping
-    until the next arrival.
+    Each `…_share` but `decode_idle_share` is a part of the duration. `host_share` is the part that is neither launching
+    a step nor waiting for its tokens: scheduling, outputs, and sleeping until the next arrival.
     """
     launch, wait = (sum(getattr(one, name) for one in steps) for name in ("launch", "wait"))
     device = [one.device for one in steps if one.device is not None]

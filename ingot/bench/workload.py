@@ -12,8 +12,9 @@ _LEAST_TOKENS, _MOST_PROMPT, _MOST_TOTAL = 4, 1024, 2048
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """A request: its prompt's token ids, the number of tokens to generate, and its arrival in seconds from the
-    beginning.
+    """A request of a benchmark: token ids of the prompt, number of tokens to generate, and arrival.
+
+    The arrival is in seconds from the beginning of the benchmark.
     """
 
     prompt: tuple[int, ...]
@@ -23,7 +24,7 @@ class BenchRequest:
 
 @dataclass(frozen=True)
 class Lengths:
-    """The number of tokens of a prompt, and of its output."""
+    """The numbers of tokens of one request's prompt and output."""
 
     prompt: int
     output: int
@@ -52,9 +53,10 @@ def equal_lengths(count: int, prompt: int, output: int) -> list[Lengths]:
 
 
 def sharegpt_lengths(count: int, seed: int, longest: int) -> list[Lengths]:
-    """Return `count` lengths distributed as ShareGPT's conversations, within vLLM's bounds.
+    """Return `count` random lengths, distributed as in ShareGPT's conversations and within the bounds of vLLM's
+    benchmark.
 
-    `longest` bounds the tokens of prompt and output together. It is at least 8: the minimum prompt and output.
+    `longest` is the maximum tokens of prompt and output together. It must be at least 8, because each has at least 4.
     """
     rng = random.Random(seed)
     total = min(_MOST_TOTAL, longest)
@@ -71,10 +73,11 @@ def _clipped(drawn: float, most: int) -> int:
 
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Return the arrivals of `count` requests, in seconds: `rate` per second, or all at 0 if the rate is infinite.
+    """Return the arrival of each of `count` requests, in seconds from the beginning.
 
-    As in `vllm bench serve`, the gaps follow a gamma distribution of shape `burstiness`: 1 is a Poisson process, larger
-    is more even, smaller has bursts. They are scaled so that the last request arrives at count / rate.
+    `rate` is the mean number of arrivals per second; if it is infinite, all arrive at 0. As in `vllm bench serve`, the
+    gaps follow a gamma distribution of shape `burstiness`: 1 is a Poisson process, larger is more even, smaller has
+    bursts. The gaps are scaled so that the last request arrives at count / rate.
     """
     if math.isinf(rate):
         return [0.0] * count
@@ -96,10 +99,11 @@ def make_workload(
     arrivals: Sequence[float] | None = None,
     shared_prefix: int = 0,
 ) -> list[BenchRequest]:
-    """Return requests of these lengths, with prompts drawn from `tokens`. They arrive all at once, or at `arrivals`.
+    """Return one request for each of `lengths`, with a prompt of random ids from `tokens`.
 
-    The first `shared_prefix` tokens are equal in all prompts and count towards their lengths. Workloads of the same
-    seed begin with the same tokens, which a prefix cache would find.
+    `arrivals` has a time for each request, in seconds; None lets all arrive at 0. The first `shared_prefix` tokens are
+    equal in all prompts and count towards their lengths. Two workloads with one `seed` begin with equal tokens, so that
+    a prefix cache would find those of the first in the second.
     """
     rng = random.Random(seed)
     prefix = tuple(rng.choices(tokens, k=shared_prefix))

@@ -57,7 +57,7 @@ def facts(rows: Sequence[tuple[str, object]]) -> "Table":
 
 
 def print_table(out: "Console", made: "Table") -> None:
-    """Print a table. In a pipe, strip the trailing blanks of each line."""
+    """Print a table. Into a pipe, print it without blanks at the ends of lines."""
     if out.is_terminal:
         out.print(made)
         return
@@ -77,14 +77,14 @@ def size_text(count: int) -> str:
 
 
 class ByteCount(int):
-    """An integer number of bytes that prints as, for example, "13.6 MB". Progress that counts bytes uses it."""
+    """A number of bytes, printed as in "13.6 MB". Callers of a progress callback pass it to count bytes."""
 
     def __str__(self) -> str:
         return size_text(self)
 
 
 def counts_text(counts: dict[str, int]) -> str:
-    """Return counts as text, the largest first, as in "reference 40, inductor 25"; "none" if there are none."""
+    """Return counts as text, the largest first, as in "reference 40, inductor 25"; "none" if `counts` is empty."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{name} {count}" for name, count in ordered) or "none"
 
@@ -100,8 +100,9 @@ def json_text(value: Any) -> str:
 
 
 def print_program_text(text: str, dim: Sequence[bool] = ()) -> None:
-    """Print the text of programs: unchanged in a pipe, coloured on a terminal. There, line n is dimmed if `dim[n]` is
-    true.
+    """Print the text of programs: unchanged into a pipe, coloured on a terminal.
+
+    On a terminal, line n is dimmed if `dim[n]` is true.
     """
     out = console()
     if not out.is_terminal:

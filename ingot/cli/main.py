@@ -89,7 +89,7 @@ def run(app: App, arguments: Sequence[str]) -> int:
 
 
 def _refuse(app: App, error: CycloptsError) -> int:
-    """Report a command line that does not parse, with the command's usage. Return the exit code."""
+    """Print the error of a command line that does not parse, with the command's usage, and return the exit code."""
     at = app
     for name in error.command_chain or ():
         at = at[name]
@@ -140,5 +140,5 @@ def _complain(message: str) -> None:
 
 
 def _drop_stdout() -> None:
-    """Discard output that is still buffered. Otherwise Python fails again when it flushes stdout at exit."""
+    """Discard buffered output after writing to stdout failed, since Python would try again and fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -19,14 +19,15 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 def no_progress(phase: str, done: int, total: int) -> None:
-    """Do nothing: the callback of a caller that shows no progress."""
+    """Do nothing: a progress callback for callers that show no progress."""
 
 
 @contextlib.contextmanager
 def live_progress() -> Iterator[OnProgress]:
     """Yield a callback that shows progress on stderr: a live line per phase on a terminal, plain lines in a pipe.
 
-    It is called with a phase's name, the steps done and the total, for example as `compile_model(progress=…)`.
+    The callback takes a phase's name, the steps done and the total. `compile_model`, for example, takes it as
+    `progress`.
     """
     screen = console(stderr=True)
     if screen.is_terminal:

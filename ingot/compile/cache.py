@@ -10,8 +10,9 @@ from ingot.ir.errors import OutputError
 
 
 def cache_root() -> Path:
-    """Return the path in the variable INGOT_CACHE, or else `ingot` in the user's cache folder (XDG base directory
-    specification).
+    """Return the root folder of Ingot's cache: the variable INGOT_CACHE, or else `ingot` in the user's cache folder.
+
+    The user's cache folder follows the XDG base directory specification.
     """
     if root := os.environ.get("INGOT_CACHE"):
         return Path(root).absolute()
@@ -19,8 +20,10 @@ def cache_root() -> Path:
 
 
 def cache_folder(kind: str) -> Path:
-    """Return the folder `kind` of the cache, such as "exe" or "artifacts". Make it, with mode 0700. Raises
-    OutputError.
+    """Return the folder `kind` of Ingot's cache, such as "exe" or "artifacts". Make it, with mode 0700, if it is
+    missing.
+
+    Raises OutputError if it cannot be made.
     """
     folder = cache_root() / kind
     try:
@@ -35,7 +38,7 @@ def cache_folder(kind: str) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock on the file `path` inside the block; other processes wait for it. The lock ends if its process dies.
+    """Hold a lock on the file `path` inside the block; other processes wait for it. It ends too if this process dies.
 
     Raises OutputError if the file cannot be made.
     """

@@ -10,9 +10,10 @@ from ingot.ir.machine.target import Target
 
 
 def competing(choice: str, target: Target) -> tuple[Backend, ...]:
-    """Return the backends that may claim calls for a target, for the option --backend, such as "auto" or "triton".
+    """Return the backends that may compute calls for a target. `choice` is the value of --backend, such as "auto".
 
-    Raises OptionError for an unknown choice, and TargetError for "inductor" where it cannot compile.
+    Raises OptionError for an unknown choice. Raises TargetError for "inductor" if Inductor cannot compile for the
+    target on this machine.
     """
     known = choices(target.device)
     if choice not in known:
@@ -29,8 +30,9 @@ def competing(choice: str, target: Target) -> tuple[Backend, ...]:
 
 
 def _check_inductor_compiles(target: Target) -> None:
-    """Raise TargetError if Inductor cannot compile for the target here. Only for `--backend inductor`: under "auto",
-    other backends replace it.
+    """Raise TargetError if Inductor cannot compile for the target on this machine.
+
+    Only `--backend inductor` needs this check: under "auto", other backends take the place of Inductor.
     """
     from ingot.backends.inductor.emit_cuda import missing_here
 
@@ -42,14 +44,15 @@ def _check_inductor_compiles(target: Target) -> None:
 
 
 def backends_named(names: Sequence[str], device: str) -> tuple[Backend, ...]:
-    """Return backends by name for a device, "cpu" or "cuda". Each one is constructed with the name of the first, the
-    leader: some backends claim more calls if they lead.
+    """Return the backends with these names for a device, "cpu" or "cuda".
+
+    The first name is the leader, which every constructor receives: some backends accept more calls if they lead.
     """
     return tuple(_made(name, device, names[0]) for name in names)
 
 
 def backend_named(name: str, device: str) -> Backend:
-    """Return the backend `name` for a device, "cpu" or "cuda", to emit code with."""
+    """Return the backend `name` for a device, "cpu" or "cuda", for compiling code with it."""
     return _made(name, device, leader="")
 
 
@@ -61,7 +64,8 @@ def _made(name: str, device: str, leader: str) -> Backend:
 
 
 def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
-    """Return the backend with these tile sizes of its kernels; the same backend if it has no tile sizes.
+    """Return a backend that compiles its kernels with the tile sizes `choices`; `backend` itself if it has no tile
+    sizes.
 
     Raises OptionError for sizes that its kernels do not support.
     """
@@ -69,8 +73,9 @@ def with_choices(backend: Backend, choices: Sequence[Choice]) -> Backend:
 
 
 def available(target: Target) -> tuple[tuple[Backend, ...], dict[str, str]]:
-    """Return the backends of `--backend auto` that can run on this machine. Also return, for each other one, the reason
-    why it cannot, by name.
+    """Return the backends of `--backend auto` that can compile for `target` on this machine.
+
+    Also return a dict of the others: why a backend is not available, by its name.
     """
     made: list[Backend] = []
     unavailable: dict[str, str] = {}

@@ -43,7 +43,8 @@ def write_program(
 ) -> None:
     """Write program.ir, plan.json and choices.json.
 
-    `lowered` holds the passes' results by entry, such as "main". `choices` holds the tile sizes of executables, by id.
+    `lowered` maps an entry (program of the model, such as "main") to the result of its passes. `choices` maps the id of
+    an executable to the tile sizes of its kernels.
     """
     programs = [program for one in lowered.values() for program in one.programs.values()]
     writer.write_text("program.ir", "".join(map(print_program, programs)))
@@ -54,7 +55,8 @@ def write_program(
 def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Mapping[str, Lowered]) -> float:
     """Write the record of every pass, and return the seconds that this took.
 
-    `level` is "full", "summary" or "none". `lowered` holds the passes' results by entry, such as "main".
+    `level` is "full", "summary" or "none". `lowered` maps an entry (program of the model, such as "main") to the result
+    of its passes.
     """
     begin = time.perf_counter()
     traced = {entry: print_program(program) for entry, program in model.entries.items()} if level == "full" else {}
@@ -67,16 +69,16 @@ def write_trace(writer: ArtifactWriter, level: Level, model: Model, lowered: Map
 
 
 def _records(lowered: Mapping[str, Lowered]) -> list[PassRecord]:
-    """Return the records of passes of all entries, one entry after another."""
+    """Return the records of the passes of all entries (programs of the model), one entry after another."""
     return [record for one in lowered.values() for record in one.records]
 
 
 def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, Any]:
-    """Return the value of choices.json: what was chosen and why, by the title of an entry's bucket class, such as
-    "decode".
+    """Return the value of choices.json, which says for each call which backend was chosen and why.
 
-    For each, it has the backend of each node, the other candidates, the refusals with their reasons, the tile sizes,
-    and the weights that are stored twice. `tiles` holds the tile sizes of executables, by id.
+    Its keys are the titles of lowered programs, such as "decode" or "draft@decode". A value has the backend of each
+    node, the candidates with their costs, and the refusals with their reasons. It also has the tile sizes and the
+    weights that are stored twice. `tiles` maps the id of an executable to the tile sizes of its kernels.
     """
     choices: dict[str, Any] = {}
     copies = {copy.first: copy.second for copy in second_copies(resident_params(lowered))}
@@ -101,37 +103,40 @@ def _choices(lowered: Mapping[str, Lowered], tiles: Mapping[str, tuple[Choice, .
 
 
 def _candidates(program: Program) -> dict[str, dict[str, float]]:
-    """Return the costs of each call's candidate backends, by node and backend.
+    """Return the cost of each backend that can compute a call, by the call's node and the backend's name.
 
-    Calls in a region have one entry, even if the region is called several times.
+    A call inside a region has one cost for each backend, even if the program calls the region several times.
     """
     return {node.name: node.meta["candidates"] for node in _calls(program) if "candidates" in node.meta}
 
 
 def _calls(program: Program) -> Iterator[fx.Node]:
-    """Yield the calls of a program, and those in its regions."""
+    """Yield the calls of a program, then the calls inside its regions."""
     bodies = (region.body for region in program.regions.values())
     return (node for one in (program, *bodies) for node in one.calls())
 
 
 def _contests(program: Program) -> Iterator[tuple[fx.Node, BackendTimes | str]]:
-    """Yield each call that several backends can compute as a call of its own, not fused into a region.
+    """Yield each call that several backends can compute on its own, not as a part of a region.
 
-    It comes with the backends' times, or with the reason why they were not timed.
+    The second value is the backends' times, or the reason why they were not timed.
     """
     return ((node, node.meta["contest"]) for node in _calls(program) if "contest" in node.meta)
 
 
 def backend_times(lowered: Mapping[str, Lowered]) -> list[BackendTimes]:
-    """Return the measured or given times by which backends of calls were chosen, in all programs."""
+    """Return the times by which backends of calls were chosen, in all programs.
+
+    They were measured by this compile or come from a tuning log. Calls whose backends were not timed are left out.
+    """
     programs = [program for one in lowered.values() for program in one.programs.values()]
     return [times for program in programs for _, times in _contests(program) if isinstance(times, BackendTimes)]
 
 
 def _tiles(program: Program, tiles: Mapping[str, tuple[Choice, ...]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tile sizes of a program's kernels, by the name of the region or, for a single call, of the node.
+    """Return the tile sizes of a program's kernels, by the name of a region or, outside regions, by the node of a call.
 
-    `tiles` holds the tile sizes of executables, by their ids.
+    `tiles` maps the id of an executable to the tile sizes of its kernels.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for node in program.calls():
@@ -155,10 +160,10 @@ def write_timings(
     recording: float,
     instructions: Mapping[str, InstructionSeconds],
 ) -> None:
-    """Write timings.json: where the checkpoint is, and the seconds of the compile's parts.
+    """Write timings.json: the path of the checkpoint, and where the compile's time went.
 
-    `phases` are seconds by phase of the compile, `recording` the seconds of writing the trace, `instructions` the times
-    of the golden run by bucket class.
+    `phases` are seconds by phase of the compile, and `recording` the seconds of writing the trace. `instructions` has
+    the times of the golden run's instructions, by bucket class (range of step sizes), such as "decode".
     """
     writer.write_json(
         "timings.json",
@@ -187,11 +192,11 @@ def write_timings(
 
 
 def write_golden(writer: ArtifactWriter, sealed: Sealed) -> dict[str, InstructionSeconds] | str:
-    """Run the sealed artifact before it is published, and write the results as the golden run.
+    """Run the artifact `sealed`, before it is published, and write its logits' digests as the golden run.
 
-    Return the times of its instructions by bucket class. Return a text instead if there is no golden run, with the
-    reason: this machine lacks the memory to serve the artifact, or no entry returns logits. Raises IngotError if the
-    artifact does not run.
+    Return the times of its instructions by bucket class (range of step sizes). If there is no golden run, return the
+    reason as text: this machine lacks the memory to serve the artifact, or no entry returns logits. Raises IngotError
+    if the artifact does not run.
     """
     try:
         loaded = bind(Artifact(sealed.folder, sealed.manifest, sealed.build_id), verify=False)
@@ -233,8 +238,9 @@ def manifest_of(request: "Request", key: str, plans: Plans) -> Manifest:
 
 
 def linked_with(plans: Plans) -> tuple[str, ...]:
-    """Return the names of the packages that the compiled code links with, such as torch. The manifest records their
-    versions.
+    """Return the names of the packages that the compiled code links with, such as torch.
+
+    The manifest records the versions of these packages.
     """
     backends = {one.backend for one in plans.all_executables()}
     return tuple(sorted({package for name in backends for package in BACKENDS[name].links}))

@@ -71,8 +71,9 @@ class CompileReport:
 
 @dataclass
 class _Clock:
-    """Measures the phases of a compile: `seconds` by phase name, in order. `progress` is called at each phase's
-    start.
+    """Measures the phases of a compile. `seconds` has the time of each phase by name, in order.
+
+    When a phase starts, `progress` is called.
     """
 
     progress: OnProgress
@@ -128,8 +129,8 @@ def compile_model(
     `mesh` sets the sizes of a mesh's axes, as in {"tp": 2}; such an artifact can be inspected but not served yet.
     `trace` sets the record of the passes in the artifact: "full" the program before and after each pass, "summary" the
     passes' changes without programs, "none" nothing. `tuning_log` is an artifact, its tuning.json or the content of
-    one: the compile takes tile sizes of kernels and backends of calls from it. `tune` times the entries that the log
-    lacks, on this machine's GPU, which must be the target's; the cache keeps the results. `checkpoints` maps aliases of
+    one: the compile takes tile sizes of kernels and backends of calls from it. `tune` times those that the log lacks,
+    on this machine's GPU, which must be the target's; the cache keeps the results. `checkpoints` maps aliases of
     additional checkpoints that the model's definition needs, such as a separately trained draft, to folders or hub
     names. `keep_risky_fusions` makes every fusion, also those that would break the contract for rounding with these
     weights; otherwise the compile computes their calls separately and reports it. `jobs` bounds the compiler processes
@@ -175,10 +176,11 @@ def compile_cached(
     progress: OnProgress = no_progress,
     **options: Any,
 ) -> Path:
-    """Return the path of the cached artifact of `checkpoint`, a folder or a hub name. Compile it if there is none.
+    """Return the path of the cached artifact of `checkpoint`, a folder or a hub name. If the cache lacks it, compile
+    it.
 
-    The cache key is the `request_key`. `options` are keyword arguments of `compile_model`. Two processes that request
-    the same artifact compile it once.
+    The compile cache's key is the `request_key`, a digest of the checkpoint and all options. `options` are keyword
+    arguments of `compile_model`. Two processes that need the same artifact compile it once.
     """
     request = Request.read(checkpoint, progress=progress, **options)
     key = request.key(request.trace())
@@ -279,11 +281,11 @@ def _compile(
 
 @contextlib.contextmanager
 def _few_collections() -> Iterator[Callable[[], None]]:
-    """Disable cyclic garbage collection until the caller calls the yielded function.
+    """Disable Python's cyclic garbage collection until the caller calls the function that this yields.
 
-    That function also excludes the objects made so far (`gc.freeze`) until the block ends. Programs are many small
-    long-lived objects, and scanning them repeatedly takes a fifth of the time of tracing and passes. Their garbage is
-    some 50 MB for 32 layers; the large weights come later.
+    That function enables it again, but excludes the objects made so far (`gc.freeze`) until the block ends. Programs
+    are many small long-lived objects: scanning them repeatedly takes a fifth of the time of tracing and passes. Their
+    garbage is some 50 MB for 32 layers; the large weights come later.
     """
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
 
@@ -304,8 +306,8 @@ def _few_collections() -> Iterator[Callable[[], None]]:
 
 
 def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, plans: Plans) -> None:
-    """Write the files of the executables, the documents with the inputs of their `exe_key`s, and the
-    tokenizer's files.
+    """Write the files of the executables, the JSON documents that determine their cache keys, and the tokenizer's
+    files.
     """
     for executable in plans.all_executables():
         folder = f"exe/{request.target.name}/{executable.id}"
@@ -319,10 +321,10 @@ def _write_files(request: Request, writer: ArtifactWriter, emitter: Emitter, pla
 def _golden_run(
     request: Request, writer: ArtifactWriter, sealed: Sealed, clock: _Clock
 ) -> tuple[Mapping[str, InstructionSeconds], str]:
-    """Run the sealed artifact once, for its golden run.
+    """Run the artifact `sealed` once and store the results, which `ingot verify` compares (the golden run).
 
-    Return the times of its instructions by bucket class, and "". If it does not run, return an empty dict and the
-    reason.
+    Return the times of its instructions by bucket class (range of step sizes), and "". If there is no golden run,
+    return an empty dict and the reason.
     """
     if request.mesh:
         return {}, "artifacts for a mesh cannot be served yet"

@@ -49,10 +49,12 @@ def main() -> None:
 
 
 def _answer(request: Mapping[str, Any]) -> dict[str, object]:
-    """Carry out one request and return its result under one of four keys.
+    """Carry out one request of the compile, and return a dict with the result under one key.
 
-    "choice": the fastest tile sizes. "times": the times of a call by backend. "workspace": the bytes that an executable
-    allocates. "executable": the compiled one.
+    "choice"      the fastest tile sizes of a kernel
+    "times"       the times of a call, by backend
+    "workspace"   the peak bytes that a call of an executable allocates
+    "executable"  the executable that was compiled
     """
     from ingot.compile.competing import backend_named, with_choices
 
@@ -77,9 +79,9 @@ def _compiler(backend: Backend) -> Compiler:
 
 
 def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Target) -> dict[str, Any]:
-    """Return the times of the one call in `body`, by backend. `candidates` are JSON of `Candidate`.
+    """Return the times of the only call in `body`, by backend.
 
-    Raises BackendError if a backend fails.
+    `candidates` are the backends to time, each a `Candidate` as JSON. Raises BackendError if a backend fails.
     """
     from ingot.compile.timing.call_clock import time_call  # it imports the code loaders
 
@@ -92,7 +94,7 @@ def _timed(body: Program, candidates: Sequence[Mapping[str, Any]], target: Targe
 
 
 def _measured(backend: Backend, request: Mapping[str, Any], target: Target) -> Choice:
-    """Time tile sizes for the one kernel and problem in the request, and return the fastest."""
+    """Time tile sizes for the kernel and the problem that the request names, and return the fastest."""
     assert isinstance(backend, Tunable)
     (choice,) = read_choices(request["choices"])
     return backend.measure(choice, target, request["measure"])

@@ -26,13 +26,19 @@ from ingot.ir.text import print_program
 
 @dataclass
 class Emitter:
-    """Compiles regions, the calls that one compiler compiles together, in up to `jobs` worker processes.
+    """Compiles regions (calls that one compiler compiles together) in up to `jobs` worker processes.
 
-    Executables in the cache are not compiled again. `backends` are by name. `tuner`, if set, replaces them by backends
-    with timed tile sizes. `on_done` is called with the number of finished regions and the total. The other fields
-    describe the executables so far, by id: `folders` holds the cache folder of the files, `documents` the JSON that the
-    id is computed from, `choices` the tile sizes, and `seconds` the time of compiling. `hits` are the ids that were in
-    the cache.
+    Executables that the cache holds are not compiled again. `backends` maps names to backends; `tuner`, if set,
+    replaces them by backends with timed tile sizes. `on_done` is called with the number of finished regions and the
+    total.
+
+    The other fields describe the executables so far, by id:
+
+    folders    the cache folder with the executable's files
+    documents  the JSON document whose digest is the id
+    choices    the tile sizes of its kernels
+    seconds    the time of compiling it
+    hits       the ids of executables that the cache held
     """
 
     backends: Mapping[str, Backend]
@@ -62,9 +68,9 @@ class Emitter:
             self._workers.append(Worker(compilers[0]))
 
     def emit_library(self, backend: LibraryBuilder) -> Executable:
-        """Return the executable of a backend's kernel library, from the cache or built in this process.
+        """Return the executable of a backend's kernel library. If the cache lacks it, build it in this process.
 
-        Building takes about a second, and the workers are busy. Raises IngotError.
+        Building takes about a second, and the worker processes are busy. Raises IngotError.
         """
         key = self._key(None, backend)
         executable = find_executable(key)
@@ -81,14 +87,14 @@ class Emitter:
         return executable
 
     def tune(self, regions: Sequence[Region]) -> None:
-        """Replace `backends` by ones with timed tile sizes for the kernels of these regions. Does nothing without a
-        tuner.
+        """Replace `backends` by backends with timed tile sizes for the kernels of these regions. Without `tuner`, do
+        nothing.
         """
         if self.tuner is not None:
             self.backends = self.tuner.tuned(self.backends, regions)
 
     def emit(self, regions: Sequence[Region]) -> dict[str, Executable]:
-        """Return the executable of each region, by the region's name, from the cache or compiled in parallel.
+        """Return the executable of each region, by the region's name. Compile those that the cache lacks, in parallel.
 
         Raises BackendError with the compiler's reason.
         """
@@ -111,7 +117,8 @@ class Emitter:
     def measure(self, regions: Sequence[Region], sizes: Mapping[str, int]) -> dict[str, int]:
         """Return the peak bytes that a call of each region's executable allocates, by the region's name.
 
-        `sizes` are the sizes of dims such as T and B. A region without a cached result is called once in a worker.
+        `sizes` are the sizes of dims in this call, such as T (tokens) and B (sequences). If the cache has no result, a
+        worker process calls the executable once.
         """
         results: dict[str, int] = {}
         keys = {region.name: self._key(region, self.backends[region.backend]) for region in regions}
@@ -128,16 +135,16 @@ class Emitter:
         return results
 
     def key(self, region: Region) -> str:
-        """Return the cache key of the code for the one call in `region`.
+        """Return the key under which the cache keeps code and times of the one call in `region`.
 
-        It is the key of the call's executable, or of its backend's kernel library. For a backend that builds nothing,
-        it is a digest of the call and the backend.
+        It is the id of the call's executable, or of the kernel library of its backend. For a backend that builds
+        nothing, it is a digest of the call and the backend.
         """
         backend = self.backends[region.backend]
         return digest_json(exe_document(None if isinstance(backend, LibraryBuilder) else region, backend, self.target))
 
     def time(self, body: Program, candidates: Sequence[Candidate]) -> dict[str, Any]:
-        """Time the one call in `body` with each candidate backend in a worker, and return JSON of the times, by
+        """Time the only call in `body` with each candidate backend, in a worker process. Return JSON of the times, by
         backend.
 
         Raises BackendError if a backend fails.
@@ -163,7 +170,7 @@ class Emitter:
         return key
 
     def _found(self, key: str) -> None:
-        """Count the executable `key` as a cache hit, unless this compile built it."""
+        """Record that the cache held the executable `key`, unless this compile built it itself."""
         if self.seconds.setdefault(key, 0.0) == 0.0:
             self.hits.add(key)
 
@@ -185,7 +192,9 @@ class Emitter:
         self._share(regions, ask)
 
     def _share(self, regions: Sequence[Region], ask: Callable[["Worker", Region], None]) -> None:
-        """Call `ask` with a worker process and a region for each region; the workers run in parallel."""
+        """Call `ask(worker, region)` once for each region, in parallel: each worker process takes the next region that
+        is left.
+        """
         # Long bodies first, so that the last one to finish is short.
         tasks: queue.SimpleQueue[Region] = queue.SimpleQueue()
         for region in sorted(regions, key=lambda region: -len(list(region.body.calls()))):
@@ -214,8 +223,9 @@ class Emitter:
     def _ask(
         self, worker: "Worker", region: Region, key: str, sizes: Mapping[str, int] | None = None
     ) -> dict[str, Any]:
-        """Send a region to a worker and return its JSON answer: the executable or, if `sizes` are passed, the bytes of
-        a call.
+        """Send a region to a worker process and return its JSON answer.
+
+        It contains the executable or, if `sizes` are passed, the peak bytes that a call of the executable allocates.
         """
         return worker.ask(
             {

@@ -32,7 +32,7 @@ def executable_folder(key: str) -> Path:
 
 
 def find_executable(key: str) -> Executable | None:
-    """Return the executable `key` from the cache; None if it is absent or a file does not match its digest."""
+    """Return the executable `key` from the cache; None if the cache lacks it or one of its files is damaged."""
     folder = executable_folder(key)
     try:
         record: dict[str, Any] = json.loads((folder / _RECORD).read_text(encoding="utf-8"))
@@ -44,24 +44,27 @@ def find_executable(key: str) -> Executable | None:
 
 
 def build_executable(backend: Compiler, body: Program, key: str, target: Target) -> Executable:
-    """Return the executable `key` of the program `body` from the cache. Compile it first if the cache has none.
+    """Return the executable of the program `body` from the cache. If the cache lacks it, compile it with `backend`
+    first.
 
-    Raises the compiler's errors.
+    `key` is the executable's cache key. Raises the compiler's errors.
     """
     return _built(key, lambda directory: backend.emit(body, key, target, directory))
 
 
 def build_library(backend: LibraryBuilder, key: str, target: Target) -> Executable:
-    """Return a backend's kernel library from the cache, by its key. Build it first if the cache has none."""
+    """Return the kernel library of `backend` from the cache. If the cache lacks it, build it first. `key` is its cache
+    key.
+    """
     return _built(key, lambda directory: backend.emit_library(key, target, directory))
 
 
 def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
-    """Return the executable `key` from the cache. If it has none, call `emit` with an empty folder and store the
-    result.
+    """Return the executable `key` from the cache. If the cache lacks it, let `emit` build it in an empty folder first.
 
-    The folder has one fixed path per key, because libraries contain that path, and a rename publishes it. The compiling
-    process itself holds the lock: if its parent dies, no other process starts in the same folder.
+    The folder has one fixed path per key, because built libraries contain that path; a rename then moves it into the
+    cache. This process holds a lock while it builds. If its parent dies, the lock still keeps other processes out of
+    the folder.
     """
     build = cache_folder("build")
     with locked(build / f"{key}.lock"):
@@ -88,9 +91,10 @@ def _built(key: str, emit: Callable[[Path], Executable]) -> Executable:
 
 
 def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | None:
-    """Return the peak bytes that a call of the executable `key` allocates, as measured before; None if not measured.
+    """Return the peak bytes that a call of the executable `key` allocates, as `measure_workspace` stored them.
 
-    `sizes` are the sizes of dims such as T and B; `threads` is the number of threads of the call.
+    None if they were not measured. `sizes` are the sizes of dims in this call, such as T (tokens) and B (sequences);
+    `threads` is the number of threads that run it.
     """
     try:
         found = json.loads(_workspace_file(key, sizes, threads).read_text(encoding="utf-8"))
@@ -100,10 +104,11 @@ def find_workspace(key: str, sizes: Mapping[str, int], threads: int) -> int | No
 
 
 def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping[str, int], threads: int) -> int:
-    """Run the executable of `body` once and return the peak bytes that it allocates. Store them next to it in the
-    cache.
+    """Call the executable of the program `body` once, and return the peak bytes that the call allocates.
 
-    Raises BackendError if the executable is not in the cache.
+    They are also stored next to the executable in the cache. `key` is the executable's cache key, `sizes` are the sizes
+    of dims such as T (tokens), and `threads` is the number of threads. Raises BackendError if the executable is not in
+    the cache.
     """
     executable = find_executable(key)
     if executable is None:
@@ -114,10 +119,10 @@ def measure_workspace(backend: Compiler, body: Program, key: str, sizes: Mapping
 
 
 def find_times(key: str, measured: Mapping[str, Any]) -> tuple[BackendTime, ...] | None:
-    """Return the cached times of a call, one for each step that is timed; None if there are none.
+    """Return the cached times of a call, one for each step size in which it was timed; None if it was not timed.
 
-    `key` is that of the executable that computes the call. `measured` identifies the measurement: call, machine and
-    steps.
+    `key` is the cache key of the executable that computes the call. `measured` identifies the measurement: call,
+    machine and step sizes.
     """
     try:
         return _TIMES.validate_json(_times_file(key, measured).read_bytes())
@@ -126,9 +131,10 @@ def find_times(key: str, measured: Mapping[str, Any]) -> tuple[BackendTime, ...]
 
 
 def keep_times(key: str, measured: Mapping[str, Any], times: tuple[BackendTime, ...]) -> None:
-    """Store the times of a call in the cache folder of its executable, for `find_times`. Raises OSError.
+    """Store the times of a call, for `find_times`, in the cache folder of the executable `key`. Raises OSError.
 
-    For a backend that builds nothing, this creates the folder.
+    `measured` identifies the measurement: call, machine and step sizes. If `key` belongs to a backend that builds
+    nothing, the folder is created.
     """
     executable_folder(key).mkdir(mode=0o700, exist_ok=True)
     _write(_times_file(key, measured), _TIMES.dump_json(times).decode())
@@ -139,7 +145,7 @@ def _times_file(key: str, measured: Mapping[str, Any]) -> Path:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write the file atomically, even if two processes write it."""
+    """Write the file atomically, so that two processes can write it at the same time."""
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, file)
@@ -151,8 +157,9 @@ def _workspace_file(key: str, sizes: Mapping[str, int], threads: int) -> Path:
 
 
 def explained(error: IngotError | OSError) -> IngotError:
-    """Return an OutputError for a full disk or an unwritable cache, which the user can fix. Return other errors
-    unchanged.
+    """Return an OutputError that tells the user what to do about a full disk or an unwritable cache.
+
+    Return any other error unchanged.
     """
     if is_disk_full(error):
         return OutputError(

@@ -35,10 +35,14 @@ _AGAIN = "compile the model again"
 
 @dataclass(frozen=True)
 class StepOutput:
-    """The results of one step of one entry in a golden run.
+    """The results of one step in a golden run (a short run that a compile records and `ingot verify` repeats).
 
-    `number` counts the entry's steps from 0; `bucket` is the bucket class. `logits` are f32[n, vocab], and `tokens` the
-    sampled tokens, a row for each of the step's n tokens. `seconds` are those of each instruction; empty if not timed.
+    entry    the model's program that ran, such as "main"
+    number   index of the step among those of this entry
+    bucket   the bucket class (range of step sizes) of the step
+    logits   f32[n, vocab], with a row for each of the step's n tokens
+    tokens   the n tokens that were sampled from these rows
+    seconds  of each instruction of the step; empty if the run was not timed
     """
 
     entry: str
@@ -50,10 +54,10 @@ class StepOutput:
 
 
 def this_machine(manifest: Manifest) -> Machine:
-    """Return the processor and the thread count that determine the bits of this machine's results.
+    """Return the processor and the thread count, on which the bits of this machine's results depend.
 
-    The processor is the GPU's product name with torch's version, or the CPU's fields in /proc/cpuinfo by which
-    libraries choose code.
+    For an artifact for a GPU, the processor is the GPU's product name with torch's version. For a CPU, it is the fields
+    of /proc/cpuinfo by which libraries choose code.
     """
     on_gpu = manifest.target.get("device") == "cuda"
     processor = f"{Target.detect('cuda').gpu}, torch {torch.__version__}" if on_gpu else _processor()
@@ -77,8 +81,9 @@ def _processor() -> str:
 
 @dataclass(frozen=True)
 class InstructionSeconds:
-    """The median seconds of each instruction of a bucket class, over several steps. `tokens` are those steps' token
-    counts.
+    """The seconds of each instruction of a bucket class (range of step sizes): medians over the class's steps.
+
+    `tokens` has the number of tokens of each of these steps.
     """
 
     tokens: tuple[int, ...]
@@ -87,8 +92,9 @@ class InstructionSeconds:
 
 @dataclass(frozen=True)
 class Recording:
-    """A golden run, and the times of its instructions by the title of a bucket class, such as "decode" or
-    "draft@decode".
+    """A golden run, and the times of its instructions by bucket class (range of step sizes).
+
+    A key of `instructions` is, for example, "decode", or "draft@decode" for the entry draft.
     """
 
     run: GoldenRun
@@ -96,8 +102,10 @@ class Recording:
 
 
 def record(loaded: Loaded) -> Recording:
-    """Run the artifact for some steps, as it is served, and return what they computed. Raises IngotError if it does not
+    """Run the artifact for a few steps, as when it is served, and return the results and times to store as its golden
     run.
+
+    Raises IngotError if the artifact does not run.
     """
     limits = loaded.limits
     buckets = [bucket.bucket for bucket in loaded.plan.buckets]
@@ -147,11 +155,11 @@ def _medians(steps: Sequence[StepOutput]) -> InstructionSeconds:
 def replay(
     loaded: Loaded, requests: Sequence[Sequence[int]], schedule: Schedule, seed: int, *, timed: bool = False
 ) -> Iterator[StepOutput]:
-    """Run the steps of `schedule` for every entry that returns logits, and yield their results.
+    """Run the steps of `schedule` for every entry that returns logits, and yield the result of each step.
 
-    `requests` are the tokens of each request; the schedule says how many of them each step takes. `seed` orders the
-    pages. Steps run in captured graphs if there are any; with `timed`, instruction by instruction. Raises OptionError
-    if the KV pool cannot hold the requests.
+    `requests` are the tokens of each request; `schedule` says how many of them each step takes. `seed` determines the
+    order in which KV cache pages are used. Steps run as captured CUDA graphs if there are any; with `timed`,
+    instruction by instruction. Raises OptionError if the KV pool cannot hold the requests.
     """
     page = loaded.limits.page_size
     needed = sum(math.ceil(len(request) / page) for request in requests)
@@ -169,8 +177,10 @@ def replay(
 
 
 class _Run:
-    """A function that runs one step of an executor. `bucket` is the last step's bucket class. If `timed`, `ticks` holds
-    the time before the step's first instruction and after each.
+    """A function that runs one step of an executor and returns the step's outputs.
+
+    `bucket` is the bucket class (range of step sizes) of the last step. With `timed`, `ticks` holds the clock before
+    the last step's first instruction and after each instruction.
     """
 
     def __init__(self, executor: Executor, timed: bool) -> None:
@@ -199,7 +209,7 @@ class _Run:
 
 
 def backends(executor: Executor) -> dict[str, tuple[str, ...]]:
-    """Return the backend of each instruction of a plan, by bucket class."""
+    """Return the backend of each instruction of the executor's plan, by bucket class (range of step sizes)."""
     return {
         bucket.bucket.name: tuple(instruction.backend for instruction in bucket.instructions)
         for bucket in executor.plan.buckets
@@ -207,12 +217,12 @@ def backends(executor: Executor) -> dict[str, tuple[str, ...]]:
 
 
 def run_files(manifest: Manifest) -> tuple[FileEntry, ...]:
-    """Return the manifest's entries of the files on which a run depends: plan, weights and executables."""
+    """Return the manifest's entries for the files that determine a run's results: plan, weights and executables."""
     return tuple(entry for entry in manifest.files if entry.path in _RUN_FILES or entry.path.startswith(_RUN_FOLDERS))
 
 
 def digest(logits: torch.Tensor) -> str:
-    """Return the SHA-256 of the bytes of a row of logits."""
+    """Return the SHA-256 of one row of logits, as hexadecimal text."""
     return hashlib.sha256(logits.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 

@@ -15,13 +15,15 @@ _MOST_FED = 32
 
 
 def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch: int, page_size: int) -> Schedule:
-    """Return the steps of the golden run. A step lists pairs of a request's number, from 0, and the count of its next
-    tokens.
+    """Return the steps of the golden run, chosen to reach each bucket class (range of step sizes) and a page boundary.
 
-    The largest bucket class comes first: a prompt that crosses a page boundary, together with a short one. In smaller
-    classes the first request continues, to the end of a page if that fits, while others decode or start; at the end all
-    decode. A step has at most `_MOST_FED` tokens, or its class's minimum. A class that bounds the tokens of a sequence
-    adds the requests that it needs. A class for which the limits leave no tokens is omitted.
+    A step is a list of pairs: the index of a request, and how many of its next tokens the step takes. The first step
+    runs in the largest bucket class: a prompt that crosses a page boundary, together with a short one. For each smaller
+    class there is a step in which the first request continues while others start or decode. In the last steps, all
+    decode.
+
+    A step has at most `_MOST_FED` tokens, unless its class requires more. A class that limits the tokens of one
+    sequence adds requests. A class that the limits `max_seq_len` and `max_batch` cannot fill gets no step.
     """
     needed = sum(bucket.tokens[0] for bucket in buckets)
     together = max(-(-bucket.tokens[0] // bucket.q_max) if bucket.q_max else 1 for bucket in buckets)
@@ -36,7 +38,7 @@ def golden_schedule(buckets: Sequence[BucketClass], max_seq_len: int, max_batch:
 
 
 class _Steps:
-    """Collects the steps of a schedule in `fed`. `done` counts the tokens of each request so far."""
+    """Collects the steps of a schedule in `fed`. `done` has the number of tokens that each request has taken so far."""
 
     def __init__(self, max_seq_len: int, requests: int) -> None:
         self.max_seq_len = max_seq_len
@@ -44,9 +46,9 @@ class _Steps:
         self.fed: list[list[tuple[int, int]]] = []
 
     def prefill(self, bucket: BucketClass, wanted: Sequence[int]) -> None:
-        """Add a step of the bucket class with up to `wanted[i]` tokens of request i.
+        """Add a step that runs in the bucket class `bucket`, with up to `wanted[i]` tokens of request i.
 
-        It takes more tokens if the class's minimum needs them. Adds nothing if that minimum cannot be reached.
+        If the class requires more tokens, requests take more than wanted. If that is impossible, add no step.
         """
         least, most = bucket.tokens[0], min(bucket.tokens[1], max(bucket.tokens[0], _MOST_FED))
         counts = dict.fromkeys(range(len(self.done)), 0)
@@ -64,8 +66,9 @@ class _Steps:
             self._feed(counts)
 
     def decode(self, buckets: Sequence[BucketClass]) -> None:
-        """Add one token of every request that is below `max_seq_len`: in one step if a class allows it, else a step
-        each.
+        """Add one token for every request that is shorter than `max_seq_len`.
+
+        They form one step if one of `buckets` allows so many sequences; else each request has a step of its own.
         """
         open_requests = [index for index, done in enumerate(self.done) if done < self.max_seq_len]
         together = any(bucket.holds(len(open_requests), 1) for bucket in buckets)

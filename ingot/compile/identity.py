@@ -54,9 +54,10 @@ _OURS = "ingot."
 
 
 def exe_document(region: Region | None, backend: Backend, target: Target) -> Document:
-    """Return a JSON document of everything that the code of a region depends on. Its digest is the `exe_key`.
+    """Return a JSON document of everything that determines the code of a region (calls compiled together).
 
-    It has no weights or names, so fine-tunes share executables. None as the region means the backend's kernel library.
+    Its digest is the `exe_key`, the cache key of the executable. It has no weights or names, so fine-tunes of a model
+    share executables. If `region` is None, it describes the backend's kernel library.
     """
     called = [] if region is None else [op_of(node.target) for node in region.body.calls()]
     document = {
@@ -75,14 +76,15 @@ def exe_document(region: Region | None, backend: Backend, target: Target) -> Doc
 
 
 def choices_of(region: Region | None, backend: Backend, target: Target) -> tuple[Choice, ...]:
-    """Return the tile sizes that `backend` would compile a region with. Empty for a library or a backend without tile
-    sizes.
+    """Return the tile sizes with which `backend` compiles a region.
+
+    Empty for a backend without tile sizes, and for a kernel library (`region` is None).
     """
     return backend.choices(region.body, target) if region is not None and isinstance(backend, Tunable) else ()
 
 
 def exe_key(region: Region | None, backend: Backend, target: Target) -> str:
-    """Return the cache key of a region's executable, or of the backend's kernel library if `region` is None."""
+    """Return the cache key of a region's executable; if `region` is None, that of the backend's kernel library."""
     return digest_json(exe_document(region, backend, target))
 
 
@@ -96,8 +98,7 @@ def request_document(
     options: Mapping[str, Any],
     skipped_fusions: Sequence[Mapping[str, Any]],
 ) -> Document:
-    """Return a JSON document of everything that determines an artifact, known before compiling. Its digest is the
-    `request_key`.
+    """Return a JSON document of everything that determines an artifact, before anything is compiled.
 
     `config` holds the fields of config.json that were read; `entries` are the traced programs with their recipes.
     `skipped_fusions` are the fusions that the compile leaves out because of the weights, as `RoundingCheck.decision`.
@@ -129,16 +130,19 @@ def request_document(
 
 
 def _plain(document: Document) -> Document:
-    """Return the document with values that JSON can hold, as if read from a file. Infinity, which some config.json
-    files contain although JSON lacks it, becomes a string.
+    """Return the document with plain JSON values, as if it had been written to a file and read again.
+
+    Infinity, which JSON lacks and some config.json files contain, becomes a string.
     """
     plain: Document = json.loads(json.dumps(document), parse_constant=str)
     return plain
 
 
 def _pipeline(pipeline: tuple[Phase, ...]) -> Document:
-    """Return a JSON document of the pipeline: the options of each pass under its name, and under "order" the passes
-    that lead to each stage.
+    """Return a JSON document of the pass pipeline.
+
+    It has the options of each pass under the pass's name. Under "order" it lists each stage with the passes that lead
+    to it.
     """
     passes: Document = {}
     for phase in pipeline:
@@ -157,7 +161,10 @@ def _is_source(file: Path) -> bool:
 
 
 def _digests(files: Iterable[Path]) -> dict[str, str]:
-    """Return the SHA-256 of source files, by their path in the package; files outside it are listed by their name."""
+    """Return the SHA-256 of source files, by file.
+
+    A key is the file's path inside Ingot's package, or the name of a file outside the package.
+    """
     return {
         file.relative_to(_PACKAGE).as_posix() if file.is_relative_to(_PACKAGE) else file.name: hashlib.sha256(
             file.read_bytes()
@@ -167,12 +174,18 @@ def _digests(files: Iterable[Path]) -> dict[str, str]:
 
 
 def _op_sources(ops: Iterable[Op]) -> dict[str, str]:
-    """Return the digests of the files that define `ops`, by module name. Ops of Ingot itself are left out."""
+    """Return the digests of the files that define the user's own ops among `ops`, by module name. Ingot's ops are left
+    out.
+    """
     return _module_sources({op.reference.__module__: op.reference.__code__.co_filename for op in ops})
 
 
 def _format_sources() -> dict[str, str]:
-    """Return the digests of the files that define packings, by module name. Packings of Ingot itself are left out."""
+    """Return the digests of the files that define the user's own packings (orders of quantized weights), by module
+    name.
+
+    Ingot's packings are left out.
+    """
     made = [function for one in PACKINGS.values() for function in (one.pack, one.unpack)]
     return _module_sources({one.__module__: one.__code__.co_filename for one in made})
 

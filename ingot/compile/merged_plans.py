@@ -13,14 +13,18 @@ from ingot.passes.plan_memory import weight_bytes
 
 
 def resident_params(lowered: Mapping[str, Lowered]) -> dict[str, ParamSpec]:
-    """Return the params that stay in memory while serving, by name: those that any bucket class of any entry reads."""
+    """Return the params that stay in memory while serving, by name.
+
+    They are the params that any program reads: `lowered` has one for each bucket class of each entry, such as "main".
+    """
     return merged_params(program for one in lowered.values() for program in one.programs.values())
 
 
 def merged_plans(lowered: Mapping[str, Lowered], order: tuple[str, ...] = ("main",)) -> Plans:
-    """Return the plan of each entry. `order` names the entries that run in each step.
+    """Return the plans of a model, one for each entry (program of the model, such as "main" or a draft model).
 
-    Raises VerifyError if two entries define one state name differently.
+    `order` names the entries that run in each step, in order. Raises VerifyError if two entries define a state of the
+    same name differently.
     """
     _check_states(lowered)
     weights = weight_bytes(resident_params(lowered).values())
@@ -43,9 +47,9 @@ def _check_states(lowered: Mapping[str, Lowered]) -> None:
 
 
 def _merged_plan(programs: list[Program]) -> Plan:
-    """Return one plan for all bucket classes of an entry. `programs` has a program for each class.
+    """Return the plan of one entry from its programs, one for each bucket class (range of step sizes).
 
-    Fields that are not per class are equal in all of them.
+    Fields of the plan that do not depend on the bucket class are equal in all programs.
     """
     plans = [program.plan for program in programs if program.plan is not None]
     executables: dict[str, Executable] = {}
@@ -66,8 +70,9 @@ def _merged_plan(programs: list[Program]) -> Plan:
 
 
 def _widest(output: str, types: Sequence[str]) -> str:
-    """Return the type among `types` that admits the values of all others. They are the types of one output in several
-    classes.
+    """Return the type among `types` that also admits the values of all the other types.
+
+    `types` are the types of the output `output` in each bucket class.
     """
 
     def wider(one: str, other: str) -> str:
@@ -77,14 +82,15 @@ def _widest(output: str, types: Sequence[str]) -> str:
 
 
 def _merged_memory(memories: list[ResidentMemory]) -> ResidentMemory:
-    """Return the memory of a plan from that of its bucket classes: the maximum of each field.
+    """Return the memory that an entry needs: for each field, the maximum over its bucket classes (ranges of step
+    sizes).
 
-    The largest step has the largest inputs. The cache groups are equal in all classes.
+    The cache groups are equal in all classes.
     """
     names = [name for name in ResidentMemory.model_fields if name != "groups"]
     return memories[0].model_copy(update={name: max(getattr(one, name) for one in memories) for name in names})
 
 
 def _with_weights(plan: Plan, size: int) -> Plan:
-    """Return the plan with `size` as the bytes of weights in memory. They are the weights of all entries."""
+    """Return the plan with `size` as its bytes of weights in memory, which are those of all entries."""
     return plan.model_copy(update={"memory": plan.memory.model_copy(update={"weights": size})})

@@ -39,14 +39,18 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class PassNumerics:
-    """The effect of one pass on the logits of sample inputs, in the numbers of its contract.
+    """The effect of one pass on the logits of sample inputs, as absolute errors unless said otherwise.
 
-    `numerics` is the contract: EXACT, ROUNDING or LOSSY. `changed` is False if the pass left the program unchanged, so
-    that nothing was computed. `meaning` is the change of the float64 logits. `error` is what the contract bounds: for
-    EXACT the change of the computed logits, for ROUNDING their error against float64, for LOSSY the same as `meaning`.
-    `before` is the error against float64 of the program before the pass. `relative` is `error` as a multiple of the
-    largest logit. `allowed` bounds `error`; None without a bound. `lost` logits were not finite before the pass and are
-    excluded. `kl` is the KL divergence in nats, for a LOSSY pass.
+    numerics  the pass's numerics contract: EXACT, ROUNDING or LOSSY
+    changed   False if the pass left the program unchanged; then nothing was computed
+    meaning   change of the logits when both programs are computed in float64
+    before    error against float64 of the program before the pass
+    error     the number that the contract bounds. EXACT: change of the computed logits. ROUNDING: error of the new
+              program against float64. LOSSY: equal to `meaning`
+    relative  `error` as a multiple of the largest logit
+    allowed   maximum of `error`; None if the contract sets none
+    lost      number of logits that were not finite before the pass; they are excluded
+    kl        KL divergence in nats, for a LOSSY pass; None for others
     """
 
     name: str
@@ -65,10 +69,13 @@ class PassNumerics:
 
 @dataclass(frozen=True)
 class NumericsReport:
-    """The numerics of a compile: the passes in order, overflows of the model itself by entry, and statistics of its
-    weights.
+    """The numerics of a compile, measured on sample requests with the real weights.
 
-    `sample` holds the lengths of the sample requests in tokens. `unmeasured` maps an entry to why it was not measured.
+    sample      lengths of the sample requests, in tokens
+    passes      effect of each pass, in order
+    overflows   where the model itself overflows before any pass, by entry (program of the model, such as "main")
+    weights     statistics of the weights
+    unmeasured  why an entry was not measured, by entry
     """
 
     sample: tuple[int, ...]
@@ -89,9 +96,9 @@ class NumericsReport:
 
 
 class NumericsCheck:
-    """Measures every pass of a compile against its numerics contract.
+    """Measures every pass of a compile against its numerics contract (EXACT, ROUNDING or LOSSY), on sample inputs.
 
-    Call `begin` on the traced model, then `on_pass` for each pass. `read` returns a checkpoint tensor by name.
+    Call `begin` first, then `on_pass` for each pass. `read` returns the checkpoint tensor of a name.
     """
 
     def __init__(self, model: Model, limits: Limits, read: Read) -> None:
@@ -107,7 +114,7 @@ class NumericsCheck:
         self._unmeasured = {name: reason for name, reason in found.items() if reason}
 
     def begin(self) -> None:
-        """Record what the model has before any pass: where it overflows, and the statistics of its weights."""
+        """Record the state before any pass: where the traced model overflows, and the statistics of its weights."""
         self._weights = weight_statistics(self._model.entries.values(), self._read)
         for entry, program in self._model.entries.items():
             if entry in self._unmeasured:
@@ -121,8 +128,9 @@ class NumericsCheck:
         return NumericsReport(lengths, *measured, dict(self._unmeasured))
 
     def on_pass(self, before: Program, after: Program) -> None:
-        """Run the program before and after a pass on the samples, and compare. Raises NumericsError for a broken
-        contract.
+        """Run the program before and after a pass on the sample inputs, and compare their logits.
+
+        Raises NumericsError if the pass breaks its numerics contract.
         """
         if after.name in self._unmeasured:
             return
@@ -167,10 +175,11 @@ class NumericsCheck:
         )
 
     def _check_weights(self, before: Program, after: Program, one: PassRecord) -> None:
-        """Check the contract of a LOSSY pass, which may quantize weights. Raises NumericsError.
+        """Check a LOSSY pass, which may quantize weights. Raises NumericsError if more changed than their rounding.
 
-        Quantized weights must be within their format's error. The rest of the program must compute the same from
-        weights with the same rounding. If the pass quantized nothing, there is nothing to compare.
+        First, each quantized weight must be within the error of its format. Second, the program after the pass must
+        compute the same as the program before it with equally rounded weights. A pass that quantized nothing is not
+        checked here.
         """
         old, new = self._params.of(before), self._params.of(after)
         for wrong in weight_breaches(before, after, old, new):
@@ -191,10 +200,10 @@ class NumericsCheck:
             raise _broken(one, replace(problem, text=text), first_divergence(left, right))
 
     def _located(self, before: Program, after: Program, differs: Differs) -> Divergence | None:
-        """Find the first tensor in which the programs differ; None if there is none.
+        """Return the first tensor in which the two programs differ; None if there is none.
 
-        Run them in one step of all tokens and, if that finds nothing, in the steps that were measured. `differs`
-        compares two tensors.
+        Compare them in one step of all tokens and, if that finds nothing, in the smaller steps that were measured.
+        `differs` decides whether two tensors differ.
         """
         chunks = [None, self._chunk()] if before.input_types().keys() == after.input_types().keys() else [None]
         for chunk in chunks:
@@ -209,15 +218,17 @@ class NumericsCheck:
         return step_inputs(program.input_types(), self._requests, chunk=chunk, seed=_SEED)
 
     def _chunk(self) -> int:
-        """Return how many tokens of a sequence a step takes. It is a multiple of the group of tokens that attend to
-        each other.
+        """Return how many tokens of a sequence one step takes.
+
+        The number is a multiple of the model's granule: tokens that see each other, such as a diffusion block, stay
+        together.
         """
         granule = math.lcm(*map(granule_of, self._model.entries.values()))
         return min(-(-_CHUNK // granule) * granule, max(map(len, self._requests)))
 
 
 def _unmeasured(program: Program) -> str:
-    """Return why passes of an entry cannot be measured; "" if they can."""
+    """Return why the passes of an entry (program of the model) cannot be measured; "" if they can."""
     unknown = [name for name in program.input_types() if find_input(name) is None]
     if unknown:  # the ending reads them from rows that an earlier step of another entry wrote
         return f"its ending '{program.ending.name}' reads {', '.join(unknown)} from rows that other entries write"
@@ -227,7 +238,10 @@ def _unmeasured(program: Program) -> str:
 
 
 def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
-    """Return the token ids of up to three requests of up to 33 tokens, within the limits. They span the vocabulary."""
+    """Return the token ids of the sample requests: up to three requests of up to 33 tokens, within the limits.
+
+    Their tokens are spread over the whole vocabulary.
+    """
     lengths = [min(length, limits.max_seq_len) for length in _LENGTHS[: limits.max_batch]]
     # Two primes spread neighbouring tokens over the vocabulary and keep requests different.
     return [
@@ -237,8 +251,9 @@ def sample_requests(vocab: int, limits: Limits) -> list[list[int]]:
 
 
 class _SharedParams:
-    """Makes the params of programs by their recipes. It keeps the results of the last two programs, so that the program
-    after a pass reuses those of the program before.
+    """Makes the params of programs from checkpoint tensors, by their recipes.
+
+    It keeps the results for the last two programs, so that the program after a pass reuses those of the program before.
     """
 
     def __init__(self, read: Read) -> None:
@@ -267,7 +282,7 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _body(program: Program) -> str:
-    """Return a program's text without its first line, which has the program's name, stage and bucket class."""
+    """Return a program's text without its first line, which names the program, its stage and its bucket class."""
     return print_program(program).partition("\n")[2]
 
 

@@ -26,10 +26,11 @@ STEPS = (1, 512)
 
 @dataclass(frozen=True)
 class OpClaims:
-    """The backends for one op. `backends` maps the tokens of a step to the backend with the cheapest claim.
+    """The backends that would compute one op on a target.
 
-    `deterministic` is the backend in deterministic mode, and `refusals` are the other backends' reasons. If all refuse,
-    the backend is NONE: a program with such a call does not compile.
+    `backends` maps the number of tokens of a step to the backend with the lowest claimed cost. `deterministic` is the
+    backend in deterministic mode. `refusals` has the reasons why other backends refuse. If all backends refuse, the
+    backend is NONE: a program with such a call does not compile.
     """
 
     op: str
@@ -47,10 +48,10 @@ class OpClaims:
 
 
 def op_claims(target: Target, backends: Sequence[Backend]) -> list[OpClaims]:
-    """Return the backends for each op on a target, from the claims of `backends` on one call of it.
+    """Return for each op which of `backends` would compute it on a target, and why the others refuse. Nothing is timed.
 
-    The call has the arguments of the op's first sample, in the dtype of models on the target. The cheapest claim wins:
-    nothing is timed.
+    Each backend states its cost for one sample call of the op, in the dtype of models on the target; the lowest cost
+    wins.
     """
     load_user_ops()
     _, nodes = one_call_of_each(OPS, torch.bfloat16 if "bf16" in target.features else torch.float32)
@@ -75,10 +76,10 @@ def _chosen(
     *,
     deterministic: bool = False,
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return two dicts by op: the backend with the cheapest claim in steps of `tokens` tokens, and the reasons of
+    """Return two dicts by op, for steps of `tokens` tokens: the backend with the lowest cost, and the reasons of
     refusals.
 
-    `nodes` holds a call of each op.
+    `nodes` holds one call of each op.
     """
     context = PassContext(
         target=target,
@@ -97,8 +98,9 @@ def _chosen(
 
 
 def _merged(refusals: Mapping[int, Sequence[str]]) -> Iterator[str]:
-    """Yield each reason once. `refusals` holds reasons by the tokens of a step; a reason that does not hold in all
-    steps is followed by the steps, as in (T=1).
+    """Yield each reason of a refusal once. `refusals` has the reasons for each step size, in tokens.
+
+    A reason that does not hold for all step sizes is followed by those for which it holds, as in "… (T=1)".
     """
     for reason in dict.fromkeys(reason for reasons in refusals.values() for reason in reasons):
         where = [tokens for tokens, reasons in refusals.items() if reason in reasons]
@@ -108,7 +110,8 @@ def _merged(refusals: Mapping[int, Sequence[str]]) -> Iterator[str]:
 def one_call_of_each(ops: Mapping[str, Op], dtype: torch.dtype = torch.float32) -> tuple[Program, dict[str, fx.Node]]:
     """Return a program that calls every op once, and its calls by the op's name, such as "ingot.linear".
 
-    The arguments are the op's first sample in `dtype`; tensors become inputs or states of the program.
+    A call has the arguments of the op's first sample, in `dtype`. Tensors among them become inputs or states of the
+    program.
     """
     program = Program("ops", Stage.CACHED, {})
     nodes: dict[str, fx.Node] = {}

@@ -27,8 +27,9 @@ WRITERS = 3
 
 @dataclass(frozen=True)
 class Packed:
-    """The result of `pack_weights`: the bytes of all tensors, the number of tensors, and of the params
-    that use them.
+    """The result of `pack_weights`: the bytes of all written tensors, their number, and the number of params.
+
+    Several params can share one tensor.
     """
 
     bytes: int
@@ -43,14 +44,15 @@ def pack_weights(
     on_done: Callable[[int, int], None] = lambda done, total: None,
     mesh: Mesh = ONE_DEVICE,
 ) -> Packed:
-    """Make each param's tensor by its recipe and write it to weights/NNNNN.safetensors; weights.json lists where each
-    is.
+    """Make each param's tensor by its recipe, and write it to a file weights/NNNNN.safetensors.
 
-    `read` returns a checkpoint tensor by name. `on_done` is called with the finished params and the total. Params with
-    equal recipe, placement and type share a tensor. Tensors that `mesh` shards go to files of their rank,
-    weights/rankR/NNNNN.safetensors, so that a rank reads only its own bytes. A recipe step with several results (a
-    quantized weight, its scales and zeros) is executed once; its results are kept until the last param that needs one
-    is written. Raises CheckpointError if a recipe's result does not fit its param.
+    `read` returns the checkpoint tensor of a name. `on_done` is called with the number of finished params and the
+    total. weights.json records where each param is. Params with equal recipe, placement and type share a tensor.
+
+    Tensors that are sharded over `mesh` are written once per rank, to weights/rankR/NNNNN.safetensors, so that a rank
+    reads only its own bytes. A recipe step with several results (a quantized weight, its scales and zeros) runs once;
+    its results are kept until the last param that needs one is written. Raises CheckpointError if a recipe's result
+    does not have the type of its param.
     """
     owner: dict[tuple[Recipe, object, object], str] = {}
     index: dict[str, dict[str, Any]] = {}
@@ -88,8 +90,9 @@ def pack_weights(
 
 
 def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
-    """Return the result of a param's recipe as a row-major tensor. Raises CheckpointError if its type is not the
-    param's.
+    """Return `tensor`, the result of the recipe of the param `name`, in row-major layout.
+
+    Raises CheckpointError if it does not have the param's type.
     """
     tensor = tensor.contiguous()
     if problem := spec.type.mismatch(tensor):
@@ -98,8 +101,9 @@ def _made(name: str, spec: ParamSpec, tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Saving(AbstractContextManager["_Saving"]):
-    """Writes safetensors files in the background, up to WRITERS at a time. The end of the `with` block
-    waits for all.
+    """A context manager that writes safetensors files in the background, up to WRITERS at a time.
+
+    At its end it waits for all files.
     """
 
     def __init__(self, writer: ArtifactWriter) -> None:
@@ -115,10 +119,10 @@ class _Saving(AbstractContextManager["_Saving"]):
             self._begun.popleft().result()
 
     def save(self, file: str, tensors: Mapping[str, torch.Tensor], places: Mapping[str, dict[str, Any]]) -> None:
-        """Start writing `tensors` to `file`. When it is written, each tensor's dict in `places` receives the file and
-        the offset.
+        """Start writing `tensors` to `file`, in the background.
 
-        Raises the errors of files that were started earlier.
+        When the file is written, the dict of each tensor in `places` receives the keys "file" and "offset". Raises the
+        errors of files that were started earlier.
         """
         while len(self._begun) >= WRITERS:
             self._begun.popleft().result()
@@ -139,8 +143,9 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @dataclass
 class _Files:
-    """Collects the tensors of one folder into files of about SHARD_BYTES. `places` holds the dicts that receive each
-    tensor's file and offset; `written` counts the files.
+    """Collects the tensors of one folder into files of about SHARD_BYTES. `written` counts the files.
+
+    `places` has a dict for each tensor that waits for its file; it later receives the tensor's file and offset.
     """
 
     saving: _Saving
@@ -150,9 +155,7 @@ class _Files:
     written: int = 0
 
     def add(self, name: str, tensor: torch.Tensor, place: dict[str, Any]) -> int:
-        """Add a tensor and return its bytes. When the file is written, the dict `place` receives "file"
-        and "offset".
-        """
+        """Add a tensor and return its bytes. `place` receives "file" and "offset" when the tensor's file is written."""
         # Copy if two recipes returned overlapping views of one checkpoint tensor: safetensors cannot express them.
         taken = any(_overlap(tensor, other) for other in self.tensors.values())
         self.tensors[name], self.places[name] = tensor.clone() if taken else tensor, place

@@ -34,7 +34,7 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 @dataclass(frozen=True)
 class Sealed:
-    """An artifact with a written manifest that is not published yet. `folder` is its temporary folder."""
+    """An artifact that is complete but not published yet: its manifest is written. `folder` is its temporary folder."""
 
     folder: Path
     manifest: Manifest
@@ -103,7 +103,9 @@ class ArtifactWriter:
             ) from error
 
     def path(self, relpath: str) -> Path:
-        """Return the path to write the file `relpath` to; make its folders. Raises OSError, InternalError."""
+        """Return the path at which to write the artifact's file `relpath`, and make its folders. Raises OSError,
+        InternalError.
+        """
         if problem := path_problem(relpath):
             raise InternalError(f"the artifact's file name {relpath!r} is refused: {problem}")
         if relpath in (MANIFEST, CHECKSUMS):
@@ -127,14 +129,15 @@ class ArtifactWriter:
         self.write_text(relpath, dump_json(value))
 
     def sync_soon(self, relpath: str) -> None:
-        """Sync a completely written file to disk in the background. `publish` waits for it and raises its errors."""
+        """Start to sync a written file to disk in the background. `publish` waits for it and raises its errors."""
         self._syncing.append(self._disk.submit(_sync, self.path(relpath)))
 
     def seal(self, manifest: Manifest, threads: int | None = None) -> Sealed:
-        """Compute the digests of all files and write the manifest. Only files that it does not list may be added
-        afterwards.
+        """Write the manifest, with the digests of all files. Later, only files that a manifest does not list may be
+        added.
 
-        `manifest.files` must be empty; `seal` fills it. `threads` is the number of digesting threads (default: chosen).
+        `manifest.files` must be empty; the written manifest has it filled. `threads` is the number of threads that
+        compute digests; None lets `seal` choose.
         """
         if self._folder is None or self._sealed is not None:
             raise InternalError("the artifact writer is not open", hint="use it in a `with` block, and seal once")
@@ -154,10 +157,11 @@ class ArtifactWriter:
         return self._sealed
 
     def publish(self, manifest: Manifest | None = None, threads: int | None = None) -> str:
-        """Publish the artifact at `output`, and return its `build_id`. Seals it first if `manifest` is passed.
+        """Make the artifact visible at `output`, and return its `build_id`. If `manifest` is passed, call `seal` with
+        it first.
 
-        Writes the checksums, syncs all files to disk and renames the folder. Raises OutputError if another process took
-        the path `output` in the meantime.
+        Write the checksums, sync all files to disk, and rename the temporary folder. Raises OutputError if `output`
+        exists by now.
         """
         sealed = self._sealed if manifest is None else self.seal(manifest, threads)
         if self._folder is None or sealed is None:
@@ -209,7 +213,10 @@ def _exists(output: Path, when: str = "already") -> OutputError:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Return whether a full disk caused `error`. Search its causes and messages too, since libraries wrap it."""
+    """Return whether a full disk caused `error`.
+
+    The error's causes and their messages are searched too, because libraries wrap such errors.
+    """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _DISK_FULL:
             return True
@@ -276,7 +283,10 @@ def _is_alive(pid: int) -> bool:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the relative paths of all files in a folder, sorted. Raises InternalError for a link or a special file."""
+    """Return the relative paths of all files in a folder and its subfolders, sorted.
+
+    Raises InternalError for a link or a special file.
+    """
     relpaths = []
     for path in _walk(folder):
         if path.is_symlink() or not (path.is_dir() or path.is_file()):

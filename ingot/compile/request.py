@@ -182,8 +182,8 @@ class Request:
     def of_artifact(artifact: Artifact, checkpoint: str | Path | None = None) -> "Request":
         """Return the request that `artifact` was compiled from, to compile it again.
 
-        `checkpoint` replaces the recorded one, for example if it has moved. Raises ArtifactError if the artifact does
-        not record the request, and CheckpointError if the checkpoint is missing.
+        `checkpoint` replaces the recorded checkpoint, for example if it has moved. Raises ArtifactError if the artifact
+        does not record the request, and CheckpointError if the checkpoint is missing.
         """
         made: Any = artifact.read_json(REQUEST)
         if not isinstance(made, dict) or not isinstance(made.get("options"), dict):
@@ -275,13 +275,14 @@ class Request:
         )
 
     def key(self, model: Model) -> str:
-        """Return the `request_key`: the digest of everything that determines the artifact."""
+        """Return the `request_key`, the compile cache's key: a digest of everything that determines the artifact."""
         return digest_json(self.identity(model))
 
     def buckets(self, entry: Program) -> tuple[BucketClass, ...]:
-        """Return the bucket classes of an entry, smallest steps first.
+        """Return the bucket classes (ranges of step sizes, each compiled on its own) of an entry, smallest steps first.
 
-        If the entry's inputs have no tokens, the size of a step is its number of sequences.
+        An entry is one of the model's programs. If its inputs have no tokens, its number of sequences is the size of a
+        step.
         """
         limits = self.limits
         tokens = limits.max_tokens if "T" in entry.dims else limits.max_batch
@@ -289,7 +290,10 @@ class Request:
 
 
 def _first_name(choice: str, choices: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the first value of --backend that selects the same backends as `choice`. `choices` lists them by value."""
+    """Return the first value of --backend that selects the same backends as `choice`.
+
+    `choices` maps each value of --backend to the backends that it selects.
+    """
     return next(name for name, among in choices.items() if among == choices[choice])
 
 
@@ -299,7 +303,10 @@ def _again(source: Source) -> str:
 
 
 def _check_others(given: Mapping[str, str | Path], spec: ModelSpec) -> None:
-    """Raise OptionError unless `given` has exactly the additional checkpoints that the definition needs, by alias."""
+    """Raise OptionError unless `given` has exactly the additional checkpoints that the model's definition needs.
+
+    Its keys are their aliases, such as "draft".
+    """
     asked = ARCHITECTURES[spec.architecture].definition.checkpoints
     if odd := sorted(given.keys() ^ set(asked)):
         what = f"the checkpoint '{odd[0]}' is " + ("missing" if odd[0] in asked else "not needed")
@@ -309,10 +316,10 @@ def _check_others(given: Mapping[str, str | Path], spec: ModelSpec) -> None:
 
 
 def _compiled_from(artifact: Artifact) -> str:
-    """Return the folder of the checkpoint that an artifact was compiled from. If it is gone, return its name on the
-    hub.
+    """Return the folder of the checkpoint that an artifact was compiled from. If the folder is gone, return its hub
+    name.
 
-    Raises CheckpointError if there is neither.
+    Raises CheckpointError if the folder is gone and the checkpoint has no name on the hub.
     """
     path = artifact.folder / TIMINGS
     timings: Any = parse_json(path.read_bytes()) if path.is_file() else {}

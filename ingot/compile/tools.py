@@ -12,7 +12,10 @@ _EXTRA = "pip install 'ingot[cuda]'"
 
 
 def tools_found() -> dict[str, str]:
-    """Return a text for each tool, by its name: its version and path, or what does not work without it."""
+    """Return a text for each compiler or package that compiling may use, by its name.
+
+    The text has the version and path or, if the tool is missing, what does not work without it.
+    """
     return {name: look() for name, look in _TOOLS.items()}
 
 

@@ -14,8 +14,9 @@ Read = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class Measure:
-    """A statistic of a weight. Above `bound`, the rewrites named in `risky` lose accuracy. `source` is the bound's
-    source.
+    """A statistic of a weight, and what a large value means.
+
+    If the value exceeds `bound`, the rewrites named in `risky` lose accuracy. `source` says where the bound comes from.
     """
 
     name: str
@@ -74,10 +75,10 @@ MEASURES: Mapping[str, Measure] = {
 
 @dataclass(frozen=True)
 class WeightStatistic:
-    """A statistic over all params of one kind. A kind is a param's name without its layer number.
+    """One statistic over all params of a kind: params whose names differ only in the layer number.
 
-    `value` is the largest value, found in the param `param` of layer `layer`. `exceed` of the `params` params of the
-    kind exceed the bound.
+    `value` is the largest value; the param `param` of layer `layer` has it. `params` is the number of params of the
+    kind, and `exceed` how many of them exceed the bound of `measure`.
     """
 
     measure: Measure
@@ -94,9 +95,9 @@ class WeightStatistic:
 
 
 def weight_statistics(programs: Iterable[Program], read: Read) -> tuple[WeightStatistic, ...]:
-    """Return the statistics of the weights of traced programs. `read` returns a checkpoint tensor by name.
+    """Return the statistics of the weights of traced programs. Only one weight is in memory at a time.
 
-    Params are read one at a time.
+    `read` returns the checkpoint tensor of a name.
     """
     found: dict[tuple[str, str], list[tuple[float, str]]] = {}
     for name, spec, role in _params(programs):
@@ -122,7 +123,8 @@ _ROLES: Mapping[str, str] = {"rms_norm": "gain", "layer_norm": "gain", "linear":
 def _params(programs: Iterable[Program]) -> Iterator[tuple[str, ParamSpec, str]]:
     """Yield the name, the spec and the role of each param that is the weight of a norm, a linear or the embedding.
 
-    A role is "gain", "matrix" or "embedding". A weight that the embedding and a linear share is an embedding.
+    The role is "gain" for a norm, "matrix" for a linear and "embedding". A weight that embedding and linear share is an
+    "embedding".
     """
     found: dict[str, tuple[ParamSpec, str]] = {}
     for program in programs:
@@ -158,7 +160,8 @@ def _rms(values: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def _ratio(above: torch.Tensor, below: torch.Tensor) -> float:
-    """Return the largest quotient of two tensors' elements. A zero divisor counts as zero: rows of zeros are counted
-    separately.
+    """Return the largest quotient of elements of `above` and `below`. A quotient with the divisor zero counts as 0.
+
+    Rows of zeros have a statistic of their own.
     """
     return float(torch.where(below > 0, above / below, 0.0).max())

@@ -18,7 +18,7 @@ _STDERR_TAIL = 2000
 
 
 class Worker:
-    """One worker process. It first imports what `backend` compiles with; `ask` then sends it requests."""
+    """A worker process of a compile. It first imports the compiler of `backend`; then `ask` sends requests to it."""
 
     def __init__(self, backend: str) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
@@ -41,8 +41,9 @@ class Worker:
             self._process.stdin.flush()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a request, wait, and return the answer. Raises the worker's IngotError, or BackendError if the worker
-        died.
+        """Send a request to the process, wait, and return its answer.
+
+        Raises the IngotError that the process reports, or BackendError if the process died.
         """
         self._send(request)
         self._waiting += 1
@@ -66,7 +67,7 @@ class Worker:
             yield line
 
     def close(self) -> None:
-        """Kill the process and its children, such as a C++ compiler: they share its process group."""
+        """Kill the process and the processes that it started, such as a C++ compiler."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

@@ -22,9 +22,12 @@ _WEIGHTS = TypeAdapter(dict[str, WeightEntry])
 
 @dataclass(frozen=True)
 class PairDiff:
-    """The difference between two programs. `before` and `after` name them by entry and bucket class, as `ingot inspect`
-    does. If only one of the compared artifacts has the program, the other name is None and `diff` is empty. Falsy if
-    the programs are equal."""
+    """The difference between two programs of the same entry (such as `main`) and bucket class (a range of step sizes).
+    True if they differ.
+
+    `before` and `after` are the programs' names, as `ingot inspect` shows them. If one of the compared artifacts lacks
+    the program, its name is None; the pair then counts as different, although `diff` is empty.
+    """
 
     before: str | None
     after: str | None
@@ -44,8 +47,11 @@ class PairDiff:
 
 @dataclass(frozen=True)
 class SidesDiff:
-    """All differences between two artifacts, compile steps or program files; falsy if there are none. `before` and
-    `after` name the two. `facts` are differences in manifests, plans and weights."""
+    """All differences between two artifacts, two steps of a compile, or two program files. True if there are any.
+
+    `before` and `after` are the names of what was compared. `facts` are differences in manifests, plans and weights,
+    and `programs` the pairs of programs with their differences.
+    """
 
     before: str
     after: str
@@ -77,10 +83,11 @@ class SidesDiff:
 
 
 def diff_sides(before: Side, after: Side) -> SidesDiff:
-    """Compare two artifacts, compile steps or program files.
+    """Compare two artifacts, two steps of a compile, or two program files.
 
-    Programs of the same entry and bucket class are compared. A program from before the split into bucket classes is
-    compared with those of all classes. Two whole artifacts are also compared in their manifests, plans and weights.
+    Programs of the same entry and bucket class (a range of step sizes) are compared. A program that has not been split
+    by bucket class is compared with the programs of all classes. Of two whole artifacts, manifests, plans and weights
+    are compared too.
     """
     one, other = before.programs, after.programs
     pairs = tuple(
@@ -107,8 +114,8 @@ def _name(key: ProgramKey | None) -> str | None:
 def _pairs_of_keys(
     before: Iterable[ProgramKey], after: Iterable[ProgramKey]
 ) -> Iterator[tuple[ProgramKey | None, ProgramKey | None]]:
-    """Yield the pairs of programs to compare, as entry and bucket class. In a pair, None stands for a program that
-    `before` or `after` lacks."""
+    """Yield the pairs of programs to compare. A program is identified by its entry (such as `main`) and its bucket
+    class (a range of step sizes). If only one side has a program, the other item of its pair is None."""
     ours, theirs = list(before), list(after)
     if len(ours) == len(theirs) == 1:
         yield ours[0], theirs[0]
@@ -147,8 +154,8 @@ def _text(value: Any) -> str:
 
 
 def _plan_facts(artifact: Artifact) -> dict[str, str]:
-    """Return the facts of an artifact's plans that programs do not show, as text by name: sizes, memory, and the
-    backends of executables."""
+    """Return the facts of an artifact's plans that its programs do not show: memory, numbers of instructions, and the
+    backends of executables. Keys are names such as "main memory outputs", values are texts."""
     facts: dict[str, str] = {}
     for position, plans in read_plan_file(artifact).positions.items():
         at = "" if position == ALL else f"{position} "
@@ -170,8 +177,8 @@ def _of_plan(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
-    """Return the weights that differ in type or recipe. A renamed weight is no difference. If there are none, but the
-    digests of the weight files differ, return that."""
+    """Return the differences between the weights of two artifacts: those of another type or recipe, but not those that
+    only have another name. If there are none, but the weight files differ, return one difference that says so."""
     one, other = _weights(before), _weights(after)
     made = [set(weights.values()) for weights in (one, other)]
     found = []
@@ -186,7 +193,8 @@ def _weight_facts(before: Artifact, after: Artifact) -> list[Difference]:
 
 
 def _weights(artifact: Artifact) -> dict[str, str]:
-    """Return each weight's dtype, shape, placement and recipe as one text, by name."""
+    """Return a text for each weight of an artifact, by the weight's name: dtype, shape, placement on the mesh, and
+    recipe."""
     try:
         entries = _WEIGHTS.validate_json(artifact.read_text("weights.json"))
     except ValidationError as error:

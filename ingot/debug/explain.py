@@ -32,11 +32,15 @@ from ingot.runtime.plan_file import read_plan_file
 def explain(
     path: str | Path, requested: RequestedStep | None = None, *, measure: bool = False, trace: Path | None = None
 ) -> Explained:
-    """Explain an artifact without opening its weights and machine code.
+    """Report the costs of an artifact's calls and the decisions of passes. Weights and machine code are not opened,
+    unless the step is measured.
 
-    `requested` is the step that costs are for. By default, it is the largest step of each bucket class if that has few
-    tokens, else one of 512 tokens. `measure` runs the step on the artifact's GPU. `trace` is the file for a profiler
-    trace of that run. Raises ArtifactError, OptionError, and TargetError if the step cannot run.
+    `requested` is the step shape to compute costs for. By default, each bucket class (a range of step sizes) gets its
+    largest step if that has few tokens, else a step of 512 tokens. With `measure`, the step runs on this machine's GPU.
+    `trace` is a file to write a profiler trace of that run to.
+
+    Raises ArtifactError for a malformed artifact, OptionError for an impossible step, TargetError if the step cannot
+    run here.
     """
     requested = requested or RequestedStep()
     artifact = open_artifact(path)
@@ -114,8 +118,8 @@ def _validated(schema: TypeAdapter[Any], text: str | bytes, relpath: str) -> Any
 
 
 def _instruction_times(artifact: Artifact) -> Mapping[str, _Times]:
-    """Return the golden run's times of instructions, by bucket class. Empty if the artifact has no timings. Opening the
-    artifact has checked the file's checksum."""
+    """Return the times of all instructions in the golden run, a short run recorded at the end of the compile, by bucket
+    class. Empty if the artifact has no timings. The file's checksum was checked when the artifact was opened."""
     timings = artifact.read_timings()
     return {} if timings is None else dict(_validated(TypeAdapter(_Timings), dump_json(timings), TIMINGS).instructions)
 
@@ -170,7 +174,8 @@ def _calls(
 
 
 def _passes(artifact: Artifact) -> Iterator[PassMisses]:
-    """Yield every run of a pass, with its refusals grouped by reason. Yield nothing if the artifact has no trace."""
+    """Yield, for each run of a pass, how often it applied and why it did not apply elsewhere; equal reasons are
+    grouped. Yield nothing if the artifact has no trace of its compile."""
     for run in artifact.trace if artifact.has_trace else ():
         groups: dict[str, list[Refusal]] = {}
         for refusal in run.refusals:
@@ -185,6 +190,6 @@ def _passes(artifact: Artifact) -> Iterator[PassMisses]:
 
 
 def _alike(reason: str) -> str:
-    """Return a refusal's reason with `*` for the numbers of layers and nodes, so that equal refusals in several layers
-    form one group."""
+    """Replace the numbers of layers and nodes in a reason by `*`, so that equal reasons in several layers form one
+    group."""
     return re.sub(r"(%[A-Za-z]\w*?)_\d+\b", r"\1_*", re.sub(r"\blayers\.\d+", "layers.*", reason))

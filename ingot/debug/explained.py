@@ -17,14 +17,16 @@ from ingot.ir.ops.registry import Cost
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a lowered program, with its cost. For a call inside a region, `region` names the node that calls the
-    region; otherwise it is empty.
+    """A call of a lowered program with its cost. `op` is its printed target, and `layer` its decoder layer, None
+    outside layers. `region` is "", or the node of the region (a group of calls compiled together) that contains the
+    call.
 
-    `op` is the printed target. `layer` is None outside layers. `claims` maps each backend that made or refused a claim
-    to its cost or its refusal. `decision` says how the backend was chosen among several. `seconds` is the median over
-    the steps of the golden run, None if it was not timed. `time` is the predicted and measured time on a GPU, and
-    `work` is what the prediction is made from. Both are None for a call inside a region, and for an artifact that is
-    not for a GPU.
+    `claims` maps each backend to the cost that it claims for the call, or to the reason why it refused. `decision` says
+    how one of several backends was chosen. `seconds` is the median time in the golden run, the short run at the end of
+    the compile; None if it was not timed.
+
+    `time` is the predicted and measured time on a GPU, and `work` the facts that predict it. Both are None for a call
+    inside a region, and for an artifact that is not for a GPU.
     """
 
     name: str
@@ -44,8 +46,9 @@ class Call:
 
 @dataclass(frozen=True)
 class StepShape:
-    """The step that costs are for: `tokens` spread evenly over `sequences`, each with `context` cached positions after
-    the step. `timed` are the token counts of the steps that the golden run timed."""
+    """The shape of the step that costs are computed for. Its `tokens` are spread evenly over `sequences`, each with
+    `context` cached positions after the step. `timed` are the token counts of the steps that the golden run (at the end
+    of the compile) timed."""
 
     tokens: int
     sequences: int
@@ -53,14 +56,16 @@ class StepShape:
     timed: tuple[int, ...] = ()
 
     def pages(self, page_size: int) -> int:
-        """Return the KV cache pages of all sequences together; each sequence has whole pages of its own."""
+        """Return the number of KV cache pages of all sequences together. A sequence does not share pages, so its last
+        page may be partly filled."""
         return self.sequences * math.ceil(self.context / page_size)
 
 
 @dataclass(frozen=True)
 class BucketCosts:
-    """The calls of a bucket class in program order; the calls inside a region follow the call of the region. `time` is
-    that of the whole step, None without a GPU."""
+    """The costs of a step of one bucket class (a range of step sizes that share a lowering). `calls` are in program
+    order; the calls inside a region follow the call of the region. `time` is the time of the whole step, None if the
+    artifact is not for a GPU."""
 
     entry: str
     bucket: str
@@ -69,8 +74,8 @@ class BucketCosts:
     time: StepTime | None = None
 
     def total(self) -> Cost:
-        """Return the summed cost of all calls. A region counts as one call, since values inside it are not written to
-        memory."""
+        """Return the sum of the costs of all calls. Calls inside a region are left out, since the call of the region
+        has their cost; values that stay inside it need no memory traffic."""
         return sum((Cost(call.flops, call.bytes) for call in self.calls if not call.region), Cost())
 
     def seconds(self) -> float | None:
@@ -83,7 +88,7 @@ _COSTS = TypeAdapter(BucketCosts)
 
 @dataclass(frozen=True)
 class NearMisses:
-    """Nodes at which a pass almost applied: how many were refused for one `reason`, and the first `node` of them."""
+    """The nodes at which a pass nearly applied, but did not for one `reason`: their number, and the first `node`."""
 
     count: int
     reason: str
@@ -92,8 +97,9 @@ class NearMisses:
 
 @dataclass(frozen=True)
 class PassMisses:
-    """One run of a pass: the number of its rewrites (`matches`) and the rewrites that it refused. `bucket` is None for
-    a pass that runs once for all bucket classes."""
+    """One run of a pass on an entry (such as `main` or a draft model): the number of rewrites that it made (`matches`),
+    and the nodes at which it nearly applied (`misses`). `bucket` is the bucket class (a range of step sizes), None for
+    a pass that runs once for all classes."""
 
     name: str
     entry: str
@@ -111,12 +117,12 @@ class Explained:
     caches: CacheSummary
 
     def of(self, wanted: Callable[[Call], bool]) -> "Explained":
-        """Return a copy that keeps only the calls for which `wanted` is true."""
+        """Return a copy with only those calls for which `wanted` returns True."""
         kept = (replace(one, calls=tuple(filter(wanted, one.calls))) for one in self.buckets)
         return replace(self, buckets=tuple(kept))
 
     def by(self, key: Callable[[Call], float]) -> "Explained":
-        """Return a copy with the calls of each bucket class sorted by `key`, largest first."""
+        """Return a copy in which the calls of each bucket class are sorted by `key`, largest value first."""
         ordered = (replace(one, calls=tuple(sorted(one.calls, key=key, reverse=True))) for one in self.buckets)
         return replace(self, buckets=tuple(ordered))
 

@@ -48,9 +48,12 @@ _LENGTH_FIELDS = (
 
 @dataclass(frozen=True)
 class Change:
-    """A field that differs between two identity documents. `path` is its dotted path. A value is ABSENT in a document
-    without the field; for a file it is a list of digests. `follows` is the path of the change that causes this one,
-    empty if none does."""
+    """A field that differs between two identity documents, the JSON data whose digests are keys of the compile cache.
+
+    `path` is the field's dotted path, such as "options.dtype". `before` or `after` is ABSENT if that document lacks the
+    field; the value of a file is a list of digests. `follows` is the path of another change that caused this one, "" if
+    there is none.
+    """
 
     path: str
     before: Any
@@ -72,7 +75,7 @@ class Change:
 
 
 def _is_digest(value: Any) -> bool:
-    """Return whether a value is a digest or a list of digests, which are not worth printing."""
+    """Return whether a value is a digest or a list of digests, whose text is of no use in a message."""
     values = value if isinstance(value, list) else [value]
     return all(isinstance(one, str) and _DIGEST.fullmatch(one) for one in values)
 
@@ -88,8 +91,8 @@ def _shown(value: Any) -> str:
 
 
 def changes(a: Document, b: Document) -> list[Change]:
-    """Return the fields in which two identity documents differ, causes first. A change that only follows from another
-    one names that one in `follows`."""
+    """Return the fields in which two identity documents differ, causes before effects. An identity document is the JSON
+    data whose digest is a key of the compile cache. An effect names its cause in `follows`."""
     sections = [*_SECTIONS, *sorted((a.keys() | b.keys()) - set(_SECTIONS))]
     found = [change for name in sections for change in _section(name, a.get(name, ABSENT), b.get(name, ABSENT))]
     cause = {
@@ -100,8 +103,8 @@ def changes(a: Document, b: Document) -> list[Change]:
 
 
 def _first(path: str, cause: Mapping[str, str]) -> str:
-    """Return the path of the first change in the chain of causes of `path`. Empty if nothing causes that change.
-    `cause` maps each path to its direct cause or to an empty string."""
+    """Follow the causes of the change `path` back to the first one, and return its path; "" if nothing caused the
+    change. `cause` maps the path of each change to the path of its direct cause, or to ""."""
     first = cause[path]
     while first and cause[first]:
         first = cause[first]
@@ -116,8 +119,8 @@ def _section(name: str, a: Any, b: Any) -> Iterator[Change]:
 
 
 def _fields(path: str, a: Any, b: Any) -> Iterator[Change]:
-    """Yield the changes between two JSON values: objects field by field, lists of a config item by item, all else as
-    one value."""
+    """Yield the changes between two JSON values at `path`. Objects are compared field by field, lists in config.json
+    item by item, and all other values as a whole."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         for key in sorted(a.keys() | b.keys()):
             yield from _fields(f"{path}.{key}", a.get(key, ABSENT), b.get(key, ABSENT))
@@ -146,8 +149,8 @@ def _files(section: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator
 
 
 def _chunks(a: Any, b: Any) -> str:
-    """Return which chunks of a file differ, such as ` chunks 0, 2-4`. `a` and `b` are the digests of its chunks. Empty
-    for a file of one chunk."""
+    """Return text that names the chunks in which two versions of a file differ, such as " chunks 0, 2-4". `a` and `b`
+    are the digests of the chunks. Empty if the file is a single chunk."""
     if not isinstance(a, list) or not isinstance(b, list) or max(len(a), len(b)) < 2:
         return ""
     differing = [index for index in range(max(len(a), len(b))) if a[index : index + 1] != b[index : index + 1]]
@@ -162,7 +165,8 @@ def _chunks(a: Any, b: Any) -> str:
 
 
 def _follows(change: Change, cause: Change, found: Sequence[Change]) -> bool:
-    """Return whether `change` only follows from `cause`. `found` lists all changes in order, including these two."""
+    """Return whether `change` is only an effect of `cause`, such as other programs after another config. `found` lists
+    all changes in order, including these two."""
     path, section = change.path, change.path.partition(".")[0]
     values = (change.before, change.after) == (cause.before, cause.after)
     if path == "options.dtype":
@@ -205,5 +209,5 @@ def _pipeline_follows(change: Change, cause: Change) -> bool:
 
 
 def _is_pass(path: str) -> bool:
-    """Return whether a path is that of one pass with all its options, such as `pipeline.cse`."""
+    """Return whether a path names a whole pass, such as "pipeline.cse", and not one of its options."""
     return path.startswith("pipeline.") and path.count(".") == 1 and path != "pipeline.order"

@@ -22,8 +22,8 @@ _EXPECTED = "as in T=32,context=512: T tokens of B sequences, and the positions 
 
 @dataclass(frozen=True)
 class StepLimits:
-    """The limits of an artifact's steps: positions of a sequence, sequences of a step, positions of a page, and tokens
-    of a step."""
+    """The limits of an artifact's steps: tokens of a sequence (`max_seq_len`), sequences in a step (`max_batch`),
+    tokens of a cache page (`page_size`), and tokens in a step (`max_tokens`)."""
 
     max_seq_len: int
     max_batch: int
@@ -33,11 +33,13 @@ class StepLimits:
 
 @dataclass(frozen=True)
 class RequestedStep:
-    """The step shape that a user requests; None leaves a field to its default.
+    """The step shape that a user requests with `--step`. A field that is None gets a default.
 
-    `tokens` are spread evenly over `sequences`. Each sequence has `context` cached positions after the step, in whole
-    pages of its own. By default, a step of up to 16 tokens, or of a bucket class other than the largest, has one token
-    per sequence. Any other step has the fewest sequences that can hold the tokens.
+    The step's `tokens` are spread evenly over `sequences`. Each sequence has `context` cached positions after the step,
+    in pages of its own.
+
+    By default, each sequence has one token in a step of up to 16 tokens. The same holds in a bucket class (a range of
+    step sizes) other than the largest. Any other step has the fewest sequences that can hold its tokens.
     """
 
     tokens: int | None = None
@@ -45,8 +47,8 @@ class RequestedStep:
     context: int | None = None
 
     def check(self, limits: StepLimits) -> None:
-        """Check the requested context and sequences against an artifact's limits. Raises OptionError for a value above
-        its limit or below 1."""
+        """Raise OptionError if the requested context or number of sequences is below 1 or above the artifact's
+        limit."""
         if self.context is not None:
             _check("the context is", self.context, limits.max_seq_len, "max_seq_len")
         if self.sequences is not None:
@@ -54,7 +56,7 @@ class RequestedStep:
 
     @staticmethod
     def parse(text: str) -> "RequestedStep":
-        """Parse the value of `--step`, such as `T=32,B=8,context=512`. Raises OptionError for other text."""
+        """Parse the argument of `--step`, such as "T=32,B=8,context=512". Raises OptionError if it is malformed."""
         values: dict[str, int] = {}
         for part in text.split(","):
             name, _, value = part.strip().partition("=")
@@ -64,16 +66,17 @@ class RequestedStep:
         return RequestedStep(**values)
 
     def in_class(self, bucket: BucketClass) -> bool:
-        """Return whether `bucket` can run steps with the requested tokens; True if none are requested. Without a
-        requested number of sequences, each sequence has one token."""
+        """Return whether steps with the requested number of tokens belong to the bucket class `bucket`, a range of step
+        sizes. True if no number is requested. Each sequence has one token unless a number of sequences is requested."""
         if self.tokens is None:
             return True
         most = 1 if self.sequences is None else math.ceil(self.tokens / self.sequences)
         return bucket.holds(self.tokens, most)
 
     def step(self, bucket: BucketClass, limits: StepLimits, timed: tuple[int, ...] = ()) -> StepShape:
-        """Complete the requested shape with the defaults for a bucket class. `timed` are the token counts of the steps
-        that the golden run timed. Raises OptionError for a step that the artifact cannot run."""
+        """Return the requested shape with defaults filled in for the bucket class `bucket` (a range of step sizes).
+        `timed` are the token counts of the steps that the golden run timed; the result keeps them. Raises OptionError
+        for a step that the artifact cannot run."""
         each = math.ceil((self.tokens or 0) / (self.sequences or limits.max_batch))
         cached = self.context or min(limits.max_seq_len, max(_CONTEXT, each))
         one_each = bucket.q_max == 1 or bucket.tokens[1] < limits.max_tokens
@@ -96,14 +99,15 @@ class RequestedStep:
 
 
 def serving(step: StepShape, classes: Sequence[BucketClass]) -> BucketClass | None:
-    """Return the bucket class that serves a step: the first of `classes` with such steps. None if no class has them."""
+    """Return the bucket class (a range of step sizes that share a lowering) in which `step` runs: the first of
+    `classes` that includes it. None if none does."""
     most = math.ceil(step.tokens / step.sequences)
     return next((one for one in classes if one.holds(step.tokens, most)), None)
 
 
 def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str, int]:
-    """Return the size of each symbolic dim (T, B, L, …) of `program` in a step. Every sequence has one row of
-    logits."""
+    """Return the size of each symbolic dim of `program` in a step, such as T for its tokens and B for its sequences.
+    Each sequence gets one row of logits (L = B)."""
     pages = step.pages(page_size)
     rows = program.dims["R"].hi if "R" in program.dims else 1
     sizes = {"T": step.tokens, "B": step.sequences, "L": step.sequences, "P": pages // step.sequences}
@@ -111,7 +115,8 @@ def step_sizes(step: StepShape, program: Program, page_size: int) -> Mapping[str
 
 
 def limits_of(artifact: Artifact) -> StepLimits:
-    """Read the limits of an artifact's steps from its manifest. Raises ArtifactError if one is missing or below 1."""
+    """Read the limits of an artifact's steps from its manifest. Raises ArtifactError if a limit is missing or below
+    1."""
     names = ("max_seq_len", "max_batch", "page_size", "max_tokens")
     return StepLimits(*(_limit(artifact, name) for name in names))
 

@@ -15,8 +15,8 @@ ProgramKey = tuple[str, str | None]  # entry and bucket class (None before the s
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two things that a diff compares. `label` is its name in messages. `artifact` is set only if a whole
-    artifact is compared."""
+    """One of the two things that `ingot diff` compares: an artifact, a step of its compile, or a file of programs.
+    `label` names it in messages. `artifact` is None unless a whole artifact is compared."""
 
     label: str
     programs: Mapping[ProgramKey, Program]
@@ -24,8 +24,9 @@ class Side:
 
 
 def read_side(text: str) -> Side:
-    """Read one of the two arguments of a diff: `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, or a file of programs.
-    After PASS or STAGE, `@` and a name select a bucket class, entry or stage. Raises IngotError."""
+    """Read an argument of `ingot diff`: `ARTIFACT`, `ARTIFACT:PASS`, `ARTIFACT:STAGE`, or the name of a file of
+    programs. PASS or STAGE select the programs after that pass or stage. They may be followed by `@` and a bucket
+    class, entry or stage. Raises IngotError if that cannot be read."""
     path = Path(text)
     if path.is_dir():
         artifact = open_artifact(path)
@@ -55,9 +56,9 @@ def read_side(text: str) -> Side:
 
 
 def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Program]]) -> None:
-    """Check that the pass `name` made each program in `found` only once. Raises OptionError if the pass ran for several
-    stages. The error lists what to write instead of `text`, the argument of the diff. `found` are titles and programs,
-    `which` the selection after the `@`."""
+    """Raise OptionError if the pass `name` made one program several times, on the way to different stages. The error
+    lists what to write instead of `text`, the argument of `ingot diff`. `which` is the part of the argument after the
+    `@`, and `found` has the titles and programs that it selects."""
     keys: dict[ProgramKey, list[str]] = {}
     for key, program in found:
         keys.setdefault(_key(program), []).append(key)
@@ -71,8 +72,8 @@ def _check_one_step(text: str, name: str, which: str, found: list[tuple[str, Pro
 
 
 def _step_texts(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the texts of the programs after a pass, or at the end of a stage, by bucket class or entry. `name` is the
-    pass or stage."""
+    """Return the texts of an artifact's programs after a pass or at the end of a stage, by bucket class or entry.
+    `name` is the name of the pass or stage."""
     from ingot.cli.views.programs import texts_of_pass, texts_of_stage
 
     try:

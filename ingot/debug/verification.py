@@ -10,8 +10,8 @@ from ingot.ir.listing import listed
 
 
 class Promise(Enum):
-    """The guarantee for a repeated run on this machine: the same bits, or logits within the tolerance of the model's
-    dtype."""
+    """The guarantee for a repeated run on this machine: the same bits (BITWISE), or logits within the tolerance of the
+    model's dtype (TOLERANCE)."""
 
     BITWISE = "bitwise"
     TOLERANCE = "tolerance"
@@ -19,10 +19,11 @@ class Promise(Enum):
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A row of logits that breaks the promise: in step `step`, for the token of `request` at `position`.
+    """A row of logits that differs too much from the golden run, the run recorded when the artifact was made. It is in
+    step `step`, for the token of request `request` at position `position`.
 
-    `error` is the largest difference among the recorded logits, and `allowed` its limit. `token` is the token sampled
-    now, `recorded_token` that of the golden run.
+    `error` is the largest difference of a recorded logit, and `allowed` its limit. `token` is the token sampled now,
+    `recorded_token` the one in the golden run.
     """
 
     entry: str
@@ -42,10 +43,11 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class BucketResult:
-    """The result for the steps that one bucket class of an entry served: counts of steps and positions, and of
-    positions with equal bits and equal tokens.
+    """A comparison with the golden run (the run recorded when the artifact was made), for all steps of one entry and
+    bucket class (a range of step sizes). It counts steps, compared positions, and the positions with the same bits and
+    with the same token.
 
-    `max_error` is the largest error of a recorded logit; `allowed` is the limit at that position.
+    `max_error` is the largest error of a recorded logit, and `allowed` the limit at that position.
     """
 
     entry: str
@@ -60,11 +62,12 @@ class BucketResult:
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of repeating a golden run.
+    """The result of repeating the golden run, the run recorded when the artifact was made. `promise` is what must be
+    equal, and `why` the reason for it.
 
-    `why` is the reason for the promise. `changed` lists files and backends that differ from the recorded ones. `wrong`
-    counts the rows that break the promise. `first` is the first such row, `first_token` the first with another token.
-    `failure` is the error that stopped the run, None if it finished.
+    `changed` lists code files and backends that have changed since the recorded run. `wrong` counts the rows of logits
+    that differ too much. `first` is the first of these rows, and `first_token` the first with another token. `failure`
+    is the error that stopped the run, None if it finished.
     """
 
     artifact: Path
@@ -83,7 +86,7 @@ class Verification:
         return not (self.changed or self.wrong or self.failure)
 
     def error(self) -> MismatchError | None:
-        """Return the error that reports a broken promise; None if the promise holds."""
+        """Return the error that reports how the repeated run differs from the recorded one; None if it does not."""
         if self.holds:
             return None
         positions = sum(result.positions for result in self.results)

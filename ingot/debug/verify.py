@@ -25,11 +25,11 @@ from ingot.runtime.loader import Loaded, bind, check_target
 
 
 def verify(path: str | Path) -> Verification:
-    """Load an artifact, check its digests, and repeat its golden run.
+    """Load an artifact, check its digests, and repeat its golden run, the run recorded when the artifact was made.
 
-    Differences from the recorded run are part of the result. If native code has changed, nothing is run, since the code
-    may do anything. Raises ArtifactError for an artifact that is damaged or has no golden run, TargetError for one of
-    another machine.
+    Differences from the recorded run are part of the result, not an error. If native code has changed, it is not run,
+    since it may do anything. Raises ArtifactError for an artifact that is damaged or has no golden run, TargetError for
+    one that was compiled for another kind of machine.
     """
     artifact = open_artifact(path, check=_check)
     golden = read_golden(artifact)
@@ -129,8 +129,8 @@ def _threads(count: int) -> Iterator[None]:
 
 @dataclass
 class _Rows:
-    """Compare the logits and tokens of a repeated run with the recorded ones, step by step. `wrong` collects the rows
-    that break the promise."""
+    """Compares the logits and tokens of a repeated run with the recorded ones. `promise` says whether bits must be
+    equal, and `tolerance` applies if not. `wrong` collects the rows of logits that differ too much."""
 
     promise: Promise
     tolerance: Tolerance
@@ -171,13 +171,14 @@ class _Rows:
 
 
 def _size(row: Row) -> float:
-    """Return the largest absolute value among the finite recorded logits of a row; 0 if there are none."""
+    """Return the largest absolute value among a row's recorded logits, ignoring infinities and NaN; 0 if none is
+    left."""
     return max((abs(value) for _, value in row.top if isinstance(value, float)), default=0.0)
 
 
 def _error(logits: torch.Tensor, row: Row) -> float:
-    """Return the largest error of a row's logits. Compare them at the recorded top tokens, and also the largest logits
-    in order."""
+    """Return the largest error of a row of logits. The recorded row has the top tokens with their logits. Compare the
+    logits of these tokens, and also the largest logits of both rows in order."""
     recorded = torch.tensor([float(value) for _, value in row.top], dtype=torch.float64)
     at = logits[[index for index, _ in row.top]].double()
     largest = logits.topk(len(row.top)).values.double()
@@ -191,5 +192,5 @@ def _distance(found: torch.Tensor, recorded: torch.Tensor) -> float:
 
 
 def _is_tie(logits: torch.Tensor, token: int, other: int, margin: float) -> bool:
-    """Return whether the logits of two valid tokens differ by at most `margin`."""
+    """Return whether two tokens are valid (not negative) and their logits differ by at most `margin`."""
     return min(token, other) >= 0 and float((logits[token] - logits[other]).abs()) <= margin

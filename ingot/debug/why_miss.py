@@ -13,8 +13,9 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class NotShared:
-    """Executables that only one of two artifacts has: the executable keys in `a` and in `b`, and the fields in which
-    they differ. Executables without a counterpart in the other artifact have no `changes`."""
+    """Executables (compiled regions or calls) that only one of two artifacts has. `a` and `b` are their keys in the
+    compile cache. `changes` are the fields in which the executables in `a` differ from their counterparts in `b`; empty
+    if there are no counterparts."""
 
     a: tuple[str, ...]
     b: tuple[str, ...]
@@ -26,12 +27,14 @@ class NotShared:
 
 @dataclass(frozen=True)
 class Miss:
-    """The differences between two compile requests, and between the artifacts made from them.
+    """Why two compiles did not share a result: the differences between their requests, and between the artifacts.
 
-    `keys` are the two request keys, equal for equal requests. `changes` are the inputs that differ, causes first.
-    `builds` are the two build ids. `file` is the first difference between the artifacts' contents, empty if there is
-    none. `shared` counts the executables that both have; `not_shared` lists the others. For a request that was not
-    compiled, `builds` is None.
+    keys         the keys of both requests in the compile cache, equal for equal requests
+    changes      the inputs of the compile that differ, causes before effects
+    builds       the build ids of both artifacts; None if a request was not compiled
+    file         the first difference between the artifacts' contents; "" if there is none
+    shared       the number of executables that both artifacts have
+    not_shared   the executables that only one of them has
     """
 
     keys: tuple[str, str]
@@ -43,7 +46,7 @@ class Miss:
 
     @property
     def causes(self) -> tuple[Change, ...]:
-        """Return the changes of inputs that no other change causes."""
+        """Return the changed inputs that are not mere effects of other changes."""
         return tuple(change for change in self.changes if not change.follows)
 
     def __bool__(self) -> bool:
@@ -67,8 +70,8 @@ class Miss:
 
 
 def why_miss(a: Artifact, b: Artifact) -> Miss:
-    """Return why artifact `b` was compiled although artifact `a` existed: how requests, contents and executables
-    differ. Raises ArtifactError if one does not record its request."""
+    """Return why artifact `b` was compiled anew although artifact `a` existed: the differences between their requests,
+    contents and executables. Raises ArtifactError if one of them does not record its request."""
     mine, theirs = _executables(a), _executables(b)
     return replace(
         why_requests_differ(identity_of(a), identity_of(b)),
@@ -80,13 +83,14 @@ def why_miss(a: Artifact, b: Artifact) -> Miss:
 
 
 def why_requests_differ(a: Document, b: Document) -> Miss:
-    """Return the differences between two compile requests, given as identity documents."""
+    """Return the differences between two compile requests. A request is given as its identity document, the JSON data
+    whose digest is its key in the compile cache."""
     return Miss((digest_json(a), digest_json(b)), tuple(changes(a, b)))
 
 
 def identity_of(artifact: Artifact) -> Document:
-    """Return the artifact's identity document, the JSON data that its request key is the digest of. Raises
-    ArtifactError if the digest does not match."""
+    """Return an artifact's identity document: all inputs of its compile, as JSON data. The digest of this document is
+    the artifact's key in the compile cache. Raises ArtifactError if the digest does not match that key."""
     stored = artifact.read_json(REQUEST)
     document = stored.get("identity") if isinstance(stored, dict) else None
     if not isinstance(document, dict) or digest_json(document) != artifact.manifest.request_key:
@@ -109,8 +113,9 @@ def _executables(artifact: Artifact) -> Mapping[str, Document]:
 
 
 def executables_not_shared(a: Mapping[str, Document], b: Mapping[str, Document]) -> tuple[NotShared, ...]:
-    """Return the executables that only `a` or only `b` has, each paired with its nearest counterpart. Pairs with equal
-    changes are grouped. Both arguments map executable keys to identity documents."""
+    """Return the executables that only one of two artifacts has, paired with the most similar executable of the other.
+    Pairs with equal changes are grouped. Arguments map keys of executables to identity documents, the JSON data that
+    these keys are digests of."""
     mine = {key: document for key, document in a.items() if key not in b}
     theirs = {key: document for key, document in b.items() if key not in a}
     groups: dict[tuple[str, ...], list[tuple[str, str, tuple[Change, ...]]]] = {}
@@ -130,15 +135,15 @@ def executables_not_shared(a: Mapping[str, Document], b: Mapping[str, Document])
 
 
 def _distance(a: Document, b: Document) -> tuple[int, int]:
-    """Return how different two executables are, for sorting: first whether their backends differ, then the number of
-    different lines of their bodies."""
+    """Return how different two executables are, as a sort key: 1 if their backends differ, else 0; then the number of
+    lines in which their bodies differ."""
     lines, others = set(a["body"] or ()), set(b["body"] or ())
     return int(a["backend"] != b["backend"] or (a["body"] is None) != (b["body"] is None)), len(lines ^ others)
 
 
 def _exe_changes(a: Document, b: Document) -> list[Change]:
-    """Return the changes between the identity documents of two executables. Of their bodies, only the first line that
-    differs is reported."""
+    """Return the changes between two executables, given by the JSON documents that identify them. If their bodies
+    differ, only the first differing line is reported."""
     found = changes({**a, "body": None}, {**b, "body": None})
     lines, others = a["body"] or [], b["body"] or []
     if lines == others:
@@ -153,8 +158,8 @@ def _exe_changes(a: Document, b: Document) -> list[Change]:
 
 
 def first_difference(a: Artifact, b: Artifact) -> str:
-    """Return the first file in which two artifacts differ, with the field, line or chunk. If all files are equal,
-    return the first field of the manifest that differs. Empty for equal builds."""
+    """Return the first file in which two artifacts differ, with the field, line or byte. If all files are equal, return
+    the first differing field of manifest.json. "" for equal artifacts."""
     if a.build_id == b.build_id:
         return ""
     mine = {entry.path: entry for entry in a.manifest.files}
@@ -184,8 +189,8 @@ def _within(a: Artifact, b: Artifact, path: str) -> str:
 
 
 def _first_value(path: str, a: object, b: object) -> str:
-    """Return the path and both values of the first difference between two JSON values. Empty for equal values. `path`
-    is the path of the two values themselves."""
+    """Return the first difference between two JSON values as text: its path and both values; "" if they are equal.
+    `path` is the path of the values `a` and `b` themselves."""
     if isinstance(a, dict) and isinstance(b, dict):
         for key in sorted(a.keys() | b.keys()):
             inner = f"{path}.{key}" if path else key

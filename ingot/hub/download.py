@@ -22,8 +22,9 @@ _SECONDS_BETWEEN_LOOKS = 0.2
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a repository: its size in bytes, and the name of its blob in the hub's cache. `blob` is "" if the hub's
-    listing has no digest of the file.
+    """A file of a repository on the hub: its size in bytes, and the name of its content (blob) in the hub's cache.
+
+    `blob` is "" if the hub's listing has no digest of the file.
     """
 
     size: int
@@ -32,8 +33,10 @@ class RemoteFile:
 
 @dataclass
 class _Batch:
-    """Names of files that threads download together. Each thread takes the next waiting file, until none is left or one
-    download fails. `failed` holds the files with their errors.
+    """Names of files that several threads download. Each thread takes the next of `waiting` until none is left or one
+    fails.
+
+    `done` are the downloaded files; `failed` has each failed file with its error.
     """
 
     waiting: deque[str]
@@ -61,12 +64,11 @@ def download(
     batches: Sequence[Sequence[str]],
     progress: OnProgress,
 ) -> None:
-    """Download files of the repository `name` into `folder`, the snapshot of a commit in the hub's cache. Raises
-    HubError.
+    """Download the files of a commit of the repository `name` into `folder`, the commit's folder in the hub's cache.
 
-    `listing` describes the commit's files by name. `batches` are lists of file names: a batch begins when all files of
-    the previous one are complete. Files that already exist are skipped. A file appears in `folder` when it is complete.
-    `progress` receives the downloaded and the total bytes.
+    `listing` describes the commit's files by name. `batches` are lists of the file names to download; a batch begins
+    when all files of the previous batch are complete. Files that already exist are skipped, and a file appears in
+    `folder` only when it is complete. `progress` is called with the downloaded bytes and the total. Raises HubError.
     """
     missing = [[file for file in batch if not (folder / file).is_file()] for batch in batches]
     files = [file for batch in missing for file in batch]
@@ -96,9 +98,10 @@ def download(
 
 
 def download_one(name: HubName, file: str) -> Path:
-    """Return the cached path of a small file of the repository `name`; download it first if needed.
+    """Return the path of a small file of the repository `name` in the hub's cache. If the cache lacks it, download it
+    first.
 
-    The hub's cache then also records which commit the revision is. Raises HubError.
+    A download also makes the cache record which commit the revision (branch or tag) is. Raises HubError.
     """
     with _no_bars_of_the_client():
         try:
@@ -108,9 +111,9 @@ def download_one(name: HubName, file: str) -> Path:
 
 
 def _run(batch: _Batch, get: Callable[[str], object], report: Callable[[_Batch], None]) -> None:
-    """Call `get` with each file of the batch, in several threads, until all are done or one fails.
+    """Call `get` with each file of the batch, in several threads, until all files are done or one fails.
 
-    The calling thread only waits and calls `report` some times a second, so an interrupt ends the wait at once.
+    The calling thread only waits, and calls `report` a few times a second; an interrupt ends this wait at once.
     """
     report(batch)
     count = min(_THREADS, len(batch.waiting))
@@ -128,12 +131,18 @@ def _run(batch: _Batch, get: Callable[[str], object], report: Callable[[_Batch],
 
 
 def _has_blob(blobs: Path, file: RemoteFile) -> bool:
-    """Return whether the folder `blobs` of the hub's cache has the file's content already, from another commit."""
+    """Return whether the hub's cache already has the file's content, from another commit.
+
+    `blobs` is the cache's folder of file contents.
+    """
     return bool(file.blob) and (blobs / file.blob).is_file()
 
 
 def _partly(blobs: Path, file: RemoteFile) -> int:
-    """Return how many bytes of a file are downloaded so far. The hub's client writes to a blob named `….incomplete`."""
+    """Return how many bytes of a file are downloaded so far.
+
+    `blobs` is the folder of the hub's cache where the hub's client writes them, to a file named `….incomplete`.
+    """
     if not file.blob:
         return 0
     held = 0

@@ -27,8 +27,8 @@ _TOKEN = "set HF_TOKEN to a token of yours, or log in with `hf auth login`"
 def hub_error(error: BaseException, name: HubName, file: str = "") -> HubError:
     """Return the HubError for an error that huggingface_hub raised about the repository `name`.
 
-    It was raised while fetching `file`, or, if that is "", while looking up the repository. The client has changed its
-    HTTP library twice, so an error that is not recognised counts as a network error.
+    `file` is the file that was being fetched, or "" for looking up the repository. An unknown error counts as a network
+    error, because huggingface_hub has changed its HTTP library twice.
     """
     for one in _chain(error):
         found = _of_disk(one) or _of_repository(one, name) or _of_status(one, name)
@@ -49,7 +49,10 @@ def hub_error(error: BaseException, name: HubName, file: str = "") -> HubError:
 
 
 def unreached(error: BaseException, name: HubName) -> str:
-    """Return in words why the hub could not resolve the repository `name`. The caller adds what its cache holds."""
+    """Return in words why the repository `name` could not be looked up on the hub.
+
+    The caller puts the text into a message, with what the hub's cache holds.
+    """
     for one in _chain(error):
         if isinstance(one, OfflineModeIsEnabled):
             return _OFFLINE
@@ -59,7 +62,7 @@ def unreached(error: BaseException, name: HubName) -> str:
 
 
 def disk_full(needed: str = "") -> HubError:
-    """Return the HubError for a full disk; `needed` is appended to the message, as in ": 2 GB are to be downloaded"."""
+    """Return the HubError for a full disk. `needed` is appended to its message, as in ": 2 GB are to be downloaded"."""
     return HubError(
         f"the disk is full{needed}",
         where=f"the hub's cache, {constants.HF_HUB_CACHE}",
@@ -139,7 +142,7 @@ def _page(name: HubName) -> str:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and then its causes, each before its own cause."""
+    """Yield the error, then its cause, then the cause of that, and so on."""
     at: BaseException | None = error
     seen: set[int] = set()
     while at is not None and id(at) not in seen:
@@ -151,8 +154,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _reason(error: BaseException) -> str:
     """Return the class and the message of the error's cause, in one line of at most 300 characters.
 
-    A LocalEntryNotFoundError says only that the cache lacks a file. It is skipped for the error that prevented the
-    download.
+    A LocalEntryNotFoundError is skipped, because it says only that the cache lacks a file. Its own cause is the error
+    that prevented the download.
     """
     cause = next((one for one in _chain(error) if not isinstance(one, LocalEntryNotFoundError)), error)
     lines = str(cause).strip().splitlines()

@@ -21,14 +21,14 @@ _NO_NAMES = (".ingot", ".git")  # a missing artifact; the hub rejects names that
 
 @dataclass(frozen=True)
 class HubName:
-    """A repository on the hub, as in "org/name", and one of its branches, tags or commits."""
+    """A repository on the Hugging Face hub, as in "org/name", and a revision: one of its branches, tags or commits."""
 
     repository: str
     revision: str = DEFAULT_REVISION
 
     @property
     def pinned(self) -> bool:
-        """Return whether the revision is a commit's 40 digits. Unlike a branch or tag, a commit never changes."""
+        """Return whether the revision is a commit, given as 40 digits. A commit never changes; a branch can."""
         return _COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
@@ -36,11 +36,11 @@ class HubName:
 
 
 def hub_name(checkpoint: str | Path, revision: str | None = None) -> HubName | None:
-    """Return the repository that `checkpoint` names, as "org/name" or "org/name@REVISION". Return None for a local
-    path.
+    """Return the hub repository that `checkpoint` names, as "org/name" or "org/name@REVISION"; None for a local path.
 
-    An existing local path takes precedence, and a Path is always local. `revision` means the same as REVISION.
-    Raises OptionError for a revision of a folder or two revisions, and HubError for a name with a slash at the end.
+    A Path is always local, and so is a text if a file or folder of this name exists. `revision` means the same as
+    REVISION. Raises OptionError for a local folder with a revision or for two revisions, and HubError for a name with a
+    slash at the end.
     """
     text = str(checkpoint)
     repository, at, after = text.partition("@")

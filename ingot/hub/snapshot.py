@@ -37,11 +37,11 @@ _OF_ALL = ".gitattributes"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A commit of the repository `name`. `folder` is its snapshot in the hub's cache and already has config.json;
-    `fetch` downloads the other files.
+    """A commit of the repository `name`, and its folder in the hub's cache.
 
-    `listing` describes the commit's files by name. It is None if only the cache is used: because the hub could not be
-    reached, for the reason `unreached`, or because a commit was named and the cache has all its files.
+    `folder` already has config.json; `fetch` downloads the other files. `listing` describes the commit's files on the
+    hub, by name. It is None if only the cache is used, for one of two reasons: the hub could not be reached
+    (`unreached` says why), or a commit was named and the cache has all its files.
     """
 
     name: HubName
@@ -84,9 +84,9 @@ class Snapshot:
         return self.folder
 
     def missing(self) -> list[str]:
-        """Return the names of files that the checkpoint needs and the cache lacks, found without the hub.
+        """Return the names of files that the checkpoint needs and the hub's cache lacks. No request is sent to the hub.
 
-        Those of `_DECISIVE` are left out if the cache records that the repository does not have them.
+        A file of `_DECISIVE` is not needed if the cache records that the repository does not have it.
         """
         weights = [SINGLE]
         if (self.folder / INDEX).is_file():
@@ -98,7 +98,7 @@ class Snapshot:
         ]
 
     def unknown(self, files: Sequence[str]) -> list[str]:
-        """Return those of `files` that the cache neither holds nor records as absent from the repository."""
+        """Return the names in `files` that the hub's cache neither holds nor records as absent from the repository."""
         if (self.folder / _OF_ALL).is_file():
             return []
         return [file for file in files if _cached(self._pinned(), file) is None]
@@ -119,11 +119,11 @@ class Snapshot:
 
 
 def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
-    """Look up the commit of `name` and return its snapshot; download config.json only.
+    """Look up the commit of the repository and revision `name`, and return it. Download only config.json.
 
-    The hub resolves the revision to a commit. If the hub cannot be reached, its cache does. If a commit is named and
-    the cache has all its files, no request is sent. Raises HubError; CheckpointError for a repository without
-    safetensors, and ConfigError for one without config.json.
+    The hub says which commit the revision is or, if it cannot be reached, its cache. If `name` has a commit and the
+    cache has all its files, no request is sent. Raises HubError, CheckpointError for a repository without safetensors,
+    and ConfigError for one without config.json.
     """
     if name.pinned and (folder := _cached_folder(name)) is not None:
         here = Snapshot(name, folder)
@@ -153,7 +153,10 @@ def open_snapshot(name: HubName, progress: OnProgress) -> Snapshot:
 
 
 def _list(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
-    """Return the commit's id, and its files by name. Raises the errors of huggingface_hub."""
+    """Ask the hub for the commit of the revision `name`. Return the commit's id, and its files by name.
+
+    Raises the errors of huggingface_hub.
+    """
     found = HfApi(library_name="ingot").model_info(
         name.repository, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
     )
@@ -167,7 +170,10 @@ def _list(name: HubName) -> tuple[str, dict[str, RemoteFile]]:
 
 
 def _check_files(files: Collection[str], name: HubName) -> None:
-    """Raise CheckpointError or ConfigError for a repository that Ingot cannot read, judged by its file names."""
+    """Raise CheckpointError or ConfigError if Ingot cannot read a repository with these files.
+
+    `files` are their names; `name` is the repository, for the error.
+    """
     where = f"{constants.ENDPOINT}/{name.repository}"
     if SINGLE not in files and INDEX not in files:
         pickles = [file for file in files if file.endswith(PICKLE_SUFFIXES)]
@@ -208,23 +214,27 @@ def _check_files(files: Collection[str], name: HubName) -> None:
 
 
 def _cached(name: HubName, file: str) -> Path | bool | None:
-    """Return the path of a file in the hub's cache. Return False if the cache records that the repository lacks the
-    file, and None if it has no record.
+    """Return the path of a repository's file in the hub's cache.
+
+    Return False if the cache records that the repository lacks the file, and None if the cache knows nothing about it.
     """
     found = try_to_load_from_cache(name.repository, file, revision=name.revision)
     return Path(found) if isinstance(found, str) else None if found is None else False
 
 
 def _cached_folder(name: HubName) -> Path | None:
-    """Return the cached snapshot of the commit that the revision was last resolved to. None if it has no
-    config.json.
+    """Return the folder in the hub's cache of the commit that the revision was, when it was last looked up.
+
+    None if the cache has no such commit, or no config.json of it.
     """
     found = _cached(name, CONFIG)
     return found.parent if isinstance(found, Path) else None
 
 
 def _remember_absence(pinned: HubName, file: str) -> None:
-    """Request `file`, which the commit `pinned` does not have, so that the hub's cache records its absence."""
+    """Request `file` from the hub, although the commit `pinned` does not have it, so that the hub's cache records its
+    absence.
+    """
     if _cached(pinned, file) is not None:
         return
     with contextlib.suppress(HubError):  # expected: the cache now records that it does not exist

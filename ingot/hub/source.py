@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint. `folder` has its config.json; its weights may still be on the hub. `snapshot` is None if it is
-    local.
+    """A checkpoint, local or on the hub. `folder` has its config.json.
+
+    `snapshot` is the checkpoint's commit on the hub, from which the weights may still have to be downloaded; None for a
+    local checkpoint.
     """
 
     folder: str | Path
@@ -26,17 +28,18 @@ class Source:
         return "" if self.snapshot is None else self.snapshot.origin
 
     def fetch(self, progress: "OnProgress") -> str | Path:
-        """Download missing files if the checkpoint is on the hub, and return the folder with all files. Raises
-        HubError.
+        """Return the folder with all files of the checkpoint. Download missing files first if it is on the hub.
+
+        Raises HubError.
         """
         return self.folder if self.snapshot is None else self.snapshot.fetch(progress)
 
 
 def find_source(checkpoint: str | Path, revision: str | None, progress: "OnProgress") -> Source:
-    """Find the checkpoint that the user named: a local folder, or a repository on the hub. Download only config.json.
+    """Find the checkpoint that the user named: a local folder, or a repository on the hub.
 
-    `revision` is a branch, tag or commit on the hub; None is "main", or the part after "@" in `checkpoint`. Raises
-    HubError, CheckpointError, ConfigError and OptionError.
+    Of a repository, only config.json is downloaded. `revision` is a branch, tag or commit on the hub; None is the part
+    after "@" in `checkpoint`, or else "main". Raises HubError, CheckpointError, ConfigError and OptionError.
     """
     name = hub_name(checkpoint, revision)
     if name is None:

@@ -20,13 +20,13 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Step:
-    """A program of the compile as the report shows it, with the pass that made it. `before` is the number of the step
-    with the pass's input program.
+    """A program of the compile as the report shows it, and the pass that made it. Reports number these steps; `before`
+    is the number of the step whose program the pass received.
 
-    The first step of an entry is the traced program, which no pass made: its `stage` is TRACED, its `before` None.
-    `rewrites` are pairs of the value at which a rewrite happened and the values that it made. `refusals` are pairs of a
-    node and a reason. `seconds` is the time of the pass, and `peak_bytes` the process's peak memory; None if not
-    recorded.
+    The first step of an entry is the program traced from the model definition, which no pass made. Its `stage` is
+    TRACED and its `before` None. `rewrites` has, for each rewrite of the pass, the value at which it happened and the
+    values that it made. `refusals` has pairs of a node and the reason why the pass did not apply there. `seconds` is
+    the time of the pass and `peak_bytes` the peak memory of the process; both are None if not recorded.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Step:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of the compile's phases, and of each executable by id. `cached` are the ids of executables that came from
-    the cache. All are empty if no times were recorded."""
+    """The seconds of each phase of the compile by name, and of compiling each executable by id. `cached` are the ids of
+    executables that came from the compile cache. All are empty if no times were recorded."""
 
     phases: Mapping[str, float]
     executables: Mapping[str, float]
@@ -57,11 +57,11 @@ class Times:
 
 @dataclass(frozen=True)
 class NodeRow:
-    """One call in the report's table of nodes. `flops`, `bytes` and `seconds` are per step, None if unknown.
+    """A call in the report's table of nodes. `flops`, `bytes` and `seconds` are per step, None if unknown.
 
-    `key` is its name on the page: a call in a region has the region's name first, as in `r1/linear_3`. `region` is the
-    node that calls the region, empty outside regions. `candidates` are the backends that claim the call, with costs;
-    `refusals` are the other backends, with reasons.
+    `key` identifies the call on the page. A call in a region (a group of calls compiled together) has the region's name
+    in front, as in "r1/linear_3". `region` is the node that calls this region, "" outside regions. `candidates` are
+    texts "BACKEND: COST" for backends that can compute the call, `refusals` texts "BACKEND: REASON" for the others.
     """
 
     key: str
@@ -79,8 +79,9 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class NodeTable:
-    """The calls of one bucket class, as rows. `step` is the number of the report's step that made their program.
-    `basis` describes the model step that the costs are for."""
+    """The calls of the last program of one bucket class, a range of step sizes. `step` is the number of the report's
+    step that has this program. `basis` describes the model step that costs are computed for, such as "a step of 512
+    tokens"."""
 
     step: int
     basis: str
@@ -89,8 +90,8 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class Report:
-    """All data of the report's page. `start_up` has the seconds of each part of a start, empty if not measured.
-    `step_times` is empty unless the artifact is for a GPU."""
+    """All data of the report's page. `start_up` has the seconds of each part of a start of serving, empty if not
+    measured. `step_times` is empty unless the artifact is for a GPU."""
 
     title: str
     build_id: str
@@ -107,8 +108,8 @@ class Report:
 
 
 def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None) -> Report:
-    """Read the report's data from an open artifact. `start_up` has the measured seconds of each part of a start. Raises
-    ArtifactError if a file is malformed."""
+    """Read the data of the report from an open artifact. `start_up` has the measured seconds of each part of a start of
+    serving; None if not measured. Raises ArtifactError if a file is malformed."""
     manifest, plans = artifact.manifest, read_plans(artifact)
     steps, explained = read_steps(artifact), explain(artifact.folder)
     nodes = node_tables(explained, steps)
@@ -129,8 +130,8 @@ def read_report(artifact: Artifact, start_up: Mapping[str, float] | None = None)
 
 
 def read_steps(artifact: Artifact) -> tuple[Step, ...]:
-    """Return the traced program of every entry and the program after each pass, in running order. Raises ArtifactError
-    for a malformed trace."""
+    """Return the programs of a compile in the order in which they were made: each entry's traced program, then the
+    program after each pass. Raises ArtifactError if the artifact's trace is malformed."""
     trace = artifact.trace
     runs = [
         Step(
@@ -154,9 +155,12 @@ def read_steps(artifact: Artifact) -> tuple[Step, ...]:
 
 
 def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
-    """Return the steps `runs`, with a step for the traced program before the first run of each entry. `traced` has the
-    programs' texts by entry. Each run refers by number to the step with its input program: the last one for its bucket
-    class, or for all classes."""
+    """Complete the report's steps: add a step with the traced program before the first of each entry, and set the
+    number `before` of each run. `traced` has the texts of traced programs by entry, and `runs` the runs of passes in
+    order.
+
+    `before` is the number of the last step for the same bucket class (a range of step sizes), or else for all classes.
+    """
     made: list[Step] = []
     latest: dict[tuple[str, str | None], int] = {}
     for run in runs:
@@ -170,7 +174,8 @@ def linked(traced: Mapping[str, str], runs: Iterable[Step]) -> tuple[Step, ...]:
 
 
 def _times(artifact: Artifact) -> Times:
-    """Return the times of phases and executables in timings.json. Raises ArtifactError if they are malformed."""
+    """Return the times of the compile's phases and executables, from timings.json. Raises ArtifactError if that is
+    malformed."""
     timings: Any = artifact.read_timings() or {}
     try:
         return Times(
@@ -183,8 +188,9 @@ def _times(artifact: Artifact) -> Times:
 
 
 def node_tables(explained: Explained, steps: Sequence[Step]) -> tuple[NodeTable, ...]:
-    """Return a table for each bucket class with the calls of its last program: costs, candidates, refusals. The calls
-    inside a region follow the region's call. `steps` are the report's steps."""
+    """Return a table of calls for each bucket class (a range of step sizes). A table lists the calls of the last
+    program with their costs, and the backends that can or cannot compute them. The calls inside a region follow the
+    region's call. `steps` are the report's steps."""
     return tuple(_node_table(one, steps) for one in explained.buckets)
 
 

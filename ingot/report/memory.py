@@ -12,8 +12,8 @@ from ingot.ir.parse import parse_type
 
 @dataclass(frozen=True)
 class Storage:
-    """The memory of a value and its views, in bytes. The instruction number `first` allocates it, and it is freed after
-    number `last`."""
+    """The memory of one value, in bytes, which views of the value share. Instruction number `first` of the plan
+    allocates it, and it is freed after instruction number `last`."""
 
     name: str
     size: int
@@ -23,12 +23,15 @@ class Storage:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """The memory of one bucket class's largest step, in bytes. `sizes` are the dims of that step.
+    """The memory of the largest step of one bucket class (a range of step sizes), in bytes. `sizes` are the symbolic
+    dims of that step.
 
-    `calls` and `scratch` have an item for each instruction: its target, and the bytes that it uses besides its results
-    while it runs. `peak` is the number of the instruction that reaches the planned maximum, `activations`. Scratch is
-    known for regions, for that instruction, and for calls equal to it except for names. For other ops the plan has no
-    figure, so their scratch is 0.
+    `calls` has the target of each instruction. `scratch` has the bytes that each instruction needs while it runs,
+    besides its results. `activations` is the planned peak of the step, and `peak` the number of the instruction that
+    reaches it.
+
+    The plan knows the scratch memory of regions (calls compiled together), of instruction `peak`, and of instructions
+    that equal it except for names. For all other instructions it is given as 0.
     """
 
     entry: str
@@ -43,9 +46,17 @@ class StepMemory:
 
 @dataclass(frozen=True)
 class Resident:
-    """Memory that stays between steps, in bytes. `page` is the KV cache of one page, and `sequence` that of one
-    sequence at full length. `scratch_pages` are the scratch pages of groups with a window. `slot` is the memory of
-    states that are kept once per sequence."""
+    """The memory that stays allocated between steps, in bytes.
+
+    weights         the weights
+    states          the states with a row per running sequence, such as the last token
+    inputs          the buffers of step inputs
+    outputs         the outputs of the last step
+    page            one page of the KV caches
+    sequence        the KV cache of one sequence at full length
+    scratch_pages   pages that one step uses for a long prefill, in caches with a window
+    slot            one sequence's part of states that are kept per sequence, such as those of convolutions
+    """
 
     weights: int
     states: int
@@ -58,7 +69,8 @@ class Resident:
 
 
 def step_memories(found: Plans) -> tuple[StepMemory, ...]:
-    """Return the memory of the largest step of each bucket class, for all entries."""
+    """Return the memory of the largest step of each bucket class (a range of step sizes), for all entries of the
+    artifact, such as `main` and a draft model."""
     return tuple(_step_memory(plan, bucket) for plan in found.plans.values() for bucket in plan.buckets)
 
 
@@ -108,7 +120,8 @@ def _step_memory(plan: Plan, bucket: BucketPlan) -> StepMemory:
 
 
 def _unnamed(instruction: Instruction, types: Mapping[str, str]) -> tuple[object, ...]:
-    """Return all facts of a call that its memory depends on, as a key. Names of values are replaced by their types."""
+    """Return a key of a call that is equal for calls with equal memory: all its facts, with the names of values
+    replaced by their types. `types` maps names to types."""
 
     def typed(argument: Argument) -> object:
         return types[argument.ref] if isinstance(argument, Ref) else argument
@@ -123,8 +136,12 @@ def _bytes(type_text: str, sizes: Mapping[str, int]) -> int:
 
 
 def resident(found: Plans) -> Resident:
-    """Return the resident memory of all entries together. Input buffers are those of one entry at a time, the largest;
-    the last outputs of every entry may stay alive."""
+    """Return the memory that stays allocated between steps, for all entries of the artifact together, such as `main`
+    and a draft model.
+
+    Entries share the buffers of step inputs, so the largest ones count. The outputs of the last step of every entry
+    count, since they may be alive at once.
+    """
     need = MemoryNeed.of(found)
     memories = [plan.memory for plan in found.plans.values()]
     return Resident(

@@ -53,7 +53,7 @@ _EXPORTED = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.
 
 
 def report_page(report: Report) -> str:
-    """Return the report as one self-contained HTML page. Equal reports have equal pages."""
+    """Return the report as one HTML page that loads nothing else. Equal reports yield equal pages."""
     style, script = "".join(map(_read, STYLES)), joined_modules()
     return _filled(
         _read("page.html"),
@@ -72,8 +72,8 @@ def report_page(report: Report) -> str:
 
 
 def joined_modules() -> str:
-    """Return all JavaScript modules as one script. Each module has its own scope, and later modules see only its
-    exports."""
+    """Return the page's JavaScript modules joined into one script. Each module keeps its own scope; later modules see
+    its exports only."""
     return "\n".join(_scoped(_read(name)) for name in MODULES)
 
 
@@ -86,8 +86,8 @@ def _scoped(module: str) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the content security policy of the page. It allows only the page's own style and script, by their
-    digests."""
+    """Return the page's content security policy. It allows only the style and script of the page itself, given as
+    texts, by their digests."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
@@ -103,7 +103,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _about(report: Report) -> list[tuple[str, str]]:
-    """Return the names and values of the facts at the top of the page."""
+    """Return the facts at the top of the page, as pairs of a name and a value."""
     layers = {line.layer for line in program_lines(report.steps[0].text)} - {None} if report.steps else ()
     compile_s = sum(report.times.phases.values())
     return [
@@ -117,7 +117,8 @@ def _about(report: Report) -> list[tuple[str, str]]:
 
 
 def _filled(template: str, values: Mapping[str, str]) -> str:
-    """Return the template with each {{name}} replaced by its value. Braces within a value are not replaced."""
+    """Return the template with each {{name}} replaced by the value of that name. Double braces inside values stay as
+    they are."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], template)
 
 

@@ -10,10 +10,10 @@ _TIMEOUT_SECONDS = 600.0  # far above the start of any artifact, which is limite
 
 
 def measure_start_up(folder: Path) -> dict[str, float]:
-    """Start an artifact on this machine as serving does, which runs its native code. Return the seconds of each part of
-    the start, by name, in order.
+    """Start serving an artifact in a new process on this machine, up to the first token. Return the seconds of each
+    part of the start by name, in order. This runs the artifact's native code.
 
-    The files are read before, so that they are in the page cache. Raises ArtifactError if the artifact does not start
+    Files are read beforehand, so that they are in the page cache. Raises ArtifactError if the artifact does not start
     here.
     """
     try:

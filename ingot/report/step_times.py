@@ -9,8 +9,9 @@ from ingot.debug.step_time.times import StepTime
 
 
 class DrawnCall(NamedTuple):
-    """A call in the drawing of a step. `name` is its node. `roofline` is the lower bound of its seconds, and `taken`
-    are its measured seconds, or the predicted ones."""
+    """A call in the report's drawing of a step. `name` is its node, and `kind` its group, such as "attention".
+    `roofline` is the lower bound of its time in seconds. `taken` is the measured time, or the predicted time if it was
+    not measured."""
 
     name: str
     kind: str
@@ -22,8 +23,8 @@ class DrawnCall(NamedTuple):
 
 @dataclass(frozen=True)
 class DrawnStep:
-    """The time of a step of one bucket class, with its calls. `step` is the number of the report's step that made the
-    program; `basis` describes the shape of the model step."""
+    """The time of one step of a bucket class (a range of step sizes) and of its calls. `step` is the number of the
+    report's step that has the program. `basis` describes the model step, such as "a step of 512 tokens"."""
 
     step: int
     basis: str
@@ -32,8 +33,9 @@ class DrawnStep:
 
 
 def drawn_steps(buckets: Sequence[BucketCosts], steps: Sequence[int], bases: Sequence[str]) -> tuple[DrawnStep, ...]:
-    """Return the drawings of the steps with a known time; empty unless the artifact is for a GPU. `steps` and `bases`
-    have the number of the report's step and the description of the shape for each of `buckets`."""
+    """Return the drawing of each step whose time is known; empty unless the artifact is for a GPU. For each of
+    `buckets`, `steps` has the number of the report's step with its program, and `bases` a description such as "a step
+    of 512 tokens"."""
     return tuple(
         DrawnStep(step, basis, costs.time, tuple(_drawn(call) for call in costs.calls if _runs(call)))
         for costs, step, basis in zip(buckets, steps, bases, strict=True)

@@ -46,7 +46,7 @@ class LLM:
     `memory` bounds the bytes that serving takes, including weights and activations (default: the machine's memory, or
     nine tenths of a GPU's). The KV cache takes the rest, up to the size that the compiled limits need. `num_kv_pages`
     sizes it in pages of `page_size` tokens instead.
-    Prompts with a common prefix share its KV pages, and saved copies of states that are kept once per sequence.
+    Prompts with a common prefix share its KV cache pages, and saved copies of convolution and scan states.
     `enable_prefix_caching` True rejects a model without pages; False turns sharing off. On a GPU, a decode step reads a
     shared prefix once for all its sequences where that is faster, unless `disable_cascade_attn` is set.
     A step holds up to `max_num_seqs` sequences and `max_num_batched_tokens` tokens (default: as compiled). While a
@@ -133,7 +133,8 @@ class LLM:
         """Return the seconds of each phase of the start.
         "import" and "ready" count from the start of the process to the constructor's begin and end. The phases between
         them partly overlap: "engine" imports torch and the engine; "context" and "cublas" create the GPU context and
-        cuBLAS's first handle, in parallel with the imports; the rest are the loader's (`ingot.runtime.loader.Loaded`).
+        cuBLAS's first handle, in parallel with the imports; the others load the artifact, as
+        `ingot.runtime.loader.Loaded` describes.
         Each CUDA graph captured so far has an entry: "graph 8" for decode steps of 8 sequences, "graph 8 shared" for
         those with cascade attention, "graph 512/64" for steps of 512 tokens and 64 sequences that prefill."""
         found = {"import": self._start["import"], **self._loaded.phases.seconds, "ready": self._start["ready"]}
@@ -144,15 +145,15 @@ class LLM:
         return {name: seconds for name, seconds in found.items() if seconds is not None}
 
     def idle(self) -> bool:
-        """Do one piece of background work (some hundredths of a second) that makes later steps faster, such as
-        capturing a CUDA graph. Call it while waiting for requests. Returns False when nothing is left to do, or while
+        """Do one piece of background work that makes later steps faster, such as capturing a CUDA graph. Call it while
+        waiting for requests; it takes some hundredths of a second. Returns False when nothing is left to do, or while
         requests run.
         """
         return self._engine.idle()
 
     @property
     def prefix_cache_stats(self) -> "PrefixCacheStats":
-        """Return the prompt tokens that were looked up in the prefix cache since the start, and how many of them it
+        """Return two counts since the start: prompt tokens that were looked up in the prefix cache, and those that it
         held.
         """
         return self._engine.prefix_cache_stats
@@ -334,7 +335,7 @@ class LLM:
 
     @property
     def _pools(self) -> bool:
-        """Return whether the model ends in pooling, so that it returns vectors and no tokens."""
+        """Return whether the model ends in pooling: it returns a vector for a prompt instead of generated tokens."""
         from ingot.runtime.pooling_engine import PoolingEngine
 
         return isinstance(self._engine, PoolingEngine)
@@ -347,11 +348,11 @@ class LLM:
         return outputs
 
     def _drain(self, open_ids: set[str]) -> "Iterator[Any]":
-        """Run steps and yield the outputs of the requests `open_ids`; abort these requests if the caller closes the
-        iterator.
+        """Run steps until the requests with the ids `open_ids` have finished, and yield their outputs.
 
-        The first value is None, so that the caller can start the generator before any step. A step also serves the
-        requests of other iterators; their outputs wait in `self._waiting`.
+        If the caller closes the iterator early, the requests are aborted. The first value is None, so that the caller
+        can start the generator before any step. A step also serves the requests of other iterators; their outputs wait
+        in `self._waiting`.
         """
         waiting: list[Any] = []
         self._waiting.update(dict.fromkeys(open_ids, waiting))
@@ -378,10 +379,10 @@ class LLM:
 
 
 def compile_cached(checkpoint: str | Path, options: dict[str, Any]) -> Path:
-    """Return the path of the cached artifact of a checkpoint; if the cache has none, compile it in a child process.
+    """Return the path of the cached artifact of a checkpoint. A child process looks it up, and compiles it if needed.
 
-    `options` are keyword arguments of `compile_model`. The child also looks up the cache: the cache key, `request_key`,
-    needs tracing. Raises the child's IngotError.
+    `options` are keyword arguments of `compile_model`. The child does the look-up too, because the compile cache's key
+    (`request_key`) needs tracing. Raises the child's IngotError.
     """
     # The child takes a string that is no folder for a hub name; a Path is never a hub name.
     given = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())

@@ -40,10 +40,12 @@ def make_engine(
 ) -> Engine | PoolingEngine:
     """Return the engine for a loaded artifact: an Engine, or a PoolingEngine if the model ends in pooling.
 
-    A limit of None takes the artifact's compiled limit, and at most DEFAULT_MIXED_TOKENS for `max_num_mixed_tokens`.
-    `prefix_caching` None shares prefixes if the model has a paged KV cache. `cascade` allows attention that reads a
-    shared prefix once for all its sequences. Raises OptionError for a limit above the compiled one, and for
-    `prefix_caching` True without a paged cache.
+    The limits `max_…` are those of `LLM`. None takes the limit that the artifact was compiled for; for
+    `max_num_mixed_tokens` (prompt tokens in a step that also decodes streamed requests), at most DEFAULT_MIXED_TOKENS.
+    `prefix_caching` None shares common prefixes if the model has a paged KV cache. `cascade` allows attention that
+    reads a shared prefix once for all its sequences. `seed` is for requests without a seed of their own.
+
+    Raises OptionError for a limit above the compiled one, and for `prefix_caching` True without a paged KV cache.
     """
     limits, ending = loaded.limits, parse_ending(loaded.plan.ending)
     pools, whole = ending.name == POOL.name, feeds_whole(ending)
@@ -99,10 +101,11 @@ def make_requests(
     priority: Sequence[int] | None,
     stream: bool,
 ) -> list[EngineRequest]:
-    """Return one request for each prompt. `ids` yields their numbers; `default` makes the sampling params if none are
-    passed.
+    """Return one engine request for each prompt. `stream` requests an output after each new token, not only at the end.
 
-    Raises RequestError for params or priorities that do not match the prompts.
+    `sampling_params` are one for all prompts or one for each; if None, `default` makes them. `priority` has one integer
+    for each prompt; None is 0 for all. `ids` yields numbers to identify the requests. Raises RequestError for params or
+    priorities that do not match the prompts.
     """
     params = default() if sampling_params is None else sampling_params
     return [
@@ -118,9 +121,10 @@ def make_pooling_requests(
     ids: Iterator[int],
     priority: Sequence[int] | None,
 ) -> list[PoolingRequest]:
-    """Return one pooling request for each prompt; `ids` yields their numbers.
+    """Return one pooling request for each prompt. `ids` yields numbers to identify the requests.
 
-    Raises RequestError for params or priorities that do not match the prompts.
+    `pooling_params` are one for all prompts or one for each. `priority` has one integer for each prompt; None is 0 for
+    all. Raises RequestError for params or priorities that do not match the prompts.
     """
     params = PoolingParams() if pooling_params is None else pooling_params
     return [
@@ -138,7 +142,8 @@ def _paired(
 ) -> list[tuple[Any, Any, int]]:
     """Return a tuple of prompt, params and priority for each prompt.
 
-    `given` is one params object of class `kind` for all prompts, or a list. Errors call the params `name`.
+    `given` is one params object of the class `kind` for all prompts, or a list with one for each. `name` is what errors
+    call the params, such as "sampling params".
     """
     listed = [prompts] if isinstance(prompts, str | Mapping | Prompt) else _listed("prompts", prompts)
     params = [given] * len(listed) if isinstance(given, kind) else _listed(name, given)
@@ -154,8 +159,10 @@ def _paired(
 
 
 def _least_shared(loaded: Loaded) -> int | None:
-    """Return the number of cached positions that cascade attention must save in a step to be faster. None if the
-    model's attention does not support it.
+    """Return the minimum number of KV cache positions that cascade attention must save in a step to be faster.
+
+    Cascade attention reads a prefix shared by several sequences once. None if the model's attention does not support
+    it.
     """
     if "sharing" not in loaded.plan.inputs:
         return None
@@ -165,8 +172,10 @@ def _least_shared(loaded: Loaded) -> int | None:
 
 
 def _prefix_caching(chosen: bool | None, plan: Plan) -> bool:
-    """Return whether the engine reuses the cached pages of common prefixes. `chosen` is the user's choice; None means
-    yes if the model has a paged KV cache. Raises OptionError.
+    """Return whether the engine reuses the cached pages of common prefixes.
+
+    `chosen` is the user's choice; None means yes if the model has a paged KV cache. Raises OptionError if the choice is
+    invalid, or True for a model without a paged KV cache.
     """
     if not (chosen is None or isinstance(chosen, bool)):
         raise OptionError(f"enable_prefix_caching is {chosen!r:.80}", expected="True, False or None")
@@ -178,9 +187,10 @@ def _prefix_caching(chosen: bool | None, plan: Plan) -> bool:
 
 
 def check_slots(config: SchedulerConfig, slots: PagePool | None) -> None:
-    """Raise ArtifactError if a model has per-sequence states (`slots` is set) and its steps can reject tokens.
+    """Raise ArtifactError if the model keeps states per sequence and its steps can reject tokens, such as draft tokens.
 
-    A rejected draft token or block has already changed such a state, which cannot be undone.
+    A rejected token has already changed such a state (a convolution's, for example), which cannot be undone. `slots`
+    holds the memory of these states; None if the model has none.
     """
     if slots is not None and (config.max_drafts or config.blocks.denoised):
         what = "feeds drafts" if config.max_drafts else "denoises blocks"

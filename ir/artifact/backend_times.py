@@ -13,10 +13,10 @@ _ALIKE = 0.02
 
 
 class Candidate(BaseModel):
-    """A backend that can compute a call, to be timed against others.
+    """One of several backends that can compute a call; a compile times them to choose the fastest.
 
-    `executable` is the code that it compiled for the call, stored in `folder`; both are None for a backend that calls
-    existing functions.
+    `executable` is the code that the backend compiled for the call, and `folder` the folder of its files. Both are None
+    for a backend that calls existing functions, such as those of a library.
     """
 
     model_config = _FROZEN
@@ -35,12 +35,12 @@ class BackendTime(BaseModel):
 
 
 class BackendTimes(BaseModel):
-    """The backend that was chosen for a call by timing, with the measured times.
+    """The measured times of every backend that can compute a call, and the chosen backend.
 
-    `call` is the call's text by lines and `bucket` the text of the bucket class (range of step sizes) that it was timed
-    for; together they identify equal calls. `times` maps each timed backend to its times, the one with the lowest
-    claimed cost first. All were timed in the same steps. `source` is "measured" if this compile, or the one that filled
-    the cache, timed them, and "given" if a tuning log did.
+    `call` is the call's text by lines. `bucket` is the text of the bucket class (range of step sizes) that the call was
+    timed for. Calls with equal `call` and `bucket` share this record. `times` maps each backend to its times, all for
+    the same steps; the backend with the lowest claimed cost comes first. `source` is "measured" if this compile timed
+    the call or found the times in the compile cache, and "given" if a tuning log holds them.
     """
 
     model_config = _FROZEN
@@ -52,7 +52,7 @@ class BackendTimes(BaseModel):
 
     @property
     def key(self) -> str:
-        """Return a key that identifies the call and its bucket class."""
+        """Return a key that identifies the call and its bucket class (range of step sizes)."""
         return call_key(self.call, self.bucket)
 
     @model_validator(mode="after")
@@ -66,11 +66,11 @@ class BackendTimes(BaseModel):
 
 
 class Decision(BaseModel):
-    """How a call's backend was chosen among several.
+    """How the compiler chose the backend of a call that several backends can compute.
 
-    `decided` is "timed" if measured times decided, from this compile or the one that filled the cache; "given" if the
-    times of a tuning log did; "ranked" if the costs that backends claim did, and `reason` says why. `times` maps each
-    timed backend to its times.
+    `decided` is "timed" if the choice follows from times that were measured or found in the compile cache. It is
+    "given" for times of a tuning log, and "ranked" for the costs that backends claim; `reason` then says why no times
+    were used. `times` maps each timed backend to its times.
     """
 
     model_config = _FROZEN
@@ -80,13 +80,13 @@ class Decision(BaseModel):
 
     @staticmethod
     def of(found: "BackendTimes | str") -> "Decision":
-        """Return how a backend was chosen, from the times of the backends, or from the reason why there are none."""
+        """Return the decision that follows from `found`: the measured times, or text that says why there are none."""
         if isinstance(found, str):
             return Decision(decided="ranked", reason=found)
         return Decision(decided="timed" if found.source == "measured" else "given", times=found.times)
 
     def of_backend(self, backend: str) -> str:
-        """Return the measured times of one backend as text, for display; "" if it was not timed."""
+        """Return the times of one backend as text, such as "3.1 µs of 16 tokens"; "" if it was not timed."""
         return ", ".join(f"{one.microseconds:.1f} µs of {one.tokens} tokens" for one in self.times.get(backend, ()))
 
     def __str__(self) -> str:
@@ -98,9 +98,9 @@ def call_key(call: tuple[str, ...], bucket: str) -> str:
 
 
 def fastest(times: dict[str, tuple[BackendTime, ...]]) -> str:
-    """Return the backend with the least total time over all timed steps.
+    """Return the backend with the least time, summed over all timed steps.
 
-    `times` maps each backend to its times. The first one within 2 % of the least is returned.
+    `times` maps each backend to its times. Sums within 2 % of the least count as equal; the first such backend wins.
     """
     total = {backend: sum(one.microseconds for one in some) for backend, some in times.items()}
     bound = min(total.values()) * (1 + _ALIKE)

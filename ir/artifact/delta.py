@@ -18,9 +18,10 @@ _DELTA = "delta 1"  # the first line, with the version of the format
 
 
 def encode_delta(text: str, base: str, base_file: str) -> str:
-    """Return `text` as a delta: ranges of lines of `base`, the text of `base_file`, and new lines.
+    """Return `text` as a delta (a list of line ranges to copy from the text `base`, and of new lines).
 
-    Takes time proportional to both sizes: lines of the base may be taken in any order, so no alignment is needed.
+    A trace stores similar programs as deltas to save space. `base_file` names the file that holds `base`. The time is
+    linear in the sizes of both texts, because ranges of the base may be copied in any order.
     """
     lines, old = text.split("\n"), base.split("\n")
     first: dict[str, int] = {}
@@ -44,9 +45,10 @@ def encode_delta(text: str, base: str, base_file: str) -> str:
 
 
 def decode_delta(delta: str, read: Callable[[str], str], file: str) -> str:
-    """Return the text that a delta encodes. `read` returns the text of a file, here of the delta's base.
+    """Return the text that `delta` encodes as line ranges of another file and new lines.
 
-    `file` is the delta's own file, for messages. Raises ArtifactError if the delta is damaged.
+    `read` returns the text of a file by its name; it is called for the file that the delta refers to. `file` is the
+    name of the delta's own file, for messages. Raises ArtifactError if the delta is damaged.
     """
     lines = delta.split("\n")
     if lines[0] != _DELTA or len(lines) < 4 or lines[-1] != "":

@@ -13,7 +13,7 @@ _BLOCK_BYTES = 1 << 20  # the memory of one thread; hashlib releases the GIL for
 
 
 def chunk_count(size: int) -> int:
-    """Return how many chunks of 64 MiB, hashed one by one, a file of `size` bytes has; 0 for an empty file."""
+    """Return how many chunks of 64 MiB a file of `size` bytes is hashed in; 0 for an empty file."""
     return -(-size // CHUNK_BYTES)
 
 

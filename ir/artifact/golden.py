@@ -21,7 +21,7 @@ class _Record(BaseModel):
 
 
 class Machine(_Record):
-    """The facts of a machine that affect a run's bits, in addition to the artifact and its target.
+    """The properties of a machine that can change the bits of results, in addition to the artifact and its target.
 
     `processor` is the processor's name, `threads` the number of threads of torch's ops.
     """
@@ -31,10 +31,10 @@ class Machine(_Record):
 
 
 class Row(_Record):
-    """One row of logits in a golden run.
+    """One row of logits in a golden run (a short recorded run of a new artifact).
 
-    `digest` is the SHA-256 of its bytes. `top` holds (token id, logit) of the largest logits. `token` is the sampled
-    token; -1 if none could be sampled.
+    `digest` is the SHA-256 of the row's bytes. `top` holds (token id, logit) of the largest logits. `token` is the
+    sampled token; -1 if none could be sampled.
     """
 
     digest: Digest
@@ -43,7 +43,7 @@ class Row(_Record):
 
 
 class StepResult(_Record):
-    """The results of one step of a golden run: a row of logits for each of its tokens, in order.
+    """The results of one step of a golden run (a short recorded run): a row of logits for each token, in order.
 
     `bucket` is the name of the bucket class (range of step sizes) that ran the step.
     """
@@ -53,9 +53,10 @@ class StepResult(_Record):
 
 
 class EntryRun(_Record):
-    """The golden run of one entry (program of the model).
+    """The golden run (a short recorded run) of one entry, which is one program of the model, such as `main`.
 
-    `backends` maps a bucket class to the backend of each of its instructions. `steps` are the results of each step.
+    `backends` maps the name of a bucket class (range of step sizes) to the backends of its instructions, in order.
+    `steps` holds the results of each step.
     """
 
     backends: dict[str, tuple[str, ...]]
@@ -63,12 +64,12 @@ class EntryRun(_Record):
 
 
 class GoldenRun(_Record):
-    """The contents of golden/run.json: requests, their schedule, and the results on one machine.
+    """The contents of golden/run.json: a short run of a new artifact, which `ingot verify` repeats and compares.
 
-    `files` lists the files that the run read (the plan, weights, executables), with digests. `requests` are token ids.
-    `schedule[i]` holds pairs (index of a request, count): step i runs the next `count` tokens of that request. Requests
-    are teacher-forced: sampled tokens are recorded but not used. Pages come from a pool in an order permuted by `seed`.
-    `entries` holds the results by entry of the model.
+    `files` lists the files that the run read (the plan, weights, executables), with digests. `requests` holds the token
+    ids of each request. `schedule[i]` holds pairs (index of a request, count): step i runs the next `count` tokens of
+    that request. Sampled tokens are recorded, but the next step takes its tokens from `requests`. Pages come from a
+    pool in an order permuted by `seed`. `entries` maps the name of each entry (program of the model) to its results.
     """
 
     machine: Machine
@@ -96,7 +97,7 @@ class GoldenRun(_Record):
         return self
 
     def places(self, step: int) -> list[tuple[int, int]]:
-        """Return (index of the request, position in it) of each row of logits of the step with this index."""
+        """Return (index of the request, position in the request) for each row of logits of step number `step`."""
         done = [0] * len(self.requests)
         for fed in self.schedule[:step]:
             for index, count in fed:

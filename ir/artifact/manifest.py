@@ -92,9 +92,9 @@ class FileEntry(_Record):
 class Manifest(_Record):
     """The contents of an artifact's manifest.json.
 
-    `request_key` identifies the compile request that the artifact answers, `exe_keys` its executables. A machine can
-    load the artifact if it has this `target` and these `versions` of packages. `model` holds the facts that users need
-    (architecture, dtype, vocab_size, max_seq_len, max_batch, max_tokens). `files` is sorted by path.
+    `request_key` is the key of the artifact in the compile cache, `exe_keys` are those of its executables. A machine
+    can load the artifact if it has this `target` and these `versions` of packages. `model` holds the facts that users
+    need (architecture, dtype, vocab_size, max_seq_len, max_batch, max_tokens). `files` is sorted by path.
     """
 
     schema_version: int
@@ -128,9 +128,10 @@ class WeightPart(_Record):
 class WeightEntry(_Record):
     """One weight in weights.json: how it was made, and where it is stored.
 
-    `recipe` is the text of the recipe that made it from the checkpoint. It is stored `offset` bytes from the start of
-    `file`, or equals the weight named `same_as`, or is stored in `parts`, one per rank of the mesh in order. `shard`
-    holds a placement per axis of the mesh, as text. `shape` is the shape on one rank.
+    `recipe` is the text of the recipe that made the weight from the checkpoint. The weight's bytes are in one of three
+    places: `offset` bytes from the start of `file`; in `parts`, one per rank of the mesh in order; or they are those of
+    the weight named `same_as`. `shape` is the shape on one rank. `shard` says, as text for each axis of the mesh, how
+    the weight is divided.
     """
 
     recipe: str
@@ -150,10 +151,10 @@ class WeightEntry(_Record):
 
 
 def checksum_text(manifest: bytes, outside: Mapping[str, bytes]) -> tuple[str, str]:
-    """Return the text of manifest.sha256, which `sha256sum -c` reads, and the artifact's `build_id`.
+    """Return (text of manifest.sha256, `build_id`). The text can be checked with `sha256sum -c`.
 
-    `manifest` holds the bytes of manifest.json. `outside` maps the paths of the golden run and the timings, if they
-    exist, to their bytes.
+    `manifest` holds the bytes of manifest.json, and `build_id` is their digest. `outside` maps the paths of files that
+    the manifest does not list, the golden run and the timings, to their bytes; a file that does not exist is left out.
     """
     build_id = hashlib.sha256(manifest).hexdigest()
     lines = [f"{build_id}  {MANIFEST}\n"]

@@ -29,16 +29,19 @@ BATCH_INVARIANT = "batch-invariant"
 
 
 def owed_features(*, deterministic: bool) -> tuple[str, ...]:
-    """Return the features that every bucket class of an artifact must have; empty unless it is deterministic."""
+    """Return the features that the lowering of every bucket class (range of step sizes) must provide.
+
+    That is ("batch-invariant",) for a deterministic artifact, else ().
+    """
     return (BATCH_INVARIANT,) if deterministic else ()
 
 
 class BucketClass(BaseModel):
     """A range of step sizes that share one lowering of the program, such as "decode" for steps of up to 16 tokens.
 
-    `tokens` holds the fewest and the most tokens of a step. `q_max` bounds the tokens of one sequence in a step: 1 for
-    pure decode, k for speculation, None for any. `features` names what the lowering must provide in addition, such as
-    "batch-invariant".
+    `tokens` holds the fewest and the most tokens of a step. `q_max` is the most tokens of one sequence in a step: 1 for
+    plain decode, more for speculative decoding, None for no limit. `features` names what the lowering must also
+    provide, such as "batch-invariant" (a row's bits do not depend on the other rows).
     """
 
     model_config = _FROZEN
@@ -65,9 +68,9 @@ _TYPE = re.compile(r"(\w+)\[([^\];]*)")
 
 
 def shape_text(type_text: str) -> list[str]:
-    """Return the sizes in a type's text, numbers and symbols: ["T", "64"] for "f32[T, 64]"; empty for another text.
+    """Return the sizes in the text of a tensor type, numbers and symbols: ["T", "64"] for "f32[T, 64]".
 
-    Unlike the parser, it does not import torch.
+    Returns [] if the text is not of a tensor type. Unlike the parser, this does not import torch.
     """
     found = _TYPE.match(type_text)
     return [size.strip() for size in found[2].split(",")] if found else []
@@ -77,8 +80,8 @@ class Executable(BaseModel):
     """The compiled code of a region or call: a backend's `emit` writes its files, and its `load` reads them.
 
     `id` identifies the code. `inputs` and `outputs` are types as text. `files` are relative to the executable's own
-    folder. `workspace` is the peak allocation of one call in bytes, results included, in the largest step. On a GPU,
-    CUDA graphs capture its calls: its launches depend only on shapes, and the host reads no result.
+    folder. `workspace` is the most bytes that one call allocates in the largest step, results included. On a GPU, a
+    CUDA graph can capture calls: launches depend only on shapes, and the host reads no result.
     """
 
     model_config = _FROZEN
@@ -111,10 +114,10 @@ Argument = Annotated[Ref | DType | Scalar | tuple[Scalar, ...], Field(union_mode
 class Instruction(BaseModel):
     """One call that the runtime executes.
 
-    `target` is an op ("ingot.embedding") or an executable ("exe.<id>"). If `executable` is set for an op, it is the id
-    of code that was compiled for the types of this call and computes it from the call's tensors, in order. `results`
-    names each result of the call, "" for an unused one. `updates` names the states that it updates in place. `frees`
-    names the values that no later instruction reads.
+    `target` is an op ("ingot.embedding") or an executable ("exe.<id>"). For an op, `executable` may be the id of code
+    that was compiled for the types of this call; that code then gets the call's tensors, in order. `results` names each
+    result of the call, "" for an unused one. `updates` names the states that the call updates in place. `frees` names
+    the values that no later instruction reads.
     """
 
     model_config = _FROZEN
@@ -129,7 +132,7 @@ class Instruction(BaseModel):
 
     @property
     def calls(self) -> str | None:
-        """Return the id of the executable that computes the instruction; None if a function of the backend does."""
+        """Return the id of the executable that computes the instruction; None if the backend has a function for it."""
         return self.target.removeprefix("exe.") if self.target.startswith("exe.") else self.executable
 
 
@@ -181,7 +184,7 @@ class GroupMemory(BaseModel):
 
     page                bytes of a page in all caches of the group
     pages_per_sequence  the most pages that a sequence of full length holds between steps
-    pages_per_step      the most further pages that a step writes, before the pages that it has read are freed
+    pages_per_step      the most pages that a step needs in addition, because it frees old pages only at its end
     """
 
     model_config = _FROZEN
@@ -195,10 +198,10 @@ class ResidentMemory(BaseModel):
 
     weights  all weights, each once
     states   the states with a row per running sequence, such as the last token
-    slot     one sequence's entry in all states that are kept per sequence, such as those of convolutions
+    slot     the state of one sequence in layers with a recurrent state, such as convolutions, added up
     groups   the groups of KV caches by name
     inputs   the inputs of the largest step
-    outputs  the outputs of the largest step: those of the previous step are held during a step
+    outputs  the outputs of the largest step, because the outputs of the previous step are kept during a step
     """
 
     model_config = _FROZEN
@@ -218,8 +221,9 @@ class ResidentMemory(BaseModel):
 class BucketPlan(BaseModel):
     """The instructions for the steps of one bucket class (range of step sizes), in order.
 
-    Those before index `ending` compute the model; the rest are the ending, for example sampling, and may run later.
-    `values` holds, by name, the values between instructions.
+    The instructions before index `ending` run the model and compute logits or hidden states. The others use these, for
+    example to sample tokens, and may run later. `values` maps names to the values that instructions pass on to later
+    ones.
     """
 
     model_config = _FROZEN
@@ -239,10 +243,11 @@ class BucketPlan(BaseModel):
 class Plan(BaseModel):
     """All that the executor needs to run one entry (program of a model): instructions, types and memory.
 
-    `ending` is the text of the entry's ending, such as "sample". `granule`: a step's tokens of a sequence must end at a
-    multiple of it, or at the sequence's end, because that many positions see each other. `dims` maps symbols such as
-    "T" to (least, most). `inputs`, `params` and `outputs` map names to types as text; in a bucket class, logits may
-    have a narrower dtype. `executables` holds compiled code by id, `libraries` kernel libraries by backend.
+    `ending` says as text how the outputs are used, such as "sample". `granule` is 1 for causal masks, else the number
+    of positions that see each other, such as 32 for blocks of 32. A step's tokens of a sequence must end at a multiple
+    of it, or at the sequence's end. `dims` maps symbols such as "T" to (least, most). `inputs`, `params` and `outputs`
+    map names to types as text; in a bucket class, logits may have a narrower dtype. `executables` maps ids to compiled
+    code, `libraries` maps backends to their kernel libraries.
     """
 
     model_config = _FROZEN
@@ -264,11 +269,11 @@ class Plan(BaseModel):
 
 
 class Plans(BaseModel):
-    """The plans that one rank runs: `plans` has one for every entry (program) of a model, by the entry's name.
+    """The plans that one rank runs: `plans` maps the name of each entry (program of a model) to its plan.
 
-    Entries share params and states of the same name, and executables and libraries of the same id. `round` lists the
-    entries that run in each step, in order, `main` first. Each takes its inputs from those of the step, and passes
-    values to the other entries in states.
+    Entries share params and states of the same name, and executables and libraries of the same id. `round` names the
+    entries that run in each step, in order, such as ("main", "draft"). Each entry takes its inputs from those of the
+    step. Entries pass values to each other in states.
     """
 
     model_config = _FROZEN
@@ -277,21 +282,24 @@ class Plans(BaseModel):
 
     @property
     def states(self) -> dict[str, State]:
-        """Return the states of all entries by name."""
+        """Return the states of all entries (programs of the model) by name."""
         return {name: state for plan in self.plans.values() for name, state in plan.states.items()}
 
     @property
     def executables(self) -> dict[str, Executable]:
-        """Return the executables of all entries, by id."""
+        """Return the executables of all entries (programs of the model) by id."""
         return {key: one for plan in self.plans.values() for key, one in plan.executables.items()}
 
     @property
     def libraries(self) -> dict[str, Executable]:
-        """Return the kernel libraries of all entries, by backend."""
+        """Return the kernel libraries of all entries (programs of the model) by backend."""
         return {name: one for plan in self.plans.values() for name, one in plan.libraries.items()}
 
     def all_executables(self) -> tuple[Executable, ...]:
-        """Return all compiled code of all entries: executables of regions and calls, and kernel libraries."""
+        """Return all compiled code of all entries (programs of the model).
+
+        This is the code of regions and calls, and the kernel libraries.
+        """
         return (*self.executables.values(), *self.libraries.values())
 
 
@@ -301,10 +309,10 @@ ALL = "all"
 
 
 class PlanFile(BaseModel):
-    """The contents of plan.json: the plans of every rank of a mesh. Ranks with equal plans share them.
+    """The contents of plan.json: the plans of every rank of a mesh.
 
-    `ranks` holds for each rank, in order of its index, a key of `positions`, which holds the plans. On one device, and
-    with tensor parallelism alone, all ranks have the key "all".
+    `ranks[i]` is the key in `positions` of the plans that rank i runs, so ranks with equal plans share them. On one
+    device, and with tensor parallelism alone, all ranks have the key "all".
     """
 
     model_config = _FROZEN

@@ -9,9 +9,9 @@ from typing import Any
 class Numerics(enum.Enum):
     """How much a pass may change the results of a program.
 
-    EXACT: they stay bitwise the same under the interpreter, but for the sign of a zero. ROUNDING: the error against a
-    float64 interpretation is at most 1.25 times that of the program before, plus the tolerance of the dtype. LOSSY:
-    they may change, as with quantization, and need a quality score.
+    EXACT: results under the interpreter stay bitwise the same, but for the sign of a zero. ROUNDING: the error against
+    a float64 interpretation is at most 1.25 times that of the program before, plus the tolerance of the dtype. LOSSY:
+    results may change, as with quantization, and need a quality score.
     """
 
     EXACT = "exact"
@@ -29,10 +29,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """One rewrite that a pass applied; `index` counts them from 0.
+    """One rewrite that a pass applied; `index` counts the rewrites of the pass from 0.
 
-    `anchor` is the name of the value at which it was applied, `origin` where that comes from in the model. `made` names
-    the values that it added and that exist at the end of the pass. Names are as in a program's text, without "%".
+    `anchor` is the name of the value that the pass matched. `origin` is where this value comes from in the model, such
+    as "layer 3, attention.py:176". `made` names the values that the rewrite added and that still exist after the pass.
+    Names are as in a program's text, without "%".
     """
 
     index: int
@@ -42,10 +43,10 @@ class Rewrite:
 
 
 class Snapshot:
-    """The text of a program, printed when it is first read, because some compiles never read it.
+    """The text of a program, printed only when `text` is first read: some compiles never read it.
 
-    The program must not change until then. The printer is an argument, because this module cannot import programs:
-    they import it.
+    The program must not change before that. `print_program` is an argument because this module cannot import the
+    printer, which imports this module.
     """
 
     def __init__(self, program: object, print_program: Callable[[Any], str]) -> None:
@@ -54,7 +55,7 @@ class Snapshot:
         self._text = ""
 
     def of(self, program: object) -> bool:
-        """Return whether this is a snapshot of the object `program` that is not printed yet."""
+        """Return whether this snapshot holds the object `program` itself and has not printed it yet."""
         return self._program is program
 
     @property
@@ -68,10 +69,10 @@ class Snapshot:
 class PassRecord:
     """The record of one run of one pass, on the program of the model's entry `entry`.
 
-    `bucket` names the bucket class (range of step sizes) of the program, if it has one. `stage` is the pipeline stage
-    that the pass leads to. `op_count_diff` maps ops to the change in their number of calls. `peak_bytes` is the most
-    resident memory of the process during the run; None if the system does not report it. No identity of an artifact
-    includes `seconds` and `peak_bytes`.
+    `bucket` names the program's bucket class (range of step sizes); None if it has none. `stage` is the pipeline stage
+    of the program after the pass. `op_count_diff` maps ops to the change in their number of calls. `peak_bytes` is the
+    most resident memory of the process during the run; None if the system does not report it. No key that identifies an
+    artifact depends on `seconds` and `peak_bytes`.
     """
 
     name: str
@@ -106,7 +107,8 @@ class PassRecord:
     def summary(self) -> dict[str, Any]:
         """Return the record as it is written to passes.json: without programs, time and memory.
 
-        Each rewrite is a list [anchor, origin, made].
+        Each rewrite is a list [anchor, origin, made]: the value that was rewritten, where it comes from in the model,
+        and the values that were added.
         """
         return {
             "name": self.name,

@@ -35,16 +35,18 @@ _AGAIN = "compile the model again, or copy the artifact again"
 
 
 def trace_name(entry: str, bucket: str | None) -> str:
-    """Return the display name of a program: its entry, unless that is main, and its bucket class if any.
+    """Return the display name of a program: its entry unless that is main, and its bucket class if it has one.
 
-    For example "draft@decode"; "" for main without a bucket class.
+    For example "draft@decode"; "" for main without a bucket class (range of step sizes).
     """
     return "@".join(part for part in ("" if entry == "main" else entry, bucket or "") if part)
 
 
 def run_name(pass_name: str, entry: str, bucket: str | None) -> str:
-    """Return the display name of a pass's run: `cse`, `choose-backends@decode`, `cse@draft`,
-    `make-plan@draft@decode`."""
+    """Return the display name of one run of a pass: the pass, the entry unless it is main, and the bucket class.
+
+    These are joined by "@": `cse`, `choose-backends@decode`, `cse@draft`, `make-plan@draft@decode`.
+    """
     return "@".join(filter(None, (pass_name, trace_name(entry, bucket))))
 
 
@@ -96,8 +98,8 @@ _RUNS = TypeAdapter(tuple[PassRun, ...])
 def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[PassRecord]) -> dict[str, str | list[Any]]:
     """Return the files of a trace by path: programs as text, and passes.json as a JSON value.
 
-    `level` "summary" writes passes.json alone, "none" nothing. `traced` maps each entry to its program from the
-    frontend, as text. `records` are the pass runs of all entries, in order.
+    `level` "summary" writes passes.json alone, "none" nothing. `traced` maps each entry (program of the model) to its
+    text before the first pass. `records` are the pass runs of all entries, in order.
     """
     if level == "none":
         return {}
@@ -124,9 +126,10 @@ def encode_trace(level: Level, traced: Mapping[str, str], records: Sequence[Pass
 
 
 def _added(files: dict[str, str | list[Any]], stem: str, text: str, base: tuple[str, str]) -> tuple[str, str]:
-    """Add a program to `files`, as text or, if that is smaller, as a delta from `base`. Return its file and text.
+    """Add a program's text to `files`, by path, and return (path, text).
 
-    `base` is the (file, text) of another program. `stem` is the path of the new file without its ending.
+    It is stored as a delta from the program `base`, given as (path, text), if that is shorter, else as text. `stem` is
+    the new path without its suffix, ".delta" or ".ir".
     """
     delta = encode_delta(text, base[1], base[0])
     file, written = (f"{stem}.delta", delta) if len(delta) < len(text) else (f"{stem}.ir", text)
@@ -160,7 +163,11 @@ class TraceEntry:
 
     @property
     def title(self) -> str:
-        """Return the pass with its bucket class, and its entry unless that is main: `choose-backends@decode`."""
+        """Return the name of the run for display, such as `cse` or `choose-backends@decode`.
+
+        It has the pass, the entry (program of the model) unless that is main, and the bucket class (range of step
+        sizes).
+        """
         return self.run.title
 
     @property
@@ -196,7 +203,10 @@ class TraceEntry:
 
     @property
     def op_count_diff(self) -> dict[str, int]:
-        """Return by how many calls of each op the pass changed the program; ops without a change are left out."""
+        """Return how the pass changed the number of calls of each op, as {"ingot.linear": -2}.
+
+        Ops without a change are left out.
+        """
         return self.run.op_count_diff
 
     @property
@@ -244,9 +254,10 @@ def _parsed(text: str) -> "Program":
 
 
 class Trace(Sequence[TraceEntry]):
-    """The runs of all passes of a compile, in order, by index or name: `trace[3]`, `trace["choose-backends@decode"]`.
+    """The runs of all passes of a compile, in order. An index is a number or a name: `trace[3]`, `trace["cse@NORMAL"]`.
 
-    If a pass ran in several stages, its name means the last run; `trace["cse@NORMAL"]` is the run of that stage.
+    A name is a pass, optionally with "@" and a bucket class, entry or stage: `trace["choose-backends@decode"]`. If a
+    pass ran in several stages, its name alone means the last run.
     """
 
     def __init__(self, entries: Iterable[TraceEntry], text: Callable[[str], str]) -> None:
@@ -263,7 +274,10 @@ class Trace(Sequence[TraceEntry]):
     @overload
     def __getitem__(self, key: slice) -> Sequence[TraceEntry]: ...
     def __getitem__(self, key: int | slice | str) -> TraceEntry | Sequence[TraceEntry]:
-        """Return runs by index, slice or name. Raises OptionError for an unknown or ambiguous name, and IndexError."""
+        """Return the run with the number or name `key`, or the runs of a slice.
+
+        Raises OptionError for an unknown or ambiguous name, and IndexError for a number out of range.
+        """
         if not isinstance(key, str):
             return self._entries[key]
         found = self.runs(key)
@@ -273,7 +287,7 @@ class Trace(Sequence[TraceEntry]):
         return found[-1]
 
     def runs(self, name: str) -> tuple[TraceEntry, ...]:
-        """Return every run of a pass: `name` is the pass, optionally with `@` and a bucket class, entry or stage.
+        """Return every run of a pass. `name` is the pass, optionally with "@" and a bucket class, entry or stage.
 
         Raises OptionError if there is none.
         """
@@ -294,7 +308,10 @@ class Trace(Sequence[TraceEntry]):
         return found
 
     def traced_text(self, entry: str = "main") -> str:
-        """Return an entry's program from the frontend, as text. Raises ArtifactError if the trace has no programs."""
+        """Return the text of an entry (program of the model) as the tracer made it, before the first pass.
+
+        Raises ArtifactError if the trace has no programs.
+        """
         if all(one.run.after is None for one in self):
             raise ArtifactError("the artifact's trace holds no programs", where=f"program {entry}", hint=HOW_TO_GET)
         return self._text(traced_file(entry))
@@ -303,8 +320,9 @@ class Trace(Sequence[TraceEntry]):
 def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Trace:
     """Return the trace of an artifact.
 
-    `rows` is the JSON value of passes.json, `timings` that of timings.json, None if that is lost. `read` returns a file
-    of the artifact as text. Raises ArtifactError if they are malformed; a damaged program raises it when it is read.
+    `rows` is the JSON value of passes.json, `timings` that of timings.json; None if that file is lost. `read` returns a
+    file of the artifact as text. Raises ArtifactError if `rows` or `timings` are malformed. A damaged program raises
+    ArtifactError only when it is read.
     """
     try:
         runs = _RUNS.validate_python(rows)
@@ -323,7 +341,10 @@ def read_trace(rows: object, timings: object, read: Callable[[str], str]) -> Tra
 
 
 def _costs(timings: object, runs: Sequence[PassRun]) -> list[tuple[float | None, int | None]]:
-    """Return (seconds, peak bytes of memory) of each run from the value of timings.json; Nones if that is lost."""
+    """Return (seconds, peak bytes of memory) of each run of `runs`, from the JSON value of timings.json.
+
+    (None, None) for each run if `timings` is None.
+    """
     if timings is None:
         return [(None, None)] * len(runs)
     try:
@@ -336,7 +357,7 @@ def _costs(timings: object, runs: Sequence[PassRun]) -> list[tuple[float | None,
 
 
 class _Texts:
-    """Reads the programs of a trace as text, by file, and decodes deltas.
+    """Reads the programs of a trace, each by its file, as text; a file may be a delta from another one.
 
     Caches the last program, because the next file is often a delta from it.
     """

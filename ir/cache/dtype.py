@@ -47,7 +47,7 @@ class CacheScales:
 
     @staticmethod
     def of(call: Mapping[str, Any]) -> "CacheScales":
-        """Return the scales in the arguments of an op call by name, `k_scale` and `v_scale`."""
+        """Return the scales `k_scale` and `v_scale` of an op call; `call` maps parameter names to arguments."""
         return CacheScales(call["k_scale"], call["v_scale"])
 
     def options(self) -> dict[str, float]:
@@ -56,14 +56,15 @@ class CacheScales:
 
 
 def is_narrow(dtype: "torch.dtype") -> bool:
-    """Return whether `dtype` is the eight-bit float of narrow KV caches, f8e4m3."""
+    """Return whether `dtype` is f8e4m3, the eight-bit float that a KV cache can have in place of the model's dtype."""
     return DTYPE_NAMES.get(dtype) == "f8e4m3"
 
 
 def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) -> None:
-    """Raise VerifyError unless the cache `kv` has the dtype of `keys` (keys or queries), or f8e4m3.
+    """Raise VerifyError unless the cache `kv` can store keys and values of the dtype of `keys`.
 
-    Scales other than 1.0 need f8e4m3.
+    The cache must have that dtype, or be f8e4m3 (eight-bit float). Scales other than 1.0 need an f8e4m3 cache. Queries
+    may be passed as `keys`.
     """
     if kv.dtype != keys.dtype and not is_narrow(kv.dtype):
         found = " for ".join(DTYPE_NAMES.get(one.dtype, str(one.dtype)) for one in (kv, keys))
@@ -73,9 +74,9 @@ def check_cache_dtype(kv: Typed, keys: Typed, k_scale: float, v_scale: float) ->
 
 
 def as_movable(x: "torch.Tensor") -> "torch.Tensor":
-    """Return a view of an eight-bit float tensor as u8, because torch cannot copy, fill and index all such floats.
+    """Return an eight-bit float tensor viewed as u8; other tensors are returned unchanged.
 
-    Other tensors are returned unchanged.
+    torch cannot copy, fill and index all eight-bit float dtypes.
     """
     import torch
 

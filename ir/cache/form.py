@@ -30,10 +30,10 @@ class Shaped(Protocol):
 
 @dataclass(frozen=True)
 class CacheForm:
-    """How a KV cache stores the key and the value of one head and position.
+    """How a KV cache stores keys and values: the elements of a key and of a value, per head and position.
 
-    `key_width` and `value_width` count their numbers. `shared`: the value is not stored, but is the first numbers of
-    its key, as in multi-head latent attention.
+    `key_width` and `value_width` are their numbers of elements. `shared`: only the key is stored, and its first
+    `value_width` elements are the value, as in multi-head latent attention.
     """
 
     key_width: int
@@ -52,10 +52,10 @@ class CacheForm:
 
     @staticmethod
     def given(q: Shaped, k: Shaped, v: Shaped | None, value_width: int | None) -> "CacheForm":
-        """Return the form of the cache that attention of q [T, H, D] over k [T, KV, D] and v [T, KV, V] needs.
+        """Return the form of the KV cache for attention of q [T, H, D] over k [T, KV, D] and v [T, KV, V].
 
-        v is None if values are the first `value_width` numbers of keys. Raises VerifyError if the arguments do not fit
-        together.
+        If v is None, values are the first `value_width` elements of the keys, as in multi-head latent attention. Raises
+        VerifyError if the arguments do not fit together.
         """
         if k.shape[2] != q.shape[2]:
             raise VerifyError(
@@ -70,9 +70,9 @@ class CacheForm:
 
     @staticmethod
     def of(k: Shaped, v: Shaped | None, value_width: int | None = None) -> "CacheForm":
-        """Return the form of a cache that stores k [T, KV, D] and v [T, KV, V].
+        """Return the form of a KV cache that stores k [T, KV, D] and v [T, KV, V].
 
-        If v is None, values are the first `value_width` numbers of the keys; a cache write may omit `value_width`.
+        If v is None, only keys are stored, and values are their first `value_width` elements; None means all elements.
         """
         if v is None:
             return CacheForm(k.shape[2], k.shape[2] if value_width is None else value_width, shared=True)
@@ -80,10 +80,10 @@ class CacheForm:
 
     @staticmethod
     def of_cache(shape: Sequence[Any], key_width: Any, value_width: int | None) -> "CacheForm":
-        """Return the form of a cache of this shape, which an attention op reads.
+        """Return the form of a KV cache with the given shape, from the arguments of an attention op that reads it.
 
-        `key_width` is the width of its q and k. `value_width` is that attribute of the op: None unless values are part
-        of the keys. Raises VerifyError if the shape fits no form.
+        `key_width` is the width of q, which is that of a key. `value_width` is the op's attribute of this name: None
+        unless values are the first elements of keys. Raises VerifyError if the shape fits no form.
         """
         if value_width is not None:
             form = CacheForm(key_width, value_width, shared=True)
@@ -98,7 +98,7 @@ class CacheForm:
     def check_equal(kv: Shaped, k: Shaped, v: Shaped) -> None:
         """Raise VerifyError unless k and v are equally wide and the cache `kv` has the shape for them.
 
-        The fused ops that write caches support no other form.
+        Fused ops that write the cache call this; they support only separate keys and values of equal width.
         """
         form = CacheForm.of(k, v)
         if not form.equal:
@@ -106,7 +106,7 @@ class CacheForm:
         form.check(kv.shape)
 
     def check(self, shape: Sequence[Any]) -> None:
-        """Raise VerifyError unless a cache of the shape `shape` has this form."""
+        """Raise VerifyError unless `shape` is the shape of a KV cache that stores keys and values in this form."""
         if len(shape) != 5 or (shape[1], shape[4]) != (self.parts, self.row):
             raise VerifyError(
                 f"a cache {list(shape)} for {self}", expected=str(list(self.shape("page", "kv_heads"))).replace("'", "")
@@ -119,7 +119,10 @@ class CacheForm:
 
     @property
     def equal(self) -> bool:
-        """Return whether keys and values are equally wide and stored apart, at index 0 and 1 of the second axis."""
+        """Return whether keys and values are equally wide and stored separately.
+
+        They are then at index 0 and 1 of the cache's second axis.
+        """
         return not self.shared and self.key_width == self.value_width
 
     @property
@@ -136,7 +139,10 @@ class CacheForm:
         return ("pages", self.parts, page, kv_heads, self.row)
 
     def value_offset(self, page: int, kv_heads: int) -> int:
-        """Return how many numbers after a key its value is stored, with `page` positions per page; 0 if shared."""
+        """Return the distance from a key to its value in the cache, in elements; 0 if the value is a part of the key.
+
+        A page has `page` positions and `kv_heads` heads.
+        """
         if self.equal:
             return page * kv_heads * self.key_width
         return 0 if self.shared else self.key_width

@@ -23,15 +23,18 @@ _TABLE, _SLOTS = "page_table", "slots"
 class CacheGroup:
     """A group of KV caches that keep the same tokens, and so share a pool of pages and a page table.
 
-    `lifetime` is the attention mask that decides which tokens are kept: a page that it hides from all later queries is
-    freed. `causal` keeps every token.
+    `lifetime` is the attention mask that decides which tokens are kept. With a window mask, a page is freed once no
+    later query can see its tokens. `causal` keeps every token.
     """
 
     lifetime: Mask = CAUSAL
 
     @staticmethod
     def named(name: str) -> "CacheGroup":
-        """Return the group of this name, such as "window_1024" or "full". Any other name means FULL too."""
+        """Return the cache group with this name, such as "window_1024" or "chunked_256".
+
+        Any other name, such as "full", means the group FULL, which keeps every token.
+        """
         try:
             return CacheGroup.of(Mask.named(name))
         except VerifyError:
@@ -39,12 +42,15 @@ class CacheGroup:
 
     @staticmethod
     def of(mask: Mask) -> "CacheGroup":
-        """Return the group of the caches that attention with this mask reads: FULL unless it is a window or chunks."""
+        """Return the group of the KV caches that attention with this mask reads.
+
+        It is FULL, which keeps every token, unless the mask is a window or chunks.
+        """
         return CacheGroup(mask) if mask.forgets else FULL
 
     @property
     def forgets(self) -> bool:
-        """Return whether the group frees pages of a sequence that still runs, as for window attention."""
+        """Return whether pages are freed while their sequence still runs: for window and chunked attention."""
         return self.lifetime.forgets
 
     @property
@@ -58,29 +64,35 @@ class CacheGroup:
 
     @property
     def slots(self) -> str:
-        """Return the name of the step input that holds the cache slot of each token in the group."""
+        """Return the name of the step input with the cache slots (page * page size + offset) of the step's tokens.
+
+        Each cache group has an input of its own.
+        """
         return f"{_SLOTS}_{self.name}" if self.forgets else _SLOTS
 
     @property
     def reserved(self) -> int:
         """Return how many pages at the start of the group's pool are never allocated: 1 if it frees pages, else 0.
 
-        Page 0 then stands for freed pages in page tables.
+        Page tables of such a group contain page 0 in place of a freed page.
         """
         return int(self.forgets)
 
     def held(self, pages: Iterable[int]) -> list[int]:
-        """Return the page numbers of a sequence without those that stand for pages it has freed."""
+        """Return the page numbers in `pages`, the list of a sequence, without those of freed pages.
+
+        A group that frees pages has page 0 in place of each of them.
+        """
         return [page for page in pages if page >= self.reserved]
 
     def first_page(self, position: int, page_size: int) -> int:
-        """Return the index, in a sequence's list of pages, of the first one that queries from `position` on read."""
+        """Return the index, in a sequence's list of pages, of the first page that queries from `position` on read."""
         return max(0, self.lifetime.first(position)) // page_size
 
     def pages_between_steps(self, num_tokens: int, page_size: int) -> int:
-        """Return the most pages that a sequence of `num_tokens` tokens holds between steps and during decode.
+        """Return the most pages that a sequence of `num_tokens` tokens holds between steps and in decode steps.
 
-        A step with several of its tokens, such as a prompt chunk, needs more.
+        A window group frees earlier pages. During a step with a prompt chunk a sequence holds more.
         """
         pages = -(-num_tokens // page_size)
         if not self.forgets:
@@ -92,10 +104,11 @@ class CacheGroup:
         return min(pages, -(-(latest + size) // page_size))
 
     def pages_read_at_once(self, num_tokens: int, page_size: int) -> int:
-        """Return the most pages that a prompt chunk of `num_tokens` tokens fills and that only its own step reads.
+        """Return the most pages that a step fills and no later step reads, for a prompt chunk of `num_tokens` tokens.
 
-        Later readers are later steps, and sequences that resume from the last page boundary before the chunk's end.
-        Several chunks have no more such pages than one chunk of all their tokens.
+        Example: after a chunk of 4096 tokens, a window of 1024 needs only the last pages. Pages that a sequence needs
+        to resume from the chunk's last page boundary do not count. For several chunks in one step, pass the sum of
+        their tokens: this bounds the sum of their pages.
         """
         if not self.forgets:
             return 0
@@ -107,7 +120,7 @@ FULL = CacheGroup()
 
 
 def ordered(groups: Iterable[CacheGroup]) -> list[CacheGroup]:
-    """Return the groups in a fixed order, each once: FULL first, then by the number of tokens that they keep."""
+    """Return the cache groups without duplicates: FULL, which keeps all tokens, then by the number of tokens kept."""
     return sorted(set(groups), key=lambda group: (group.forgets, group.lifetime.size, group.name))
 
 
@@ -125,6 +138,9 @@ def group_of_input(name: str) -> CacheGroup | None:
 
 
 def table_groups(inputs: Iterable[str]) -> list[CacheGroup]:
-    """Return the cache groups that have a page table among the step inputs with these names, FULL first."""
+    """Return the cache groups that have a page table among the step inputs with these names.
+
+    The group FULL, which keeps every token, comes first.
+    """
     found = [group for name in inputs if (group := group_of_input(name)) is not None and name == group.page_table]
     return ordered(found)

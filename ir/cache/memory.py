@@ -21,9 +21,9 @@ class MemoryNeed:
     activations  peak allocation of a step with its inputs, and the outputs of the last step of each entry
     states       the states with a row per running sequence, such as the last token
     groups       the groups of KV caches by name, with the bytes of their pages
-    slot         one sequence's entry in all states that are kept per sequence, such as those of convolutions
-    sequences    the most sequences that run at once
-    scratch      the scratch pages of groups with a window, by name: pages for keys and values that one step reads
+    slot         the recurrent states of one sequence, such as those of convolutions, added up
+    sequences    the most sequences that run at once (not bytes)
+    scratch      by cache group, the pages for keys and values that only the step that writes them reads
     granularity  the device maps memory into address ranges in multiples of this many bytes
     """
 
@@ -38,12 +38,12 @@ class MemoryNeed:
 
     @staticmethod
     def of(plans: Plans, granularity: int | None = 1) -> "MemoryNeed":
-        """Return the memory that serving the plans of all entries needs.
+        """Return the memory that serving a model needs, from the plans of all its entries (programs).
 
-        Entries run one after the other, so the largest allocation of a step counts. The outputs of a step may be held
-        while other entries run, so the outputs of all entries count. Each plan counts the weights of all entries, and
-        its own states; states of the same name are one. The device maps memory in multiples of `granularity` bytes.
-        None: it cannot map memory into several caches, so no group has scratch pages.
+        Entries run one after the other, so the largest allocation of a step counts. The outputs of all entries count,
+        because they may be held while other entries run. Weights and states that entries share count once.
+        `granularity`: the device maps memory in multiples of this many bytes. None: it cannot map the same memory into
+        several caches, so no cache group has scratch pages.
         """
         memories = [plan.memory for plan in plans.plans.values()]
         states, slot, groups = memories[0].states, memories[0].slot, memories[0].groups
@@ -67,15 +67,18 @@ class MemoryNeed:
 
     @property
     def fixed(self) -> int:
-        """Return the bytes that serving needs without any page of a KV cache.
+        """Return the bytes that serving needs in addition to the pages of KV caches.
 
-        These are weights, activations, states, one slot per running sequence, and scratch pages.
+        These are weights, activations, states with a row or slot per running sequence, and scratch pages.
         """
         return self.weights + self.activations + self.states + self.sequences * self.slot + self.scratch_bytes
 
     @property
     def scratch_bytes(self) -> int:
-        """Return the bytes of the scratch pages of all groups."""
+        """Return the bytes of the scratch pages of all cache groups.
+
+        These pages hold keys and values that only the step that writes them reads.
+        """
         return sum(one.bytes(self.granularity) for one in self.scratch.values())
 
     @property
@@ -92,32 +95,32 @@ class MemoryNeed:
         return sum(self.least(name) * group.page for name, group in self.groups.items())
 
     def least(self, name: str) -> int:
-        """Return the fewest pages with which the cache group `name` can serve one sequence of full length."""
+        """Return the fewest pages of the cache group `name` that suffice to serve one sequence of full length."""
         return self.groups[name].pages_per_sequence + CacheGroup.named(name).reserved
 
     def most(self, name: str, sequences: int) -> int:
-        """Return the most pages that so many running sequences can use in the cache group `name`."""
+        """Return the most pages that `sequences` running sequences can use in the cache group `name`."""
         own = sequences * self.groups[name].pages_per_sequence
         # With scratch pages, a long prompt chunk needs this many at once, and the step in flight may read as many.
         steps = 2 if self.has_scratch(name) else 1
         return own + steps * self.extra_in_step(name) + CacheGroup.named(name).reserved
 
     def extra_in_step(self, name: str) -> int:
-        """Return the most pages that a step needs in the cache group `name` on top of those held between steps.
+        """Return how many pages a step can need in the cache group `name` in addition to the pages held between steps.
 
-        If the group has scratch pages, only the pages count that a prompt chunk leaves to later steps.
+        With scratch pages, only pages count that later steps read too; the others are scratch pages.
         """
         group = self.groups[name]
         return min(group.pages_per_step, group.pages_per_sequence) if self.has_scratch(name) else group.pages_per_step
 
     def has_scratch(self, name: str) -> bool:
-        """Return whether the cache group `name` has scratch pages, which all its caches share during a step."""
+        """Return whether the cache group `name` has scratch pages, for keys and values that only one step reads."""
         return name in self.scratch and self.scratch[name].pages > 0
 
     def pages_within(self, memory: int) -> int:
-        """Return how many pages every cache group can have if serving may use `memory` bytes in all.
+        """Return how many pages each cache group can have if serving may use `memory` bytes in total.
 
-        Negative if the rest (weights, activations, states) does not fit.
+        Negative if the other memory (weights, activations, states) alone exceeds `memory`.
         """
         return (memory - self.fixed) // self.page
 
@@ -131,10 +134,10 @@ class PlannedState(NamedTuple):
 
 
 def state_memory(states: Mapping[str, PlannedState]) -> tuple[int, int, dict[str, GroupMemory]]:
-    """Return the memory of `states`, by name, as a tuple of three.
+    """Return (bytes of row states, bytes of a slot, cache groups by name) of `states`, given by name.
 
-    First the bytes of states with a row per running sequence. Then the bytes of one slot, one sequence's entry in all
-    states that are kept per sequence. Then the groups of KV caches by name, with the bytes and numbers of their pages.
+    Row states have a row per running sequence, such as the last token. A slot holds the recurrent states of one
+    sequence, such as those of convolutions. The cache groups come with the bytes and numbers of their pages.
     """
     kept = slot = 0
     pages: dict[str, int] = {}
@@ -168,7 +171,7 @@ def _page_size(cache: "TensorType") -> int:
 
 
 def planned_states(plans: Iterable[Plan]) -> dict[str, PlannedState]:
-    """Return the states of these plans by name; states of the same name in several plans are one."""
+    """Return the states of all `plans` by name. States of the same name in several plans are the same state."""
     from ingot.ir.parse import parse_type  # here, so that `--help` does not import torch
 
     return {

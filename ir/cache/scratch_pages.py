@@ -17,10 +17,10 @@ from ingot.ir.cache.groups import CacheGroup
 class Scratch:
     """The scratch pages of a group of KV caches: pages for keys and values that only the step that writes them reads.
 
-    pages     the number that the largest step needs; 0 if the group has none
+    pages     the number of scratch pages that the largest step needs; 0 if the group has none
     page      bytes of a page in one cache
-    caches    the number of caches that share the memory of these pages
-    why_none  the reason if the group has none, else ""
+    caches    the number of caches in the group; the scratch pages of all of them are the same memory
+    why_none  why the group has no scratch pages; "" if it has some
     """
 
     pages: int = 0
@@ -29,10 +29,10 @@ class Scratch:
     why_none: str = ""
 
     def bytes(self, granularity: int) -> int:
-        """Return the most bytes that scratch pages cost the group in addition to its pool, 0 without scratch pages.
+        """Return the most bytes that the group's scratch pages cost; 0 without scratch pages.
 
-        That is one cache's scratch pages, and what is lost because memory is mapped in multiples of `granularity`
-        bytes.
+        The cost is the scratch pages of one cache, because all caches share them, and the loss by rounding to multiples
+        of `granularity` bytes, in which the device maps memory.
         """
         if not self.pages:
             return 0
@@ -44,7 +44,7 @@ def scratch_of(plans: Plans, *, on_device: bool = True) -> dict[str, Scratch]:
     """Return the scratch pages of each cache group with a window or chunks, by the name of the group.
 
     Scratch pages hold keys and values that only the step that writes them reads, so all caches of a group share their
-    memory. `on_device` False: the device cannot share memory between caches, so no group has any.
+    memory. If `on_device` is False, the device cannot share memory between caches, and every group gets 0 pages.
     """
     found: dict[str, list[tuple[Plan, str, str]]] = {}
     for plan in plans.plans.values():
@@ -78,10 +78,10 @@ def _scratch(group: CacheGroup, caches: list[tuple[Plan, str, str]], plans: Plan
 
 
 def _resumed(bucket: BucketPlan, caches: set[str]) -> str | None:
-    """Return the name of a cache that a bucket's instructions use again after another one of `caches`.
+    """Return the name of a cache that keeps a bucket class from using scratch pages; None if there is none.
 
-    None if they finish with each cache before they use the next. Only then can the caches share scratch pages. A cache
-    that one instruction uses together with another counts as well.
+    Caches can share scratch pages only if the instructions finish with each of `caches` before they use the next. The
+    returned cache is used again after another one, or by one instruction together with another one.
     """
     at: str | None = None
     done: set[str] = set()
@@ -98,7 +98,7 @@ def _resumed(bucket: BucketPlan, caches: set[str]) -> str | None:
 
 
 def _storages(instruction: Instruction, bucket: BucketPlan) -> Iterator[str]:
-    """Yield the states and values whose memory an instruction uses, by name; a view counts as what it is a view of."""
+    """Yield the names of the states and values whose memory an instruction uses. A view yields what it is a view of."""
     for argument in (*instruction.args, *instruction.kwargs.values()):
         if isinstance(argument, Ref):
             value = bucket.values.get(argument.ref)

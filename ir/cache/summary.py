@@ -25,16 +25,16 @@ _AXES = 5  # pages, parts, tokens of a page, heads, row: ingot.ir.cache.form
 class GroupSummary:
     """A group of KV caches (with the same lifetime and page numbers), for display.
 
-    keeps          the tokens that it keeps for a sequence, in words
+    keeps          which tokens of a sequence it keeps, in words such as "the last 1024 tokens"
     page_bytes     bytes of a page in all caches of the group
-    page_tokens    tokens of a page; 0 if the caches do not show it
+    page_tokens    tokens of a page; 0 if unknown
     between_steps  the most pages that a sequence of full length holds between steps
-    in_step        the most pages that it holds during a step with as many of its tokens as a step can have
-    scratch_pages  further pages that such a step uses, one memory for all caches
-    scratch_bytes  bytes of the scratch pages
+    in_step        the most pages that it holds during a step, if all tokens of the step are from this sequence
+    scratch_pages  further pages that such a step uses for keys and values that only this step reads
+    scratch_bytes  bytes of the scratch pages, which all caches of the group share
     why_none       why a group that frees pages has no scratch pages
     reserved       pages of the pool that no sequence holds
-    layers         the layers of its keys and values, in words
+    layers         the layers of its keys and values, such as "0, 2–5"
     forms          what the caches store per token, in words
     """
 
@@ -56,8 +56,8 @@ class GroupSummary:
 class CacheSummary:
     """The KV caches of an artifact, for display: their groups, and the most tokens of a step.
 
-    `together` says by entry, in words, how many tokens of a sequence see each other. It lacks entries with causal
-    masks, in which no token sees later ones.
+    `together` maps an entry (program of the model) to a sentence that says how many tokens of a sequence see each
+    other. Entries with causal masks are left out.
     """
 
     groups: tuple[GroupSummary, ...]
@@ -133,7 +133,10 @@ def _layers(names: list[str]) -> str:
 
 
 def _form(name: str, type_text: str, plans: Plans) -> str:
-    """Return what a cache stores per token, in words; its type if neither the type nor its readers show that."""
+    """Return in words what a cache stores per token, such as its heads, widths and dtype.
+
+    Returns `type_text`, the cache's type, if the plans do not show the widths of keys and values.
+    """
     shape = shape_text(type_text)
     if len(shape) != _AXES or not all(size.isdecimal() for size in shape[1:]):
         return type_text
@@ -153,7 +156,7 @@ def _form(name: str, type_text: str, plans: Plans) -> str:
 def _key_width(name: str, plans: Plans) -> tuple[int, int | None] | None:
     """Return (width of q, attribute `value_width`) of an attention call that reads the cache `name`.
 
-    None if no call does, or the width is no number.
+    None if no call reads it, or if the width is a symbol.
     """
     for bucket, instruction in _readers(name, plans):
         q = instruction.args[0]

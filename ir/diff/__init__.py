@@ -23,9 +23,10 @@ __all__ = ["ABSENT", "Difference", "ProgramDiff", "diff_programs"]
 
 
 def diff_programs(before: Program, after: Program) -> ProgramDiff:
-    """Return the differences between two programs in what they compute; falsy if there are none.
+    """Return the differences between two programs in what they compute.
 
-    Raises VerifyError for a region whose calls do not fit its body.
+    The result is false in a condition if there are no differences: `if not diff_programs(a, b)`. Raises VerifyError for
+    a region whose calls do not fit its body.
     """
     one, other, ids = flatten(before), flatten(after), Ids()
     identify(one, ids)
@@ -46,7 +47,10 @@ def diff_programs(before: Program, after: Program) -> ProgramDiff:
 
 
 def _joined(found: Iterable[Difference]) -> tuple[Difference, ...]:
-    """Merge equal differences in a region that several layers call into one difference that lists the layers."""
+    """Merge differences in regions: layers that share a region all report its differences.
+
+    Differences that are equal but for the layer become one difference with all these layers.
+    """
     kept: dict[Hashable, Difference] = {}
     for number, one in enumerate(found):
         key = replace(one, layers=(), origin="") if one.region else number

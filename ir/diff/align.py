@@ -14,9 +14,10 @@ Key = Callable[[Item], Hashable | None]
 
 @dataclass
 class Pairs:
-    """Pairs of items (placeholders and calls) of two programs that a diff regards as the same.
+    """The result of aligning two programs for a diff: pairs of items (placeholders and calls), one of each program.
 
-    `after` maps items of the first program to those of the second, `before` the reverse.
+    The diff compares the two items of a pair. `after` maps items of the first program to those of the second, `before`
+    the reverse.
     """
 
     after: dict[Item, Item] = field(default_factory=dict)
@@ -27,9 +28,10 @@ class Pairs:
 
 
 def align(one: Flat, other: Flat) -> Pairs:
-    """Return pairs of items (placeholders and calls) of two flattened programs that correspond to each other.
+    """Return pairs of items (placeholders and calls) of two programs that correspond to each other.
 
-    Takes time and memory nearly linear in the size of the programs.
+    In both programs the calls of region bodies replace the region calls. Takes time and memory nearly linear in the
+    size of the programs.
     """
     pairs = Pairs()
     for key in _SURE:
@@ -47,12 +49,16 @@ def align(one: Flat, other: Flat) -> Pairs:
 
 
 def _interface(item: Item) -> Hashable | None:
-    """Return a key by which inputs and states of two programs are paired, from kind and name; None for other items."""
+    """Return a key that pairs the inputs and states of two programs: (kind, name); None for other items."""
     return (item.op, item.name) if item.op in ("input", "state") else None
 
 
 def _looks(item: Item) -> Hashable:
-    """Return an item's op, type, placement, backend and region, which tell apart items that compute the same."""
+    """Return an item's op, type, placement, backend and region.
+
+    An item is a placeholder or call. If several items of a program compute the same value, a diff pairs those with the
+    same key.
+    """
     group = item.group.signature if item.group else -1
     return item.op, item.type, item.placement, item.backend, group
 
@@ -70,9 +76,9 @@ def _unless_interface(key: Key) -> Key:
 
 
 def _by_place(item: Item) -> Hashable | None:
-    """Return a key by which to pair items: the op and layer of a call, or the checkpoint tensors of a param.
+    """Return a key by which to pair items that changed much; None for items other than calls and params.
 
-    None for other items.
+    The key of a call is its op and layer, that of a param its checkpoint tensors.
     """
     if item.recipe is not None:
         return item.op, item.recipe.sources() or str(item.recipe), item.recipe.output
@@ -100,9 +106,10 @@ _SURE: tuple[Key, ...] = (
 
 
 def _by_neighbours(pairs: Pairs) -> Key:
-    """Return a function that maps an item to a key of its arguments and readers, whatever its op.
+    """Return a function that maps an item (placeholder or call) to a key, by which a diff pairs items whose ops differ.
 
-    The key of an item is None unless all its arguments and readers are in `pairs`.
+    The key consists of the values that the item reads and the calls that read the item. It is None unless all of these
+    are paired in `pairs`.
     """
 
     def key(item: Item) -> Hashable | None:
@@ -118,16 +125,19 @@ def _by_neighbours(pairs: Pairs) -> Key:
 
 
 def _known(pairs: Pairs, item: Item) -> Item | None:
-    """Return the item of the second program that stands for `item`: its partner, or `item` itself if it is of the
-    second program. None if it is not paired."""
+    """Return the item of the second program that corresponds to `item` by `pairs`; None if `item` is not paired.
+
+    If `item` is of the second program itself, it is returned.
+    """
     return pairs.after.get(item) or (item if item in pairs.before else None)
 
 
 def _pair_by(key: Key, one: Flat, other: Flat, pairs: Pairs, *, equally_many: bool = False) -> list[tuple[Item, Item]]:
-    """Pair the unpaired items of two programs that have equal keys, in order, and return the new pairs.
+    """Pair items (placeholders and calls) of two programs that have equal keys, and return the new pairs.
 
-    `key` returns an item's key; items with None are skipped. `equally_many`: skip keys that the two programs have
-    different numbers of.
+    `pairs` gets them too. Items that are paired already are skipped, and items for which `key` returns None. Several
+    items with one key are paired in order. `equally_many`: skip a key that has more items in one program than in the
+    other.
     """
     left = _grouped((item for item in one.items if item not in pairs.after), key)
     right = _grouped((item for item in other.items if item not in pairs.before), key)
@@ -150,10 +160,11 @@ def _grouped(items: Iterable[Item], key: Key) -> dict[Hashable, list[Item]]:
 
 
 def _spread(pairs: Pairs, queue: list[tuple[Item, Item]], *, alone: bool) -> None:
-    """Starting from the pairs in `queue`, pair their neighbours, then the neighbours of these, and so on.
+    """Pair the neighbours of the pairs in `queue`, then the neighbours of the new pairs, and so on.
 
-    Neighbours are the values that both items read as the same argument, and their readers with equal op and otherwise
-    paired arguments. `alone`: pair readers only if each item has a single one of that kind.
+    Two kinds of neighbours are paired: the values that both items of a pair read as the same argument, and calls that
+    read them. These calls must have the same op, and their other arguments must be paired with each other. `alone`:
+    pair such calls only if each item has exactly one.
     """
     while queue:
         one, other = queue.pop()
@@ -179,9 +190,10 @@ def _free(one: Item, other: Item, pairs: Pairs) -> bool:
 
 
 def _readers(item: Item, taken: dict[Item, Item], pairs: Pairs) -> dict[Hashable, list[Item]]:
-    """Return the unpaired readers of an item, grouped by a key: their op, the argument, and their paired arguments.
+    """Return the unpaired calls that read an item, grouped by a key; calls with equal keys may be paired.
 
-    `taken` maps paired items of the same program.
+    The key holds the call's op, the argument in which it reads the item, and the partners of all its arguments. `taken`
+    maps the paired items of the item's program to their partners.
     """
     readers: dict[Hashable, list[Item]] = {}
     for user, slot, index in item.users:

@@ -22,7 +22,10 @@ Differ = Callable[[ItemResult | None, ItemResult | None], bool]
 
 
 class Comparison:
-    """Compares two flattened programs, `one` and `other`, whose items are paired."""
+    """Compares the paired items (placeholders and calls) of two programs, `one` and `other`.
+
+    In both programs the calls of each region's body replace the region call.
+    """
 
     def __init__(self, one: Flat, other: Flat, pairs: Pairs) -> None:
         self.one, self.other, self.pairs = one, other, pairs
@@ -82,9 +85,10 @@ class Comparison:
                 yield _change(item, twin, field, old, new)
 
     def _rewired(self, item: Item, twin: Item, reported: list[Difference]) -> list[Difference]:
-        """Return the arguments in which a pair of calls differs and that `reported` does not name.
+        """Return the arguments in which a pair of calls differs, if `reported` has another difference of this pair.
 
-        Empty if nothing else of the pair is reported: an argument that only follows from an insertion is no difference.
+        Arguments that `reported` names are left out. Empty if `reported` is empty: a call that only reads an inserted
+        value has not changed itself.
         """
         slots = {one.field for one in reported}
         others = self._arguments(item, twin, self._is_other) if reported else ()
@@ -105,7 +109,10 @@ class Comparison:
                 yield _change(item, twin, slot, *_distinct_names(texts, before, after))
 
     def _is_other(self, before: ItemResult | None, after: ItemResult | None) -> bool:
-        """Return whether two arguments are different values, even if added or removed items already show that."""
+        """Return whether two arguments are different values.
+
+        True also if the diff lists the cause elsewhere, as an added or removed item.
+        """
         if before is None or after is None:
             return before is not after
         (source, index), (twin, place) = before, after
@@ -114,7 +121,10 @@ class Comparison:
         return index != place or (image is not twin and twin.full not in known)
 
     def _moved(self, before: ItemResult | None, after: ItemResult | None) -> bool:
-        """Return whether two arguments are different values, and no added or removed items between them show that."""
+        """Return whether two arguments are different values for a reason that the diff does not list elsewhere.
+
+        False if only added or removed items between the two values make the difference.
+        """
         if before is None or after is None:
             return before is not after
         (source, index), (twin, place) = before, after
@@ -128,9 +138,9 @@ class Comparison:
         return original is not None and not _reaches(source, original, self.pairs.after)
 
     def _transposed_params(self) -> set[Item]:
-        """Return the params of either program that are only read through a transpose.
+        """Return the params, of either program, that one program stores transposed and reads through a transpose.
 
-        The diff reports them as a changed layout, not as added or removed.
+        The diff lists such a param as a changed layout, not as added or removed.
         """
         found = set()
         for item, twin in self.pairs.after.items():
@@ -143,9 +153,9 @@ class Comparison:
 
 
 def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
-    """Return whether `item` is computed from `target`, with only unpaired items, which were inserted, in between.
+    """Return whether the value of `item` is computed from that of `target` through inserted items only.
 
-    `paired` holds the paired items.
+    Inserted items are those without a partner in the other program. `paired` maps the other items to their partners.
     """
     queue, seen = [item], {item}
     while queue:
@@ -159,17 +169,20 @@ def _reaches(item: Item, target: Item, paired: dict[Item, Item]) -> bool:
 
 
 def _distinct_names(texts: tuple[str, str], before: ItemResult | None, after: ItemResult | None) -> tuple[str, str]:
-    """Return `texts`, the names of two values; if these are equal, each with the name of its node inside a region."""
+    """Return two different names for two values that differ.
+
+    `texts` are their names. If these are equal, each gets the name of its node in a region added, in brackets.
+    """
     if texts[0] != texts[1] or before is None or after is None:
         return texts
     return f"{texts[0]} (%{before[0].name})", f"{texts[1]} (%{after[0].name})"
 
 
 def _declared(item: Item, twin: Item) -> Iterator[tuple[str, str, str, Follows]]:
-    """Yield each declared property of two paired items as (field, old, new, follows).
+    """Yield the properties that two paired items declare, such as type and backend: (field, old, new, follows).
 
-    `follows` is a test whether an item's arguments imply the property, so that a difference need not be listed; None if
-    they never do.
+    `follows` is a function that returns whether an item's arguments imply the property. If they do in both programs, a
+    difference is only a consequence, and is not listed. None: the arguments never imply it.
     """
     if item.recipe is not None and twin.recipe is not None and str(item.recipe) != str(twin.recipe):
         yield (*recipe_change(item.recipe, twin.recipe), None)
@@ -199,8 +212,10 @@ def _placement_follows(item: Item) -> bool:
 
 
 def _alias_texts(item: Item) -> dict[int, set[str]]:
-    """Return, by the index of an item's result, the declared types and placements of nodes that are only other names
-    for it: getitems and region calls."""
+    """Return the types and placements that other names of an item's results declare, by the result's index.
+
+    Such names are getitem nodes, and calls of regions that return the result.
+    """
     found: dict[int, set[str]] = {}
     for index, node, _ in item.aliases:
         words = [str(node.meta["type"]), placement_text(node.meta.get("placement", ()))]
@@ -215,7 +230,11 @@ def _aliases_follow(item: Item) -> bool:
 
 
 def recipe_change(old: Recipe, new: Recipe) -> tuple[str, str, str]:
-    """Return the innermost step that holds all differences of two weight recipes, as (field, old text, new text)."""
+    """Return how two weight recipes differ, as (field, old text, new text).
+
+    The texts show the smallest part of each recipe that holds all differences: one attribute, or a step with its
+    inputs.
+    """
     if old.step == new.step and old.output == new.output and len(old.inputs) == len(new.inputs):
         apart = [pair for pair in zip(old.inputs, new.inputs, strict=True) if str(pair[0]) != str(pair[1])]
         before, after = ({name: json.dumps(value) for name, value in one.attrs} for one in (old, new))
@@ -232,7 +251,10 @@ def _change(item: Item, twin: Item, field: str, old: str, new: str) -> Differenc
 
 
 def _layout_change(item: Item, twin: Item) -> Difference:
-    """Return the difference of a weight that one program stores column-major and reads through a transpose."""
+    """Return the difference for a weight that one program stores row-major, and the other column-major.
+
+    The other program reads it through a transpose.
+    """
     old, new = (f"{one.type} turned" if one.is_call else f"{one.type} as stored" for one in (item, twin))
     before, after = (one.args["x"][0].name if one.is_call else one.name for one in (item, twin))
     return Difference("param", before, after, "layout", old, new, **_place(item if twin.is_call else twin))
@@ -257,7 +279,7 @@ def _origin(item: Item) -> str:
 
 
 def _line(item: Item) -> str:
-    """Return the line of a placeholder or call in its program's text, without its origin."""
+    """Return the line of a placeholder or call in its program's text, without its origin in the model."""
     if not item.is_call:
         return print_placeholder(item.node, item.program)
     return print_call(item.node).removesuffix(f"  # {_origin(item)}")

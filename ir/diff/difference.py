@@ -10,11 +10,11 @@ ABSENT = "–"
 class Difference:
     """One difference between two programs: a value that was changed, removed or added.
 
-    `what` is its op by printed name, or "input", "param", "state", "output", "region" or "program". `before` and
-    `after` are its names in the two programs, "" where it is absent. For a change, `field` names what changed from
-    `old` to `new`; for a removed or added value, `old` or `new` holds its whole line of text. `layers` is empty outside
-    the model's layers, and has several for a call in a region that several layers use. `region` is the name of that
-    region.
+    `what` is the value's op by printed name, or "input", "param", "state", "output", "region" or "program". `before`
+    and `after` are the value's names in the two programs, "" if it is absent there. For a change, `field` names what
+    changed from `old` to `new`. For a removed or added value, `old` or `new` holds its line of text. `layers` holds the
+    model's layers in which it occurs: several for a call in a region that several layers use, none outside layers.
+    `region` names the region that contains it; "" if none.
     """
 
     what: str
@@ -35,9 +35,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class ProgramDiff:
-    """All differences between two programs; falsy if there are none. `str` makes one line of each.
+    """All differences between two programs; `str` prints a line for each.
 
-    `header` holds the differences of the programs as a whole: stage, bucket class, mesh and dims.
+    In a condition (`if diff:`) the diff is true if there are differences, and false if the programs are equal. `header`
+    holds the differences of the programs as a whole: stage, bucket class (range of step sizes), mesh and bounds of
+    symbols.
     """
 
     changed: tuple[Difference, ...] = ()
@@ -54,7 +56,10 @@ class ProgramDiff:
         return "\n".join(diff_lines(self))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON value: "equal", and lists of differences as "header", "changed", "added" and "removed"."""
+        """Return a JSON value with "equal" (true or false) and lists of differences.
+
+        The lists are "header", "changed", "added" and "removed".
+        """
         parts = {"header": self.header, "changed": self.changed, "added": self.added, "removed": self.removed}
         return {
             "equal": not self,

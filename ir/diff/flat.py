@@ -31,17 +31,19 @@ class Item:
 
     name     its name in the program's text
     op       the op's printed name, or "input", "param" or "state"
-    node     its node; `program`: the program or region body that holds the node
+    node     its node in the graph
+    program  the program, or the body of a region, that holds the node
     attrs    the call's constants, by parameter, as text
     args     the values that the call reads, by parameter: (item, index of its result, WHOLE for its only one)
-    reads    the names of these values in the text, by parameter
+    reads    the names of these values in the program's text, by parameter
     group    the region call that the call is in, if any
     recipe   the recipe of a param
     layer    the layer of a call; None outside layers
-    users    its readers: (item, parameter, index of the result that it reads)
+    users    the calls that read it: (item, parameter, index of the result that is read)
     outputs  the outputs of the program that return it: (name, index of the result)
     aliases  getitems and region calls that are other names for a result: (index of the result, node, its program)
-    value, usage, coarse, full: numbers that are equal for equal items, set by `identify`
+    value, usage, coarse, full
+             numbers that are the same for equal items, set by `identify`
     """
 
     name: str
@@ -84,7 +86,7 @@ class Item:
 
     @property
     def backend(self) -> str:
-        """Return the backend that computes the item: the one that its node names, or that of its region; else ""."""
+        """Return the backend of the item's node, else that of the region that contains the item, else ""."""
         return self.own_backend or (self.group.backend if self.group is not None else "")
 
     @property
@@ -93,9 +95,9 @@ class Item:
 
     @property
     def turned(self) -> Recipe | None:
-        """Return the recipe of the row-major weight if this item is a transpose of a weight stored column-major.
+        """Return the recipe of a weight in row-major order, if this item is the transpose of a column-major weight.
 
-        None for any other item.
+        A diff uses it to see that both layouts are the same weight. None for any other item.
         """
         if not self.is_call or self.node.target is not TRANSPOSE or len(self.args) != 1:
             return None
@@ -120,12 +122,12 @@ ItemResult = tuple[Item, int]
 
 @dataclass(eq=False)
 class Group:
-    """One call of a region, as a diff compares it.
+    """One call of a region (calls that are compiled together), as a diff compares it.
 
-    `backend` compiles the region, `call_backend` is the one that the call's node names. `surplus` counts the inputs of
-    the body that are unused or passed twice. `unfit` says how the call's declared type differs from what the body
-    returns; "" if it does not. `members` are the items of the body's calls, `results` what the call returns.
-    `signature` is a number that is equal for equal region calls.
+    `backend` is the backend of the region, `call_backend` the one that the call's node names. `surplus` counts the
+    inputs of the region's body that are unused or passed twice. `unfit` says how the call's declared type differs from
+    what the body returns; "" if it does not. `members` are the items of the body's calls, `results` the values that the
+    call returns. `signature` is a number that is the same for equal region calls.
     """
 
     name: str
@@ -142,9 +144,10 @@ class Group:
 
 @dataclass(eq=False)
 class Flat:
-    """A program with its regions expanded: all items (placeholders and calls) in order.
+    """A program in which the calls of each region's body replace the call of the region, as a diff compares it.
 
-    `groups` are the region calls. `outputs` maps the program's outputs to (item, index of its result).
+    `items` holds all placeholders and calls, in order. `groups` holds the region calls. `outputs` maps the program's
+    outputs to (item, index of its result).
     """
 
     program: Program
@@ -160,10 +163,10 @@ def placement_text(placement: tuple[Placement, ...]) -> str:
 
 @dataclass
 class _Scope:
-    """A program or region body while `flatten` expands it.
+    """A program or region body while `flatten` reads it.
 
-    `values` maps nodes to (item, index of its result), `tuples` calls of regions to their several results. `group` is
-    the region call around it.
+    `values` maps nodes to (item, index of its result). `tuples` maps region calls with several results to these
+    results. `group` is the region call through which `flatten` reads the body; None for a program.
     """
 
     program: Program
@@ -179,9 +182,9 @@ class _Scope:
 
 
 def flatten(program: Program) -> Flat:
-    """Return a program's placeholders and calls as items, with the calls of its regions among them.
+    """Return a program's placeholders and calls as items; the calls in the body of a region replace the region call.
 
-    Raises VerifyError if a region's call does not fit its body.
+    Raises VerifyError if a region call does not fit the region's body.
     """
     flat, scope = Flat(program), _Scope(program)
     for node in program.graph.nodes:
@@ -203,7 +206,7 @@ def flatten(program: Program) -> Flat:
 
 
 def _in_order(recipe: Recipe) -> Recipe:
-    """Return a weight's recipe with the attributes of each step sorted by name, so that equal recipes are equal."""
+    """Return a weight's recipe with the attributes of each step sorted by name: their order is no difference."""
     return replace(
         recipe, inputs=tuple(map(_in_order, recipe.inputs)), attrs=tuple(sorted(recipe.attrs, key=lambda one: one[0]))
     )
@@ -231,7 +234,7 @@ def _add(node: fx.Node, scope: _Scope, flat: Flat) -> None:
 
 
 def _take_item(node: fx.Node, scope: _Scope) -> None:
-    """Record that a getitem node is one result of a call. It does not become an item itself."""
+    """Record which result of a call a getitem node is. The node itself does not become an item."""
     if len(node.args) != 2 or not isinstance(node.args[0], fx.Node) or type(node.args[1]) is not int:
         raise VerifyError(f"%{node.name} takes no item", expected="getitem(%tuple, number)")
     whole: fx.Node = node.args[0]
@@ -248,7 +251,7 @@ def _take_item(node: fx.Node, scope: _Scope) -> None:
 
 
 def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
-    """Add the calls in a region's body to the items of `flat`, for the call `node` of that region."""
+    """Add the calls in a region's body to the items of `flat`. `node` is the region call."""
     assert isinstance(node.target, RegionCall)
     region = scope.program.regions.get(node.target.name)
     if region is None:
@@ -278,9 +281,10 @@ def _open(node: fx.Node, scope: _Scope, flat: Flat) -> None:
 
 
 def _shift(layer: int | None, body: Program) -> int:
-    """Return by how many layers a region's call, in `layer`, comes after the layer that the body's origins name.
+    """Return the layer of a region call minus the layer that the calls in the region's body name.
 
-    A body has the origins of the first layer that uses it.
+    Layers can share a body, which names the first of them. `layer` is that of the region call; 0 is returned if it is
+    None.
     """
     origins = [str(node.meta["origin"]) for node in body.calls() if node.meta.get("origin")]
     first = layer_of(f"{origins[0]} … {origins[-1]}") if origins else None
@@ -288,7 +292,7 @@ def _shift(layer: int | None, body: Program) -> int:
 
 
 def _attribute(value: Any) -> str:
-    """Return an argument of a call as text, with "%" in place of each node."""
+    """Return an argument of a call as text. "%" replaces each node, so that only constants show."""
     if isinstance(value, fx.Node):
         return "%"
     if isinstance(value, list | tuple):

@@ -9,7 +9,10 @@ from ingot.ir.program import Program
 
 
 def misfit(node: fx.Node, program: Program) -> str:
-    """Return how the declared type of a region call differs from what the region's body returns; "" if it does not."""
+    """Return how the declared type of the region call `node` differs from what the region's body returns.
+
+    Returns "" if it does not differ.
+    """
     try:
         wanted = infer(node.target, node.args, node.kwargs, program)
     except IngotError as error:

@@ -7,7 +7,7 @@ from ingot.ir.diff.flat import Flat, Item
 
 
 class Ids:
-    """Numbers for keys: equal keys get the same number, also if they come from two programs."""
+    """Assigns numbers to keys: a key gets the same number each time, also if two programs use this object."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
@@ -17,11 +17,14 @@ class Ids:
 
 
 def identify(flat: Flat, ids: Ids) -> None:
-    """Set four numbers of every item of `flat`; items with equal numbers are equal, also in programs that share `ids`.
+    """Set the numbers `value`, `usage`, `coarse` and `full` of every item of `flat`.
 
-    `value` identifies the computation. `usage` identifies the paths from the item to outputs, with all constants and
-    weights on them; `coarse` identifies these paths by ops alone. `full` identifies the computation with all declared
-    properties, such as types and backends.
+    Two items with the same number are equal in one respect, also in two programs that share `ids`:
+
+    value   the computation of the item
+    usage   the ops, constants and weights on the paths from the item to outputs
+    coarse  the ops alone on these paths
+    full    the computation with all declared properties, such as types and backends
     """
     _look_down(flat, ids, "usage", lambda user: (user.op, *user.attrs.items(), *_leaves(user)))
     _look_down(flat, ids, "coarse", lambda user: (user.op,))

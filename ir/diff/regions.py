@@ -9,7 +9,7 @@ from ingot.ir.diff.flat import WHOLE, Flat, Group, Item
 
 
 def align_groups(one: Flat, other: Flat, pairs: Pairs) -> dict[Group, Group]:
-    """Return pairs of region calls of two programs, from those of `one` to those of `other`.
+    """Return which region calls of two programs correspond: a dict from those of `one` to those of `other`.
 
     Regions with the most paired calls in their bodies are paired first, regions with empty bodies last. `pairs` holds
     the paired calls.
@@ -40,7 +40,7 @@ def region_changes(groups: dict[Group, Group], pairs: Pairs) -> Iterator[Differe
 def signature_changes(groups: dict[Group, Group]) -> Iterator[Difference]:
     """Yield the differences between paired region calls in surplus inputs and declared types.
 
-    Other differences between the programs imply these, so use it only if there are none.
+    Only use it for programs without other differences, because these cause such differences too.
     """
     for group, twin in groups.items():
         fields = ("surplus inputs", str(group.surplus), str(twin.surplus)), ("type", group.unfit, twin.unfit)
@@ -66,7 +66,7 @@ def _fields(group: Group, twin: Group, pairs: Pairs) -> Iterator[tuple[str, str,
 
 
 def _elsewhere(item: Item | None, group: Group) -> bool:
-    """Return whether `item` is a call that is not in the region `group`; False for None and for a param."""
+    """Return whether `item` is a call outside the region call `group`; False for None and for a param."""
     return item is not None and item.is_call and item.group is not group
 
 
@@ -75,13 +75,19 @@ def _listed(items: list[Item]) -> str:
 
 
 def _results(group: Group, name: Callable[[Item], Item]) -> str:
-    """Return the results of a region as sorted text; `name` maps a result's item to the item to name."""
+    """Return the names of a region's results as sorted text.
+
+    To compare two programs, `name` maps an item to the one that provides its name, such as its partner.
+    """
     found = [f"%{name(item).name}" + (f"[{index}]" if index != WHOLE else "") for item, index in group.results]
     return ", ".join(sorted(found))
 
 
 def whole_region(group: Group, *, removed: bool) -> Difference:
-    """Return the difference for a region call that only one program has: the first if `removed`, else the second."""
+    """Return the difference for a region call that only one of the two programs has.
+
+    If `removed`, only the first program has it; else only the second.
+    """
     counts: dict[str, int] = {}
     for item in group.members:
         counts[item.op] = counts.get(item.op, 0) + 1

@@ -18,15 +18,15 @@ class _Line:
 
     @property
     def pattern(self) -> str:
-        """Return the line without numbers in names and without the names of calls, which differ between layers.
+        """Return a text that is equal for lines that differ only in the layer.
 
-        Lines with equal patterns are printed once.
+        It omits the numbers in names, and the names of calls. Lines with equal patterns are printed once.
         """
         thing = self.thing.partition(" = ")[2] if self.change and self.thing.startswith("%") else self.thing
         return self.sign + _NAMES.sub(lambda name: _NUMBERS.sub("", name[0]), thing + self.change)
 
     def text(self, layer: int | None) -> str:
-        """Return the line as text, with the layer's number; None if it has none or a heading shows it."""
+        """Return the line as text, with the number `layer`; without it if `layer` is None."""
         if layer is None:
             return f"{self.sign} {self.thing}{self.change}"
         return f"{self.sign} {self.thing}" + (f" layer {layer}{self.change}" if self.change else f"  # layer {layer}")
@@ -95,7 +95,7 @@ def _short(text: str) -> str:
 
 
 def _folded(lines: list[_Line]) -> list[tuple[tuple[int, ...], str]]:
-    """Merge lines that are equal in several layers, and return (layers, text) of each, sorted by layers."""
+    """Merge lines that are equal in several layers. Return (layers, text) of each line, sorted by layers."""
     alike: dict[str, list[_Line]] = {}
     for number, line in enumerate(lines):
         alike.setdefault(line.pattern if line.layers else str(number), []).append(line)

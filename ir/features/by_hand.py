@@ -16,19 +16,19 @@ from ingot.ir.features.step_input import NUMPY_DTYPES
 
 @dataclass(frozen=True)
 class FedSequence:
-    """The part of one sequence in a step that is built outside of serving.
+    """One sequence of a step that is built without a scheduler, for example by tests, tuning and golden runs.
 
-    row      its device row
+    row      its device row (row of the running sequence in states on the device)
     tokens   the ids of its tokens in the step; -1: the last token that the device has sampled
-    place    the position of the first of them
-    start    that position as the device receives it; -1: the device knows it
+    place    the position of the first of these tokens
+    start    the same position as the device receives it; -1: the device keeps it in a state
     pages    the pages of the sequence, in the order of positions
-    rows     how many rows of logits it gets, for its last tokens
+    rows     the number of its rows of logits, which are those of its last tokens
     samples  whether a token is sampled from the last of these rows
-    params   values that differ from the default, by the name of the step input, as {"temperature": 0.7}
+    params   request values that differ from the default, by the name of the step input, as {"temperature": 0.7}
     prompt_logprobs
              (token, count): each of its rows returns the log-probabilities of this token and of the `count` most
-             likely ones; None: of no prompt token
+             likely ones; None: no log-probabilities of prompt tokens
     """
 
     row: int
@@ -45,14 +45,14 @@ class FedSequence:
 def turn_of(group: CacheGroup, pages: int) -> int:
     """Return a number to add to the page numbers of a cache group, modulo `pages`, in steps built for tests.
 
-    It makes a sequence use other pages in each group, so that mixing up page tables changes results. 0 for the group
-    FULL.
+    A sequence then uses other pages in each group, so that mixing up their page tables changes results. The number is 0
+    for the group FULL, which keeps every token.
     """
     return 1 + group.lifetime.size % (pages - 1) if group.forgets and pages > 1 else 0
 
 
 def fed_of(sequences: Sequence[FedSequence], page_size: int, *, width: int | None = None) -> Fed:
-    """Return the contents of a step with these sequences, from which its inputs are filled.
+    """Return the contents of a step with these sequences. `step_values` makes the step's input tensors from them.
 
     The page table has `width` pages per sequence, by default as many as the sequences need.
     """
@@ -111,9 +111,9 @@ def _tables(sequences: Sequence[FedSequence], rows: int) -> dict[str, Array]:
 
 
 def step_values(names: Iterable[str], fed: Fed) -> dict[str, torch.Tensor]:
-    """Return the step inputs `names` as tensors by name, filled from the contents of a step.
+    """Return the step inputs `names` as tensors by name, filled from the contents `fed` of a step.
 
-    Raises VerifyError for an input that no feature declares.
+    Raises VerifyError for an input that no feature (ability such as penalties) declares.
     """
     sizes = {"T": len(fed.tokens), "B": len(fed.rows), "L": len(fed.logit_rows), "P": fed.pages.shape[1]}
     sizes["G"] = 1 if fed.sharing is None else len(fed.sharing)

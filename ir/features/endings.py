@@ -159,5 +159,8 @@ POOL = register_ending(
 
 
 def feeds_whole(use: EndingUse) -> bool:
-    """Return whether an entry with this ending gets every token of its sequences in one step, as encoders do."""
+    """Return whether all tokens of a sequence must run in one step, as in encoders.
+
+    `use` is the ending (use of the model's outputs, such as "pool") of the program.
+    """
     return use.name == POOL.name and bool(POOL.set_by(use)["whole"])

@@ -18,8 +18,9 @@ Attribute = int | str
 class RowState:
     """A state that a feature adds to a program: a tensor on the device with a row per running sequence.
 
-    `dtype` and `shape` are those of a row. A size in `shape` may be a name: "vocab", or an attribute of the ending. If
-    `like` names a value of the program, a row has the dtype and shape of a row of that value instead.
+    `dtype` and `shape` are those of one row. A size in `shape` may be "vocab" or the name of a numeric attribute of the
+    entry's ending. If `like` names a value of the program, `dtype` and `shape` are not used: a row is then like a row
+    of that value.
     """
 
     name: str
@@ -32,10 +33,10 @@ class RowState:
 class OpCall:
     """A call of the op `op` that a feature or ending adds to a program.
 
-    The op's parameters are values of the program with the same names: step inputs, states, outputs of the entry, or
-    results of earlier calls. `given` maps a parameter to a value with another name. The op's attributes are the
-    attributes of the ending with the same names. `results` names the call's results, "" for an unused one. A result
-    with the name of a state is the state's next version; one with the name of an earlier value replaces it.
+    Each parameter of the op takes the value of the same name: a step input, a state, an output of the entry, or a
+    result of an earlier call. `given` maps a parameter to a value with another name. An attribute of the op takes the
+    ending's attribute of the same name. `results` names the call's results, "" for an unused one. A result with the
+    name of a state is the state's next version; one with the name of an earlier value replaces that value.
     """
 
     op: str
@@ -47,13 +48,13 @@ class OpCall:
 class Feature:
     """An ability that is added to a program around the model's computation, such as penalties or drafts.
 
+    The program then computes the calls `before`, the model, the calls `between`, the calls of the ending (such as
+    sampling), and the calls `after`.
+
     inputs   the step inputs that the host fills for it
-    rows     the states with a row per running sequence that it needs
-    before   calls before the model's own
-    between  calls between the model's own and the ending's; the value `choices`, at first the logits, is what tokens
-             are sampled from
-    after    calls after the ending's
-    tables   values that the host keeps per device row, in addition to those of `inputs`
+    rows     the states that it needs, with a row per running sequence
+    between  these calls may replace the value `choices`, from which tokens are sampled; at first it is the logits
+    tables   values that the host keeps per running sequence, in addition to those of `inputs`
     """
 
     name: str
@@ -67,10 +68,10 @@ class Feature:
 
 @dataclass(frozen=True)
 class Output:
-    """An output that an ending adds to a program: the output `name` is the program's value named `value`, of `type`.
+    """An output that an ending (such as "sample") adds to a program.
 
-    `read`: the host reads it after every step, as integers. `open`: the size of its last axis comes from the model, not
-    from `type`.
+    The output `name` is the program's value `value`, and has the type `type`. `read`: the host reads it after every
+    step, as integers. `open`: the model determines the size of its last axis, whatever `type` says.
     """
 
     name: str
@@ -80,7 +81,10 @@ class Output:
     open: bool = False
 
     def fits(self, found: TensorType) -> bool:
-        """Return whether a value of the type `found` can be this output."""
+        """Return whether a value of the type `found` can be this output.
+
+        The types must be equal; if the output is `open`, the last axis may have any size.
+        """
         if self.open and len(found.shape) == len(self.type.shape):
             return found == replace(self.type, shape=(*self.type.shape[:-1], found.shape[-1]))
         return found == self.type
@@ -88,13 +92,15 @@ class Output:
 
 @dataclass(frozen=True)
 class Ending:
-    """The use of a model's outputs, such as sampling tokens from logits: calls after the model's own.
+    """The way in which an entry (program of a model) uses the model's outputs, such as sampling tokens from logits.
 
-    needs        the model's outputs that it reads; the model may have others, which stay outputs of the program
-    features     the names of its features, in the order of their calls before the model's own
+    It adds calls after those of the model.
+
+    needs        the model's outputs that these calls read; further ones stay outputs of the program
+    features     the names of the features that it always has, in the order of their calls before the model
     calls        the ending's own calls, in order
-    outputs      the outputs that it adds, before the model's own
-    attributes   numbers and names that a definition may set, by name, with their defaults
+    outputs      the outputs that it adds; they come before those of the model
+    attributes   its options, numbers and names: the default of each, which a model definition may change
     lengths      returns, from the attributes, the most tokens of one sequence in a decode step
     caches       calls to repeat for each KV cache, after `calls`; their argument and result `kv` is the cache
     tree         a token of the step attends only to its ancestors in a tree of drafts, by the step input `ancestors`
@@ -121,20 +127,21 @@ class Ending:
         return tuple(one.name for one in self.outputs if one.read)
 
     def fed(self, use: "EndingUse") -> int:
-        """Return the most tokens of one sequence in a decode step, with the attributes that an entry sets in `use`."""
+        """Return the most tokens of one sequence in a decode step, for the attributes that `use` sets."""
         return self.lengths(self.set_by(use))
 
     def set_by(self, use: "EndingUse") -> dict[str, Attribute]:
-        """Return the attributes by name: those that an entry sets in `use`, and the defaults of the others."""
+        """Return all attributes of the ending by name: the values that `use` sets, and the defaults of the others."""
         return {**self.attributes, **dict(use.attributes)}
 
 
 @dataclass(frozen=True)
 class EndingUse:
-    """The ending that an entry (program of a model) uses, by name.
+    """The choice of an ending (such as "sample" or "verify") by an entry, which is a program of a model.
 
-    `attributes` are those that the entry sets, as (name, value). `features` names further features of the entry, in
-    addition to those of the ending. `str` is its text, such as "verify(drafted=3)".
+    `name` is the ending's name. `attributes` holds the ending's options that the entry sets, as (name, value).
+    `features` names further features of the entry, in addition to those of the ending. `str` is the text form, such as
+    "verify(drafted=3)".
     """
 
     name: str = "sample"

@@ -13,9 +13,9 @@ from ingot.ir.features.request_view import Array, RequestView
 
 @dataclass(frozen=True)
 class PromptLogprobRows:
-    """Rows of logits that compute the prompt_logprobs of one sequence.
+    """The rows of logits in a step that compute the prompt_logprobs of one sequence.
 
-    first         the index in L of the first of these rows; the others follow it
+    first         the index of the first of these rows among the step's rows of logits; the others follow it
     targets       the prompt token of each row, whose log-probability the step returns
     num_logprobs  how many of the most likely tokens the step lists for each row, with their log-probabilities
     """
@@ -31,32 +31,35 @@ def _unknown() -> Array:
 
 @dataclass
 class Fed:
-    """The contents of a step: B sequences, their T tokens, concatenated, and L rows of logits to compute.
+    """The contents of a step, from which the host fills its input tensors.
+
+    It has B sequences, T tokens (those of the first sequence, then of the second, …), and L rows of logits to compute.
+    The device row of a sequence is its row in states on the device.
 
     rows           i32[B], the device row of each sequence
     lengths        i32[B], the number of its tokens in the step
     starts         i32[B], the position of the first of them; -1: the device keeps it in the row's state
     tokens         i32[T], ids; -1: the last token of the row; -2 - i: draft i of the row. For a block that is denoised,
                    -1: a masked position; -2 - i: position i of the row's block
-    logit_rows     i32[L], for each row of logits the index of its token in T
-    sample_index   i32[B], the last of its rows of logits, from which a token is sampled; -1: none
-    request_rows   i32[L], the device row of the request that each row of logits serves, for its sampling parameters;
-                   -1: none, as in rows of logits that compute prompt_logprobs
+    logit_rows     i32[L], for each row of logits the index of its token among the T tokens
+    sample_index   i32[B], the index of the row of logits from which the sequence's token is sampled; -1: none
+    request_rows   i32[L], the device row whose sampling parameters apply to each row of logits; -1: none, as in rows of
+                   logits that compute prompt_logprobs
     tables         the values that sequences request, such as temperatures: by the table's name, an array by device row
     pages          i32[rows, P], the pages of every device row
-    group_pages    the pages of every device row in other groups of caches; a group that is not in it has `pages`
+    group_pages    the same for other groups of KV caches; a group that is not in it has `pages`
     page_size      tokens of a page
-    totals         returns i32[n], for each row of logits that samples a token (the first n): the most tokens that its
-                   sequence then has, that token included
+    totals         returns i32[n] for the n rows of logits that sample a token, which are the first ones: the most
+                   tokens that the sequence can then have, that token included
     prompt_logprobs
                    the rows of logits that compute prompt_logprobs
     sampled        the sequences that sample tokens, in the order of their rows of logits
     places         i32[B], the start position of each sequence, even if `starts` leaves it to the device; None:
                    not known
     sharing        i32[B, 6], the table of shared prefixes (`ingot.ir.features.sharing`); None: nothing is shared
-    state_read     i32[B], the slot that holds the state of each sequence; -1: it has none yet. None: the model has no
-                   per-sequence state
-    state_write    i32[B], the slot to which the step writes it
+    state_read     i32[B], the slot with the recurrent state (such as of convolutions) of each sequence; -1: it has none
+                   yet. None: the model has no recurrent state
+    state_write    i32[B], the slot to which the step writes this state
     """
 
     rows: Array
@@ -79,7 +82,7 @@ class Fed:
     state_write: Array | None = None
 
     def pages_of(self, group: CacheGroup) -> Array:
-        """Return i32[rows, P]: the pages of every device row in a group of caches."""
+        """Return i32[rows, P]: the pages of every device row (row of a running sequence) in a group of KV caches."""
         return self.group_pages.get(group, self.pages)
 
     def drop_requests(self) -> None:
@@ -88,7 +91,7 @@ class Fed:
 
     @cached_property
     def ends(self) -> Array:
-        """Return i32[B]: for each sequence, the index in the step's tokens after its last one."""
+        """Return i32[B]: for each sequence, the index after its last token among the step's tokens."""
         return np.cumsum(self.lengths, dtype=np.int32)
 
     @cached_property
@@ -98,7 +101,7 @@ class Fed:
 
     @cached_property
     def has_idle_rows(self) -> bool:
-        """Return whether the step has a row of logits without sampling parameters."""
+        """Return whether the step has a row of logits that no request's sampling parameters apply to."""
         return bool((self.request_rows < 0).any())
 
     @property

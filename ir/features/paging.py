@@ -42,5 +42,8 @@ PAGING = Feature(
 
 @cache
 def paging_of(group: CacheGroup) -> Feature:
-    """Return the feature with the page table and slots of a cache group other than FULL, such as that of a window."""
+    """Return the feature that declares the page table and slots of a KV cache group, such as that of a window.
+
+    The group FULL has the feature PAGING instead.
+    """
     return Feature(f"paging_{group.name}", inputs=_inputs(group))

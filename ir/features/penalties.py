@@ -15,9 +15,9 @@ _FLOAT, _INT = TensorType(torch.float32, ("L",)), TensorType(torch.int32, ("L",)
 
 
 def _penalty(name: str, param: str, nothing: float, other: float) -> StepInput:
-    """Return the step input `name` of a penalty, with the values of the sampling parameter `param`.
+    """Return the step input `name` for a penalty. `param` is the sampling parameter that holds a request's value.
 
-    The value `nothing` turns the penalty off; tests also use the value `other`.
+    `nothing` is the value without a penalty, and `other` another value, for tests.
     """
 
     def of(sequence: RequestView) -> Any:
@@ -52,7 +52,10 @@ PENALTIES = Feature(
 
 
 def _banned_ids(sequence: RequestView) -> list[int] | None:
-    """Return the ids banned until a sequence has `min_tokens`: those that would end it. None without `min_tokens`."""
+    """Return the ids that are banned until a sequence has `min_tokens` tokens, because they would end it.
+
+    None if the request sets no `min_tokens`.
+    """
     return sorted(sequence.end_tokens()) if sequence.params.min_tokens else None
 
 
@@ -62,7 +65,10 @@ def _unbanned_at(sequence: RequestView) -> int | None:
 
 
 def _banned(array: Array, fed: Fed) -> None:
-    """Fill the step input `banned`: the banned ids of each row of logits whose sequence has too few tokens, else -1."""
+    """Fill the step input `banned`: for each row of logits, the ids that may not be sampled; -1 for unused entries.
+
+    Ids are banned as long as the row's sequence has fewer tokens than the request's `min_tokens`.
+    """
     fed.tables["banned"].take(fed.request_rows, axis=0, out=array, mode="clip")
     array[fed.request_rows < 0] = -1
     if (array >= 0).any():

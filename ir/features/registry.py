@@ -24,7 +24,7 @@ _INPUTS: dict[str, tuple[StepInput, Feature]] = {}
 
 
 def register_feature(feature: Feature) -> Feature:
-    """Register a feature and its step inputs by name.
+    """Register a feature (an ability such as penalties) and the step inputs that it declares, by name.
 
     Raises InternalError if a name is taken or an input's type is not supported.
     """
@@ -49,7 +49,10 @@ def forget_feature(name: str) -> None:
 
 
 def register_ending(ending: Ending) -> Ending:
-    """Register an ending under its name. Raises InternalError if that is taken, or if a feature is unknown."""
+    """Register an ending (a use of the model's outputs, such as sampling) under its name.
+
+    Raises InternalError if the name is taken, or if a feature of the ending is unknown.
+    """
     if ending.name in ENDINGS:
         raise InternalError(f"the ending '{ending.name}' is defined twice")
     if unknown := [name for name in ending.features if name not in FEATURES]:
@@ -78,9 +81,9 @@ def find_feature(name: str) -> Feature:
 
 
 def step_inputs() -> Mapping[str, StepInput]:
-    """Return the declarations of all step inputs by name.
+    """Return the declarations of all registered step inputs by name.
 
-    Lacks the page tables and slots of cache groups other than FULL, because each model defines its own groups.
+    The page tables and slots of windows and chunks are not among them: each model has groups of caches of its own.
     """
     return {name: one for name, (one, _) in _INPUTS.items()}
 
@@ -110,7 +113,7 @@ def _owned(name: str) -> tuple[StepInput, Feature]:
 
 
 def features_of(inputs: Iterable[str]) -> tuple[Feature, ...]:
-    """Return the features that declare the step inputs with these names, each feature once.
+    """Return the features (abilities such as penalties) that declare the step inputs with these names, each once.
 
     Raises InternalError for an input that no feature declares.
     """
@@ -118,9 +121,9 @@ def features_of(inputs: Iterable[str]) -> tuple[Feature, ...]:
 
 
 def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
-    """Return the sampling parameters that have no effect on a program with only these step inputs.
+    """Return the sampling parameters that a program with only the step inputs `inputs` does not support.
 
-    They are parameters that some other step input would carry; requests that use one are rejected.
+    They take effect only through other step inputs. The runtime rejects requests that use them.
     """
     taken = frozenset(inputs)
     served = {param.name for name in taken for param in _owned(name)[0].serves}
@@ -129,7 +132,10 @@ def unserved_params(inputs: Iterable[str]) -> tuple[ServedParam, ...]:
 
 
 def row_tables(inputs: Iterable[str]) -> tuple[RowTable, ...]:
-    """Return the tables of request values (such as temperatures) that the host keeps by device row for these inputs."""
+    """Return the tables of request values, such as temperatures, that the host needs to fill the step inputs `inputs`.
+
+    A table has a row per running sequence.
+    """
     names = tuple(inputs)
     own = [one.table for name in names if (one := _owned(name)[0]).table is not None]
     return (*own, *(table for feature in features_of(names) for table in feature.tables))

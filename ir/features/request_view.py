@@ -9,9 +9,9 @@ Array = np.ndarray[Any, Any]
 
 
 class RequestView(Protocol):
-    """The part of a running sequence that features read. The runtime's `Request` implements it.
+    """The part of a running sequence that features use to fill step inputs. The runtime's `Request` implements it.
 
-    row         its device row
+    row         its device row (row in states on the device)
     params      its sampling parameters, or pooling parameters
     seed        the seed of its random numbers
     max_total   the most tokens it may have, prompt included

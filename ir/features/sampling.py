@@ -15,7 +15,10 @@ _SEED_BITS = 40
 
 
 def _drawn(name: str) -> Any:
-    """Return a function that reads the sampling parameter `name` of a sequence, or None if the sequence is greedy."""
+    """Return a function that maps a sequence to its sampling parameter `name`, and a greedy sequence to None.
+
+    A greedy sequence does not use such parameters.
+    """
     return lambda sequence: None if sequence.params.greedy else getattr(sequence.params, name)
 
 

@@ -21,10 +21,11 @@ NUMPY_DTYPES: Mapping[torch.dtype, np.dtype[Any]] = {
 
 @dataclass(frozen=True)
 class RowTable:
-    """A table on the host with one number, or `width` numbers, per device row: what its sequence requests.
+    """A table on the host with values that running sequences request, such as their temperatures.
 
-    `of` returns the values of a sequence when it gets its row. If it returns None, the row gets `nothing`, the value of
-    an empty row.
+    It has a row for each device row (row of a running sequence), with one number, or `width` numbers. `of` returns a
+    sequence's values, and is called when the sequence gets its row. `nothing` is the value of a free row, and of a
+    sequence for which `of` returns None.
     """
 
     name: str
@@ -38,8 +39,8 @@ class RowTable:
 class ServedParam:
     """A sampling parameter that takes effect through a step input.
 
-    A request uses it if its value differs from `nothing` and `matters`, called with the request's sampling parameters,
-    says that the value has an effect.
+    A request uses it if its value differs from `nothing`, the value without an effect, and `matters(params)` is true
+    for the request's sampling parameters.
     """
 
     name: str
@@ -55,19 +56,19 @@ class ServedParam:
 class StepInput:
     """The declaration of one input of a step: a tensor that the host fills.
 
-    - `type`: its first axis is T, B, L or G, a value per token, sequence, row of logits, or row of the table of shared
-      prefixes.
+    - `type`: its first axis is T (a value per token), B (sequence), L (row of logits) or G (row of the table of shared
+      prefixes).
     - `padding`: the value for padding entries, and for sequences that do not use the input.
-    - `fill(array, fed)`: writes the values of a step into an array of the input's shape.
+    - `fill(array, fed)`: writes the values for the step contents `fed` into an array of the input's shape.
     - `varies`: the values change from step to step even while the same sequences decode. An input that varies and has a
       `table` is filled only if some running sequence uses it.
-    - `table`: holds the values that sequences request, by device row.
+    - `table`: holds the values that running sequences request; None if requests do not set the input.
     - `known`: the host has the values. If False, the device computes them from its states, and only a program without
       these states takes them from the host.
-    - `late`: only the ending, such as sampling, reads it. It is filled once the tokens of the previous step are known,
-      while the model's forward part runs.
-    - `serves`: sampling parameters that have no effect if an entry does not take the input; the runtime rejects a
-      request that uses one.
+    - `late`: the model does not read it, only what follows, such as sampling. The host fills it while the model runs,
+      once it has the tokens of the previous step.
+    - `serves`: sampling parameters that have no effect without the input. If the program lacks the input, the runtime
+      rejects a request that uses one of them.
     - `draw`: returns values that requests may use, for tests and debugging, from a number of rows and a generator.
     """
 
@@ -84,7 +85,7 @@ class StepInput:
 
     @property
     def dim(self) -> str:
-        """Return the name of the first axis: "T", "B", "L" or "G"."""
+        """Return the name of the first axis: "T" (tokens), "B" (sequences), "L" (rows of logits) or "G" (prefixes)."""
         return str(self.type.shape[0])
 
 
@@ -96,11 +97,11 @@ def request_input(
     draw: Callable[[int, torch.Generator], torch.Tensor] | None = None,
     serves: tuple[ServedParam, ...] = (),
 ) -> StepInput:
-    """Return an input with one value per request, such as its temperature, which stays while the request runs.
+    """Return an input with one value per request, such as its temperature, which stays the same while the request runs.
 
-    nothing   the value for rows without a request, and for requests without a value of their own
+    nothing   the value for requests that set none, and for rows without a request
     of        returns the value of a request, several if the input has a second axis; None means `nothing`
-    draw      returns random values for tests, from a number of rows and a generator; None: tests keep `nothing`
+    draw      returns random values for tests, from a number of rows and a generator; None: tests use `nothing`
     serves    the sampling parameters that have an effect only in programs that take this input
     """
     width = value_type.shape[1] if len(value_type.shape) > 1 else None
@@ -118,7 +119,10 @@ def request_input(
 
 
 def one_of(dtype: torch.dtype, *values: float) -> Callable[[int, torch.Generator], torch.Tensor]:
-    """Return a function for `StepInput.draw`: given a number of rows and a generator, it picks one value per row."""
+    """Return a function that picks one of `values` at random for each row, for the field `draw` of a `StepInput`.
+
+    The function takes a number of rows and a generator.
+    """
 
     def draw(rows: int, generator: torch.Generator) -> torch.Tensor:
         chosen = torch.randint(len(values), (rows,), generator=generator)

@@ -23,8 +23,8 @@ KEPT = "kept"
 class Scales:
     """How elements of a quantized matrix share scales: one scale per block of `rows` x `columns` elements.
 
-    A size of 0 means the whole axis. `zeros`: each scale has a zero point, so that the range of a block need not be
-    symmetric. `dtype` is the dtype of the scales.
+    `rows` or `columns` 0 means the whole axis. `zeros`: each scale has a zero point, so that the range of a block need
+    not be symmetric. `dtype` is the dtype of the scales.
     """
 
     rows: int = 1
@@ -41,13 +41,12 @@ class Scales:
 class Format:
     """A storage format of weight matrices [N, K], such as "int4_g32".
 
-    A number is `(element - zero) * scale`, or without scales the element itself. `element` is the type of the elements,
-    "i8", "u8" or "u4"; "kept" for the checkpoint's numbers. `levels` says how elements share scales: empty or one
-    `Scales`. `activations` "float" means that only weights are quantized. `packing` names the elements' order in
-    memory, a key of `PACKINGS`.
+    A number of the weight is `(element - zero) * scale`, or without scales the element itself. `element` is the type of
+    elements: "i8", "u8", "u4", or "kept" for the checkpoint's own numbers. `levels` holds one `Scales`, which says how
+    elements share scales, or is empty. `activations` "float" means that only weights are quantized. `packing` is the
+    order of elements in memory, a key of `PACKINGS`.
 
-    A weight is stored as tensors by name, its parts: "weight" (the packed elements), then "scales" and "zeros" if it
-    has them.
+    A weight is stored in up to three tensors, its parts: "weight" (the packed elements), "scales" and "zeros".
     """
 
     name: str
@@ -67,7 +66,7 @@ class Format:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names of the tensors that store a weight: "weight", then "scales" and "zeros" if it has them."""
+        """Return the names of the tensors that store a weight: "weight", and "scales" and "zeros" if it has them."""
         return ("weight", *(part for level in self.levels for part in ("scales", "zeros")[: 1 + level.zeros]))
 
     def storage(self, dtype: torch.dtype) -> torch.dtype:
@@ -92,7 +91,10 @@ class Format:
         return level.rows, level.columns
 
     def granule(self, dim: int) -> int:
-        """Return the size along axis `dim` that ranks must not divide, so that packed tiles and scales stay whole."""
+        """Return the number of rows (`dim` 0) or columns (1) that must stay on one rank of a mesh.
+
+        It is the least number that keeps packed tiles and blocks with one scale whole.
+        """
         return math.lcm(*(self.block(part)[dim] or 1 for part in self.parts))
 
     def obstacle(self, shape: tuple[int, ...]) -> str | None:
@@ -110,9 +112,9 @@ class Format:
         return None
 
     def below_group(self, shape: tuple[int, ...]) -> str | None:
-        """Return why a weight of this shape is too small: its rows are shorter than a group that shares a scale.
+        """Return why a weight of this shape is too small for the format; None if it is not.
 
-        None if they are not.
+        It is too small if its rows are shorter than a group of elements that share a scale.
         """
         group = max((level.columns or 0 for level in self.levels), default=0)
         if len(shape) == 2 and 0 < shape[1] < group:
@@ -125,11 +127,12 @@ class Format:
         return packed[0] * rows, packed[1] * columns
 
     def split(self, split: Split | None, part: str) -> Split | None:
-        """Return how a mesh splits the tensor `part` ("weight", "scales" or "zeros"), given the split of the weight.
+        """Return how a mesh splits the tensor `part` ("weight", "scales" or "zeros") of a weight; None if it does not.
 
-        Scales are split with their elements, and each rank gets whole tiles and blocks. None if every rank holds the
-        whole tensor. Repeating units, for more ranks than units, stays allowed only if the unit does not grow. Raises
-        VerifyError if the parts of a merged weight end within a tile or a block.
+        `split` is the split of the unpacked weight; None if every rank holds all of it. Scales are split with their
+        elements, and each rank gets whole tiles and whole blocks with one scale. If this makes the unit (the run of
+        elements that stays on one rank) larger, several ranks may not hold copies of a unit. Raises VerifyError if a
+        part of a merged weight ends within a tile or a block.
         """
         if split is None or not (size := self.block(part)[split.dim]):
             return None
@@ -186,9 +189,9 @@ def find_format(name: str) -> Format:
 def quantize(tensor: torch.Tensor, format: Format) -> dict[str, torch.Tensor]:
     """Return the tensors that store a weight [N, K] in `format`: "weight", and "scales" and "zeros" if it has them.
 
-    A value is off by at most half its scale. With a zero point this holds at the ends of the range too, where rounding
-    the zero point moves the range by up to half a scale. A lossless format moves numbers and changes none. Raises
-    ValueError for a shape or values that the format cannot store.
+    Quantizing changes each value by at most half its scale. This includes the ends of the range, although rounding the
+    zero point moves the range. A lossless format only reorders values. Raises ValueError for a shape or values that the
+    format cannot store.
     """
     if problem := format.obstacle(tuple(tensor.shape)):
         raise ValueError(problem)
@@ -222,9 +225,9 @@ def dequantize(
     format: Format,
     dtype: torch.dtype = torch.float32,
 ) -> torch.Tensor:
-    """Return the weight [N, K] that the stored tensors encode in `format`.
+    """Return the weight [N, K] that the tensors `weight`, `scales` and `zeros` store in `format`.
 
-    Computed in `dtype`. Without scales the elements are the numbers, and are returned in their own dtype.
+    It is computed in `dtype`. Without scales the stored elements are the result, in their own dtype.
     """
     elements = format.layout.unpack(weight)
     if scales is None:
@@ -244,6 +247,6 @@ def _blocks(matrix: torch.Tensor, level: Scales) -> torch.Tensor:
 
 
 def _matrix(blocks: torch.Tensor, shape: tuple[int, int], level: Scales) -> torch.Tensor:
-    """Return the matrix of `shape` whose blocks, as `_blocks` returns them, are `blocks`."""
+    """Return the matrix of `shape` from its blocks: the inverse of `_blocks`."""
     down, along = level.grid(shape)
     return blocks.reshape(down, along, shape[0] // down, shape[1] // along).transpose(1, 2).reshape(shape)

@@ -10,11 +10,11 @@ from ingot.ir.errors import InternalError
 
 @dataclass(frozen=True)
 class Packing:
-    """The order in which the elements of a weight [N, K] are stored, tile by tile; `tile` is (rows, columns) of one.
+    """The order in which the elements of a weight [N, K] are stored: tile by tile. `tile` is (rows, columns) of a tile.
 
-    `pack` turns a matrix of whole tiles into a tensor [N / rows, K / columns, *inner]. `unpack` turns that back, with
+    `pack` turns a matrix of whole tiles into a tensor [N / rows, K / columns, *inner]. `unpack` is its inverse, with
     the same bits and dtype. Both accept any dtype that holds the elements, and meta tensors. The first two axes of the
-    packed tensor count tiles, so whole tiles can be divided among ranks.
+    packed tensor count tiles, so a mesh can divide whole tiles among ranks.
     """
 
     name: str

@@ -28,7 +28,7 @@ _HEAD_START = 8_000_000
 
 
 def row_seconds(work: Sequence[Callable[[], object]]) -> float:
-    """Call the functions of `work` in order on the current stream, and return the GPU seconds of all of them together.
+    """Call the functions of `work` in order on the current stream, and return the GPU seconds that all take together.
 
     The host enqueues all launches before the device begins, so that host time does not count.
     """

@@ -13,9 +13,9 @@ def is_installed(module: str) -> bool:
 
 
 def require(module: str, package: str, purpose: str) -> None:
-    """Raise TargetError if the Python module `module`, which `purpose` needs, is not installed.
+    """Raise TargetError if the Python module `module` is not installed; `purpose` names what needs it, for the message.
 
-    `package` of the extra `ingot[cuda]` installs it.
+    `package` is the package that contains the module. The extra `ingot[cuda]` installs it.
     """
     if not is_installed(module):
         raise TargetError(

@@ -10,11 +10,15 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu
 class KernelTime:
     """The constants that predict the time of one launch of a kernel.
 
-    The time is `latency` seconds, plus `wave` seconds per wave of blocks, plus the longest of three times: its bytes at
-    the share `bandwidth` of the memory's bandwidth; the bytes of the busiest multiprocessor at `stream` bytes a second
-    (0: no limit); and its flops at the share `rate` of the GPU's flops. Shares refer to published numbers. If a call
-    has several launches, the slowest does its work, and one with bandwidth 0 has only latency. A matmul with a time in
-    the tuning log takes that time plus `beyond` seconds, because a step has other rows than the tuner's.
+    The predicted time is `latency` seconds, plus `wave` seconds per wave of blocks, plus the longest of three times:
+
+    - the time of the kernel's bytes, at the fraction `bandwidth` of the memory's published bandwidth
+    - the time of the bytes of the busiest multiprocessor, at `stream` bytes a second (0: no limit)
+    - the time of the kernel's flops, at the fraction `rate` of the GPU's published flops
+
+    If a call has several launches, the slowest does all its work; a launch with bandwidth 0 takes only its latency. A
+    matmul with a time in the tuning log takes that time plus `beyond` seconds, because its rows differ from the timed
+    ones.
     """
 
     latency: float
@@ -29,9 +33,10 @@ class KernelTime:
 class HostTime:
     """The seconds that the host needs for the parts of a step.
 
-    call     a call of compiled kernels, and `kernel` for each kernel of it
-    library  a torch call
-    view     a view
+    call     a call of compiled kernels, without its launches
+    kernel   each kernel launch of such a call
+    library  a call of a torch op
+    view     a view of a tensor
     step     the time before the first and after the last launch of a step
     """
 
@@ -44,11 +49,11 @@ class HostTime:
 
 @dataclass(frozen=True)
 class GpuTimes:
-    """The constants that predict step times on `gpu`, from measurements.
+    """The constants that predict step times on `gpu`, fitted to measurements.
 
-    `kernels` maps a kernel's name, or backend and op for a library's code ("cublas linear"), to its constants; `other`
-    is for kernels without a measurement. `between` is the seconds from the last kernel of a step's CUDA graph to the
-    first one of the next. A latency is that of a launch in a chain of dependent launches.
+    `kernels` maps names of kernels to their constants; a library's kernels have the name of backend and op, such as
+    "cublas linear". `other` is for kernels that were not measured. `between` is the seconds from the last kernel of a
+    step's CUDA graph to the first kernel of the next. Latencies are those of launches that wait for the launch before.
     """
 
     gpu: Gpu

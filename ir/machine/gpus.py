@@ -112,24 +112,24 @@ _RESERVED = 1 << 10
 
 
 def resident_blocks(gpu: Gpu, warps: int, shared: int) -> int:
-    """Return how many thread blocks a multiprocessor of `gpu` holds at once, if registers allow it; at least 1.
+    """Return how many thread blocks a multiprocessor of `gpu` can hold at once, by warps and shared memory; at least 1.
 
-    Each block has `warps` warps and `shared` bytes of shared memory.
+    Each block has `warps` warps and `shared` bytes of shared memory. Registers are not considered.
     """
     most_warps, blocks, memory = _ROOM[_known(gpu.sm, _ROOM)]
     return max(1, min(blocks, most_warps // warps, memory // (shared + _RESERVED)))
 
 
 def _known(sm: int, table: Mapping[int, object]) -> int:
-    """Return the key of `table` for the compute capability `sm`: itself, or the nearest one below it."""
+    """Return the key of `table` for the compute capability `sm`: `sm` itself, or the nearest one below it."""
     return max((one for one in table if one <= sm), default=min(table))
 
 
 def matmul_rate(gpu: Gpu, dtype: str) -> float:
     """Return the peak matmul flops a second of `gpu` for a dtype, by its name in programs ("bf16").
 
-    It is the rate of the typical device of the GPU's compute capability, or of the nearest known one below, scaled by
-    the number of multiprocessors. Dtypes without a rate of their own get that of float32.
+    The rate of a typical device is scaled by the number of multiprocessors. That device has the GPU's compute
+    capability, or the nearest known one below. Dtypes without a rate of their own get that of float32.
     """
     known = _known(gpu.sm, _RATES)
     rates = _RATES[known]

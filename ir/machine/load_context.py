@@ -18,13 +18,17 @@ class Allocator(Protocol):
 
     @property
     def granularity(self) -> int | None:
-        """Return the unit in bytes by which the device maps memory into address ranges; None if it cannot."""
+        """Return the unit, in bytes, in which the device maps memory into address ranges.
+
+        None if the device cannot map the same memory into several ranges.
+        """
         ...
 
     def with_shared_tail(self, count: int, own: int, tail: int) -> list[torch.Tensor]:
-        """Return `count` u8 tensors of zeros, each with `own` bytes of its own, then `tail` bytes that all share.
+        """Return `count` u8 tensors of zeros that share the memory of their last bytes, for caches with scratch pages.
 
-        Both are multiples of the granularity, and above 0.
+        Each tensor has `own` bytes of its own, then `tail` bytes that are the same memory in all tensors. `own` and
+        `tail` are multiples of `granularity`, and above 0.
         """
         ...
 
@@ -42,10 +46,10 @@ class LoadContext:
     """The facts about this process and its device that loading an artifact needs.
 
     device         the device of code, weights and states
-    rank           which rank of `mesh` this process is; it loads the rank's parts of the weights
-    mesh           the mesh that the artifact was compiled for, without axes of one device
+    rank           which rank of `mesh` this process is; it loads this rank's parts of the weights
+    mesh           the mesh that the artifact was compiled for, without axes of size 1
     stream         the CUDA stream on which all steps run; None on a CPU
-    communicators  by mesh axis, the object through which ranks communicate along it; empty without a mesh
+    communicators  by mesh axis, the object (such as an NCCL communicator) that connects its ranks; empty without a mesh
     allocator      allocates the memory that stays on the device
     """
 

@@ -15,7 +15,9 @@ from ingot.ir.machine.gpus import NVLINK, TYPICAL, Gpu, features_of
 
 
 class Target(BaseModel):
-    """The machine that code is compiled for. Compiled code depends on the first six fields, plans also on the others.
+    """The machine that code is compiled for.
+
+    Compiled code depends on the fields from `name` to `versions`, plans also on the others.
 
     name       "cpu", or a GPU's compute capability such as "sm_90"
     device     "cpu" or "cuda"
@@ -63,8 +65,8 @@ class Target(BaseModel):
     def named(name: str) -> "Target":
         """Return the target with this name: "auto", "cpu" or "cuda" for this machine, or a capability such as "sm_90".
 
-        For a compute capability it is this machine's GPU if that has it, else a typical device, so that a machine
-        without a GPU can compile for one. Raises TargetError for an unknown name.
+        If this machine's GPU has the named compute capability, the target is this GPU. Otherwise it is a typical device
+        of that capability, so that a machine without a GPU can compile for one. Raises TargetError for an unknown name.
         """
         if not re.fullmatch(r"sm_\d{2,3}", name):
             return Target.detect(name)
@@ -78,9 +80,8 @@ class Target(BaseModel):
     def identity(self, linked: Collection[str] = ()) -> dict[str, Any]:
         """Return the properties that a machine must have to run code compiled for this target.
 
-        `linked` names the libraries that the code is linked with, keys of `versions`; on a GPU only their versions
-        matter. Machine code of a compute capability runs with every driver that supports the CUDA version it was built
-        with.
+        `linked` names the libraries that the code is linked with, which are keys of `versions`. On a GPU only their
+        versions count: compiled code runs with every driver that supports the CUDA version it was built with.
         """
         fields = self.model_dump(mode="json", include={"name", "device", "arch", "sm", "features", "versions"})
         if self.device == "cuda":
@@ -89,10 +90,10 @@ class Target(BaseModel):
         return fields
 
     def code_identity(self) -> dict[str, Any]:
-        """Return the properties that determine the compiled code.
+        """Return the properties of this target that determine the compiled code, for keys of the compile cache.
 
         They are those of `identity`, and on a GPU the number of multiprocessors, among which kernels divide their work.
-        Code for another number of them runs as well.
+        Code that was compiled for another number runs too.
         """
         return {**self.identity(), "cores": self.cores} if self.device == "cuda" else self.identity()
 

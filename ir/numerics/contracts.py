@@ -46,7 +46,8 @@ class Measured:
 class Measurement:
     """The results of running a program on requests, in its own dtypes and in float64.
 
-    `logits` are [positions, vocab] of all requests. `values` holds the tensors of further nodes, by name.
+    `logits` is [positions, vocab], with the positions of all requests. `values` maps names of nodes that the caller
+    named to their tensors.
     """
 
     logits: Measured
@@ -57,13 +58,13 @@ class Measurement:
 class Deviation:
     """How much a pass changed a tensor. Each error is the largest over the elements.
 
-    meaning   the change of the float64 value
+    meaning   the change of the tensor's value in float64
     before    the error of the program before the pass, against float64
-    error     what the pass's contract bounds: for EXACT the change of the computed value, for ROUNDING the error after
-              the pass against float64, for LOSSY the same as `meaning`
+    error     the error that the pass's contract bounds. EXACT: the change of the computed value. ROUNDING: the error
+              after the pass against float64. LOSSY: the same as `meaning`
     relative  `error` divided by the largest float64 value
     allowed   the bound on `error` for the largest value; None without a bound
-    lost      the number of elements that were not finite before the pass, which are left out
+    lost      the number of elements that were not finite before the pass; the errors do not include them
     """
 
     meaning: float
@@ -76,9 +77,10 @@ class Deviation:
 
 @dataclass(frozen=True)
 class Breach:
-    """How a tensor breaks its bound: the largest error, absolute and divided by the largest value.
+    """A violation of the bound on a tensor's errors.
 
-    `allowed` is the bound on the element that exceeds its bound most. `text` describes the error.
+    `max_error` is the largest error, and `relative_error` the same divided by the tensor's largest value. `allowed` is
+    the bound on the element that exceeds its bound most. `text` describes the violation.
     """
 
     max_error: float
@@ -102,8 +104,8 @@ def measure(
     """Run `requests` (token ids) through `program`, in its own dtypes and in float64, each time with fresh states.
 
     `params` holds each rank's params by name. A step runs at most `chunk` tokens of each request (None: all at once).
-    `seed` permutes the pages of the KV cache. `names` are nodes, of tensors, whose values on rank 0 are returned too;
-    they need `chunk` None. Raises VerifyError for an unknown node.
+    `seed` permutes the pages of the KV cache. `names` are names of nodes; the result then also holds their tensors on
+    rank 0, for which `chunk` must be None. Raises VerifyError for an unknown node.
     """
     if names and chunk is not None:
         raise VerifyError("values of nodes need all tokens in one step", expected="chunk=None, all tokens at once")
@@ -170,9 +172,9 @@ def deviation(numerics: Numerics, before: Measured, after: Measured, dtype: torc
 def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.dtype) -> Breach | None:
     """Return how a pass changed a tensor more than its contract `numerics` allows; None if it did not.
 
-    `before` and `after` are a tensor that the programs before and after the pass both compute; `dtype` is the model's.
-    An element that is NaN or the same infinity in both counts as equal: the pass did not cause that overflow. A LOSSY
-    pass must only keep finite elements finite.
+    `before` and `after` are the tensor as computed before and after the pass; `dtype` is the model's. An element that
+    is NaN or the same infinity in both counts as equal, because the pass did not cause it. A LOSSY pass must only keep
+    finite elements finite.
     """
     if numerics is Numerics.LOSSY:
         lost = before.found.isfinite() & ~after.found.isfinite()
@@ -189,7 +191,10 @@ def breach(numerics: Numerics, before: Measured, after: Measured, dtype: torch.d
 
 
 def changed_meaning(before: Measured, after: Measured) -> Breach | None:
-    """Return how the float64 value of a tensor changed; None if no more than by another order of additions."""
+    """Return how a pass changed the float64 value of a tensor; None if it did not.
+
+    Changes as small as those of another order of additions do not count.
+    """
     left, right = before.exact, after.exact
     if left.shape != right.shape:
         text = f"the shape is {list(right.shape)}, before {list(left.shape)}"
@@ -231,9 +236,10 @@ def _judged(before: Measured) -> torch.Tensor:
 
 
 def _worst(error: torch.Tensor, allowed: torch.Tensor, reference: torch.Tensor, text: str) -> Breach:
-    """Return a breach with the largest `error`, and the `allowed` error of the element that exceeds its bound most.
+    """Return the breach that describes errors beyond their bounds: the largest error, and where the excess is largest.
 
-    `reference` holds the values that the errors are relative to.
+    `error` and `allowed` hold the error and the bound of each element; the breach contains the bound of the element
+    that exceeds its bound most. `reference` holds the values that the errors are relative to.
     """
     allowed = allowed.expand_as(error)
     index = int((error - allowed).nan_to_num(nan=float("inf")).argmax())

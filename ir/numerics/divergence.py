@@ -26,7 +26,10 @@ Differs = Callable[[Measured, Measured], Breach | None]
 
 @dataclass(frozen=True)
 class Statistics:
-    """Statistics of a tensor: least, greatest and root mean square of its finite elements, and the number of others."""
+    """Statistics of a tensor: the least, the greatest and the root mean square of its finite elements.
+
+    `nonfinite` is the number of elements that are infinite or NaN.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -51,17 +54,18 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first tensor in which two programs of one model, `before` and `after` some rewrites, differ.
+    """The first tensor in which two programs of one model differ: `before` and `after` some rewrites.
 
-    node      its name in the program after; CALL/NODE if it is in a region's body
+    node      the tensor's name in the program after; CALL/NODE if it is in a region's body
     namesake  the name of the tensor that it was compared with, in the program before
     step      the number of the step, from 0
-    before    statistics of the tensor in the program before; `after`: in the program after
-    breach    how they differ
-    made      nodes and params that only the program after has, from which the tensor is computed without an agreeing
-              value in between. One of them is wrong, or `node` is, or its arguments are
-    fed       nodes that only the program after has, and that these read. They agree with some value in the program
-              before, perhaps the wrong one
+    before    statistics of the tensor in the program before
+    after     statistics of the tensor in the program after
+    breach    how the tensors differ
+    made      nodes and params from which the tensor is computed, if only the program after has them and they agree with
+              no value of the program before. One of them is wrong, or `node` is, or its arguments are
+    fed       nodes that those in `made` read, and that only the program after has. They agree with some value in the
+              program before, perhaps the wrong one
     """
 
     node: str
@@ -107,16 +111,21 @@ class Overflow:
 
 
 def by_contract(numerics: Numerics, dtype: torch.dtype) -> Differs:
-    """Return a test whether two tensors differ by more than the contract `numerics` allows in a model of `dtype`."""
+    """Return a function that compares two tensors of a model of `dtype`, for `first_divergence`.
+
+    It returns how they differ by more than the contract `numerics` (exact, rounding or lossy) allows; None if they do
+    not.
+    """
     return partial(breach, numerics, dtype=dtype)
 
 
 def first_divergence(before: Recording, after: Recording, differs: Differs = changed_meaning) -> Divergence | None:
     """Return the first tensor, in the order of the program `after`, that differs from its counterpart in `before`.
 
-    None if no tensor differs, by the test `differs`. Outputs are compared by name, other values by node: passes keep
-    the names of unchanged nodes. A value inside a region has another name in `before`, so it is searched for by value.
-    Steps are compared one to one, so programs with different inputs need a single step.
+    None if no tensor differs. `differs` compares two tensors. An output is compared with the output of the same name.
+    Another value is compared with that of the same node, because passes keep the names of unchanged nodes. A value
+    inside a region is searched for by value. Steps are compared one to one, so programs with different inputs need a
+    single step.
     """
     for number, _ in enumerate(zip(before.steps, after.steps, strict=True)):
         pairs = _Pairs(before, after, number, differs)
@@ -175,11 +184,11 @@ class _Pairs:
         return other if other is not None and _is_same(other, value, value.node, value.origin) else None
 
     def _of_region(self, value: RecordedValue, inner: fx.Node, call: fx.Node) -> RecordedValue | None:
-        """Return the counterpart of a value that the node `inner` computes in the region that `call` calls.
+        """Return the counterpart in the program before of a value in a region; None if there is none.
 
-        That is a value that agrees with it, or else the value of the same op and layer before the region was formed;
-        None if there is none. A body has the node names of its first call; in other calls they mean the same ops some
-        layers later.
+        The node `inner` in the region's body computes the value, and `call` is the region call. The counterpart is the
+        node with the same name, if the call is the body's first. Otherwise it is a value that agrees, or else the
+        nearest one of the same op and layer. A region that several layers call has the node names of the first.
         """
         first, layer = self.old.get(inner.name), layer_of(inner, call)
         if (
@@ -205,7 +214,7 @@ class _Pairs:
         return [other for other in self.old.values() if _shape(other) == _shape(value)]
 
     def causes(self, value: RecordedValue, other: RecordedValue) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the fields `made` and `fed` of a Divergence, nearest nodes first.
+        """Return the nodes that may cause a difference, nearest first: the fields `made` and `fed` of a `Divergence`.
 
         `value` is the tensor that differs, `other` its counterpart in the program before.
         """
@@ -230,9 +239,9 @@ class _Pairs:
         return tuple(made), tuple(fed)
 
     def _is_right(self, name: str, expected: RecordedValue | None) -> bool:
-        """Return whether the value `name` agrees with `expected`, its counterpart in the program before.
+        """Return whether the value `name` agrees with its counterpart `expected` in the program before.
 
-        If that is None, return whether it agrees with any value of the program before.
+        If `expected` is None, any value of the program before may agree with it.
         """
         value = self.new.get(name)
         if value is None:
@@ -243,10 +252,9 @@ class _Pairs:
 
 
 def _inputs(node: fx.Node, call: fx.Node | None) -> list[tuple[fx.Node, fx.Node | None]]:
-    """Return the nodes that a node reads, each with the region call that it is in, or None.
+    """Return the nodes that `node` reads, each with the region call whose body it is in; None outside regions.
 
-    If the node is in the body of a region that `call` calls, the body's placeholders are replaced by the arguments of
-    the call.
+    `call` is the region call if `node` is in a body. An argument of that call replaces the body's placeholder.
     """
     if call is None:
         return [(source, None) for source in node.all_input_nodes]
@@ -268,17 +276,18 @@ def _shape(value: RecordedValue) -> tuple[int, ...]:
 
 
 def _is_same(other: RecordedValue, value: RecordedValue, node: fx.Node, origin: str) -> bool:
-    """Return whether `other`, a value of the program before with the name of `node`, is the same call as `node`.
+    """Return whether `other`, a value with the name of `node` in the program before, is the same call as `node`.
 
-    A later pass may reuse a name that an earlier one freed; then the origin differs from `origin`.
+    A pass may give the name of a removed node to a new one. So the origin in the model (`origin` is that of `node`),
+    the shape and the op must agree too. `value` is the value that `node` computes.
     """
     return other.origin == origin and _shape(other) == _shape(value) and _same_kind(other.node, node)
 
 
 def _same_kind(node: fx.Node, other: fx.Node) -> bool:
-    """Return whether two calls may compute the same: they have the same op and number of arguments.
+    """Return whether two calls may compute the same value: they have the same op and number of arguments.
 
-    With fewer arguments a call computes less, for example if a mesh adds the bias after the sum over ranks.
+    Example of another number: on a mesh the bias is no argument of the matmul, but is added after the sum over ranks.
     """
     return _kind(node) == _kind(other)
 
@@ -301,8 +310,8 @@ def _distance_between(value: RecordedValue, other: RecordedValue) -> float:
 def first_nonfinite(program: Program, params: RankParams, inputs: Sequence[Inputs]) -> Overflow | None:
     """Run a program from fresh states, a step for each of `inputs`, and return the first tensor that overflows.
 
-    None if none does. `params` holds each rank's params. An overflow is a non-finite value whose float64 value is
-    finite, so a non-finite input, such as an unwritten page, does not count.
+    None if none overflows. `params` holds each rank's params by name. A tensor overflows if it has infinities or NaN
+    where its float64 value is finite; an unwritten page, which is NaN in float64 too, does not count.
     """
     lost: dict[tuple[int, fx.Node], torch.Tensor] = {}  # by count: a region's body runs several times
 

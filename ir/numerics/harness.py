@@ -28,9 +28,10 @@ def load_params(
     rank: Rank | None = None,
     memo: dict[Recipe, Results] | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Make every param by its recipe from checkpoint tensors, and return them by name; on a mesh, the part of `rank`.
+    """Make the params of a program from checkpoint tensors by their recipes, and return them by name.
 
-    `read` returns a checkpoint tensor by name. Calls with the same `memo` compute equal recipe steps once.
+    `read` returns a checkpoint tensor by name. On a mesh, the parts that `rank` holds are returned. Recipe steps that
+    occur in several calls with the same `memo` are computed once.
     """
     recipes = {name: spec.recipe.for_rank(rank) if rank else spec.recipe for name, spec in params.items()}
     return {name: recipe.execute(read, memo) for name, recipe in recipes.items()}
@@ -39,10 +40,10 @@ def load_params(
 def rank_params(
     program: Program, read: Callable[[str], torch.Tensor], memo: dict[Recipe, Results] | None = None
 ) -> list[dict[str, torch.Tensor]]:
-    """Make the params of a program by their recipes, and return them by name for every rank of its mesh, in order.
+    """Make the params of a program from checkpoint tensors. Return them by name, for every rank of its mesh in order.
 
-    `read` returns a checkpoint tensor by name. A program without a mesh has one rank. Calls with the same `memo`
-    compute equal recipe steps once.
+    `read` returns a checkpoint tensor by name. A program without a mesh has one rank. Recipe steps that occur in
+    several calls with the same `memo` are computed once.
     """
     return [load_params(program.params, read, rank, memo) for rank in ranks(program.mesh)]
 
@@ -50,7 +51,7 @@ def rank_params(
 def fresh_states(program: Program, pages: int) -> dict[str, torch.Tensor]:
     """Return a tensor for every state of a program, by name, with `pages` pages in each cache.
 
-    They are filled with NaN or -1, so that a read of unwritten memory shows in the results.
+    The tensors are filled with NaN or -1, so that a read of unwritten memory shows in the results.
     """
     rows = program.dims["R"].hi if "R" in program.dims else 1
     states = {}
@@ -136,11 +137,11 @@ def teacher_forced(
 ) -> list[torch.Tensor]:
     """Run requests (token ids) through a program, and return the logits f32[n, vocab] of the n tokens of each request.
 
-    For a program that pools, return its hidden states instead. `inputs` are the types of the program's inputs by name;
-    `run` runs one step. All requests run in the same steps. A program without a cache runs whole sequences in one step.
-    With a cache, a step runs at most `chunk` tokens of each request (all at once by default). The pages come from a
-    pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. No step samples, because an ending that
-    compares tokens with sampled ones would reject some.
+    A program that pools returns hidden states instead of logits. `inputs` are the types of the program's inputs by
+    name; `run` runs one step. All requests run in the same steps. A program without a cache runs whole sequences in one
+    step. With a cache, a step runs at most `chunk` tokens of each request (all at once by default). The pages come from
+    a pool of `pages` pages of `page_size` tokens, in an order permuted by `seed`. Nothing is sampled, because with
+    drafts the program would reject tokens that differ from sampled ones.
     """
     if not table_groups(inputs):
         outputs = run(_whole(inputs, requests))
@@ -160,9 +161,9 @@ def _rows(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
 
 
 def chunked(lengths: Sequence[int], chunk: int | None) -> Schedule:
-    """Return which tokens each step runs: pairs (index of a request, number of its next tokens).
+    """Return a schedule: for each step, pairs (index of a request, number of its next tokens that the step runs).
 
-    `lengths` are those of the requests. A step runs at most `chunk` tokens of each; None: all at once.
+    `lengths` holds the number of tokens of each request. A step runs at most `chunk` tokens of a request; None: all.
     """
     size = chunk or max(lengths)
     return [
@@ -186,8 +187,8 @@ def scheduled(
 
     A step of the schedule holds pairs (index of a request, number of its next tokens). `inputs` are the types of the
     program's inputs by name; `run` runs one step. Every token has a row of logits. `samples`: the last row of each
-    sequence samples the next token, which stays on the device. Each request has the device row with its index. Its
-    pages come from a pool of `pages` pages, in an order permuted by `seed`, and differ between cache groups.
+    sequence samples the next token, which stays on the device. Request i uses row i of states on the device. Pages come
+    from a pool of `pages` pages, in an order permuted by `seed`; a sequence has other pages in each cache group.
     """
     order = list(range(pages))
     if seed is not None:
@@ -210,11 +211,11 @@ def step_inputs(
     page_size: int = 16,
     seed: int | None = None,
 ) -> list[Mapping[str, torch.Tensor]]:
-    """Return, for each step, the inputs by name with which requests (token ids) run through a program.
+    """Return the inputs, by name, of every step that runs `requests` (token ids) through a program.
 
     `inputs` are the types of the program's inputs by name. A step has at most `chunk` tokens of each request. None: one
-    step has all tokens, for which programs of all stages compute the same rows. The pages of a KV cache come from a
-    pool of `pages` pages, in an order permuted by `seed`.
+    step has all tokens, and programs of all stages then return the same rows. The pages of a KV cache come from a pool
+    of `pages` pages, in an order permuted by `seed`.
     """
     steps: list[Mapping[str, torch.Tensor]] = []
 

@@ -24,9 +24,10 @@ class WeightBreach:
 
 @dataclass(frozen=True)
 class _Quantized:
-    """A quantized weight of a program. `parts` maps "weight", "scales" and "zeros" to the names of its params.
+    """A quantized weight of a program, with the param that it replaces.
 
-    `original` is the param of the program before quantization that it stores; None if there is none.
+    `parts` maps "weight", "scales" and "zeros" to the names of the params that store it. `original` is the param of the
+    program before quantization whose values they store; None if there is none.
     """
 
     parts: Mapping[str, str]
@@ -67,7 +68,10 @@ def weight_breaches(
 
 
 def _wrong_part(one: _Quantized, original: torch.Tensor, params: Mapping[str, torch.Tensor]) -> str:
-    """Return the name of the only param of a quantized weight that is wrong; that of the elements if several are."""
+    """Return which param of a wrongly quantized weight to report: elements, scales or zeros.
+
+    It is the only one that differs from quantizing `original` anew. If several differ, it is that of the elements.
+    """
     expected = quantize(original, one.format)
     wrong = [name for part, name in one.parts.items() if not torch.equal(params[name], expected[part])]
     return wrong[0] if len(wrong) == 1 else one.parts["weight"]
@@ -127,10 +131,10 @@ def _spread(scales: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
 def with_rounded_weights(
     before: Program, after: Program, before_params: RankParams, after_params: RankParams
 ) -> tuple[Program, list[dict[str, torch.Tensor]]]:
-    """Return the program `before` with the rounded weights of `after`, and the params of each rank for it.
+    """Return the program `before` with the rounded weights of `after`, and each rank's params for it.
 
-    Each linear that `after` quantizes reads the dequantized weight, in float64. If quantizing changed nothing else,
-    the float64 results of both programs are equal.
+    Callers compare it with `after`: the float64 results of both are equal if quantizing changed nothing but the
+    weights. Each linear that `after` quantizes reads the dequantized weight, in float64.
     """
     program, params = before.copy(), [dict(values) for values in before_params]
     kept = {node.name for node in after.calls(ops.linear.overload)}

@@ -21,8 +21,8 @@ Inputs = Mapping[str, torch.Tensor]
 class RecordedValue:
     """The result of a call in a recorded step. On a mesh it is assembled from all ranks, as one device computes it.
 
-    `name` is the node's name. For a node in a region's body it is CALL/NODE, where `call` is the region call that ran
-    the body; recordings on a mesh omit bodies. `measured` is the tensor in the program's own dtypes and in float64.
+    `name` is the node's name. A node in a region's body has the name CALL/NODE, where `call` is the region call;
+    recordings on a mesh omit such nodes. `measured` is the tensor in the program's own dtypes and in float64.
     """
 
     name: str
@@ -54,8 +54,9 @@ class Recording:
 def record(program: Program, params: RankParams, inputs: Sequence[Inputs], *, only_exact: bool = False) -> Recording:
     """Run a program from fresh states, a step for each of `inputs`, and record every tensor that it computes.
 
-    Tensors are recorded in the program's own dtypes and in float64, so use few tokens. `params` holds each rank's
-    params by name. `only_exact`: run in float64 alone, and record these values as both; params may then be in float64.
+    Each tensor is recorded twice, in the program's own dtypes and in float64, so use few tokens. `params` holds each
+    rank's params by name. `only_exact`: run in float64 alone, and record its values in place of both; params may then
+    be in float64.
     """
     runs = []
     for exact in (True,) if only_exact else (False, True):

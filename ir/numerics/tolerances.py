@@ -43,8 +43,8 @@ def compare(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype, *, 
     """Return how `found` differs from `expected` beyond the tolerance of `dtype`, as text; None if it does not.
 
     `dtype` is the dtype of the computation of `found`; `expected` may be wider. `factor` multiplies the tolerance. A
-    dtype outside the table (integers, bool, float8) must agree exactly. NaN never passes, even against NaN. An infinity
-    passes against the same one.
+    dtype outside the table (integers, bool, float8) must agree exactly. NaN always differs, even from NaN. An infinity
+    agrees only with the same infinity.
     """
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, expected {list(expected.shape)}"

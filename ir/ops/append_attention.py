@@ -43,7 +43,10 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
-    """Call `function`, a form of `qk_norm_rope_append`, with its part of the arguments in `call`, by parameter."""
+    """Call `function` to write k and v to the cache: `qk_norm_rope_append`, or a variant such as its in-place form.
+
+    `call` maps parameters of `append_attention` to arguments; the function gets those that it takes.
+    """
     names = ("kv", "q", "k", "v", "positions", "table", "slots")
     norms = () if call["q_weight"] is None else (call["q_weight"], call["k_weight"])
     order = {name: True for name in ("interleaved", "norm_last") if call[name]}
@@ -52,9 +55,10 @@ def _write(call: dict[str, Any], function: Callable[..., Any]) -> Any:
 
 
 def _read(call: dict[str, Any], function: Callable[..., Any], q: Any, kv: Any) -> Any:
-    """Call `function`, a form of `paged_attention`, with its part of the arguments in `call`, by parameter.
+    """Call `function` to attend over the cache: `paged_attention`, or a variant such as its row-by-row form.
 
-    `q` and the cache `kv` are results of `qk_norm_rope_append`.
+    `call` maps parameters of `append_attention` to arguments; the function gets those that it takes. `q` and `kv` are
+    results of `qk_norm_rope_append`.
     """
     names = ("page_table", "q_starts", "q_lens", "kv_lens")
     last = [call["sinks"], None, call["sharing"], call["slopes"]]
@@ -102,7 +106,10 @@ def _fake(
 
 
 def _sum(part: str) -> Callable[..., float]:
-    """Return a function from a call's arguments to its "flops" or "traffic": the sum over the two ops that it fuses."""
+    """Return a function that computes a cost of a call from its arguments.
+
+    The cost is `part`, "flops" or "traffic", added up over the two ops that `append_attention` fuses.
+    """
 
     def run(*args: Any, **kwargs: Any) -> float:
         call = append_attention.bind(args, kwargs)
@@ -166,12 +173,14 @@ def append_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Norm and rotate q and k, write k and v to the cache, and return (attention [T, H, D] of q, the new cache).
 
-    It fuses the ops `qk_norm_rope_append` and `paged_attention`, which explain the arguments: `table` is the rotary
-    table, `q_weight` and `k_weight` are those of the norms. Sequence b has the tokens from `q_starts[b]` on,
-    `q_lens[b]` of them, the last of its `kv_lens[b]` positions. A token's slot is that of its position in `page_table`.
-    So a backend may read the step's tokens from k and v, and earlier ones from the cache. Results do not depend on
-    this, nor on how a prompt is cut into chunks: the step's k and v are rounded to the cache's dtype, with its scales,
-    before attention reads them.
+    It fuses the ops `qk_norm_rope_append` and `paged_attention`, which explain the arguments. `table` is the rotary
+    table; `q_weight` and `k_weight` are the weights of the norms. Sequence b has `q_lens[b]` tokens in the step, from
+    `q_starts[b]` on, the last of its `kv_lens[b]` positions. `slots` and `page_table` must address the same place for a
+    token.
+
+    A backend may read the step's tokens from k and v, and earlier ones from the cache. Results do not depend on this,
+    nor on how a prompt is cut into chunks: the step's k and v are rounded to the cache's dtype, with its scales, before
+    attention reads them.
     """
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     order = {"interleaved": interleaved, "norm_last": norm_last}

@@ -19,11 +19,11 @@ from ingot.ir.types import TensorType
 class AtenOp:
     """An aten op that programs may call.
 
-    overload    the target of its calls in a graph
+    overload    the torch op, which is the target of its calls in a graph
     parameters  its parameters; `x` is torch's `self`
     placement   its placement rule: how arguments and results are distributed over a mesh axis
     view        whether the result shares memory with `x`, so that a call costs nothing
-    run         executes an instruction of a plan, which passes exactly the first `given` arguments, by position
+    run         a function that executes a call in a plan; it gets only the first `given` arguments, by position
     """
 
     overload: torch._ops.OpOverload
@@ -78,14 +78,20 @@ def _run_slice(x: torch.Tensor, dim: int, begin: int, end: int) -> torch.Tensor:
 
 
 def _sum(call: Call) -> Fit:
-    """The placement rule of add: two partial sums stay a partial sum; otherwise it is elementwise."""
+    """The placement rule of add: two partial sums over the ranks add to a partial sum.
+
+    Otherwise the rule is that of elementwise ops: all arguments are split along the same axis, or all are replicated.
+    """
     if len(call.types) == 2 and all(call.kind(name) == "partial" for name in call.types):
         return Fit(call.at, call.partial)
     return elementwise(call)
 
 
 def _product(call: Call) -> Fit:
-    """The placement rule of mul: a partial sum times a constant stays a partial sum; otherwise it is elementwise."""
+    """The placement rule of mul: a partial sum over the ranks times a constant is a partial sum.
+
+    Otherwise the rule is that of elementwise ops: all arguments are split along the same axis, or all are replicated.
+    """
     if len(call.types) == 1 and all(call.kind(name) == "partial" for name in call.types):
         return Fit(call.at, call.partial)
     return elementwise(call)
@@ -103,7 +109,10 @@ def _view(call: Call) -> Fit:
 
 
 def _slice(call: Call) -> Fit:
-    """The placement rule of slice: along a split axis, it may only take whole parts of a merged tensor."""
+    """The placement rule of slice: along the axis that a mesh splits, only whole parts of a merged tensor can be taken.
+
+    An example is k of merged q, k and v.
+    """
     x, values = call.at["x"], call.values
     if x is None or x.kind == "partial" or x.dim != values["dim"]:
         return Fit({"x": x}, x)

@@ -27,8 +27,9 @@ def attention_scores(
 ) -> torch.Tensor:
     """Return the attention scores before the softmax, [KV, H / KV, n, m], of q [n, H, D] with k [m, KV, D].
 
-    They are scaled, soft-capped (None: no cap), and get `bias` [H, n, m] added. They are -inf where `mask` [n, m] is
-    False. `sinks` [H] add a last column, which takes its share of the softmax and has no value.
+    The dot products are multiplied by `scale` and soft-capped (None: no cap); then `bias` [H, n, m] is added. Scores
+    are -inf where `mask` [n, m] is False. `sinks` [H] add a last column, which takes its share of the softmax and has
+    no value.
     """
     heads, kv_heads = q.shape[1], k.shape[1]
     grouped = wide(q).view(q.shape[0], kv_heads, heads // kv_heads, q.shape[2])
@@ -93,9 +94,9 @@ def weighted_values(q: torch.Tensor, weights: torch.Tensor, v: torch.Tensor, v_s
 
 
 def like_q(q: torch.Tensor, *_: object, mask: str = CAUSAL.name, **__: object) -> torch.Tensor:
-    """Return an uninitialized attention result of q's shape: the shape function of ops with values as wide as keys.
+    """Return an uninitialized attention result for meta tensors: the shape function of ops with values as wide as keys.
 
-    Raises VerifyError for an unknown mask and for the mask "tree".
+    The result has the shape of q. Raises VerifyError for an unknown mask and for the mask "tree".
     """
     check_mask(mask, None)
     return torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -123,17 +124,21 @@ def check_mask(mask: str, ancestors: object, slopes: object = None) -> None:
 
 
 def result_of(q: torch.Tensor, form: CacheForm) -> torch.Tensor:
-    """Return an uninitialized attention result [T, H, V] for q [T, H, D], with the width V of the cache's values."""
+    """Return an uninitialized attention result [T, H, V] for q [T, H, D].
+
+    `form` says how the cache stores keys and values, and so the width V of a value.
+    """
     return q.new_empty(*q.shape[:2], form.value_width)
 
 
 def seen_in_step(
     mask: Mask, queries: torch.Tensor, keys: torch.Tensor, ancestors: torch.Tensor | None, cached: int
 ) -> torch.Tensor:
-    """Return bool[n, m]: whether each query sees each key of the same sequence, with trees of drafts.
+    """Return bool[n, m]: whether each query sees each key of the same sequence, by the mask and a tree of drafts.
 
-    `queries` [n] and `keys` [m] hold positions. The step's own tokens are at position `cached` and later. With
-    `ancestors` i64[n], bit masks of tree nodes, a query sees only its ancestors among these.
+    `queries` [n] and `keys` [m] hold positions. Keys before position `cached` are those of earlier steps. With
+    `ancestors` i64[n], the step's own tokens are nodes of a tree, and a query sees only its ancestors among them: bit j
+    of its mask stands for position `cached` + j. A query with mask 0 is outside the tree, and sees what `mask` says.
     """
     seen = mask.seen(queries, keys)
     if ancestors is None:
@@ -146,14 +151,14 @@ def seen_in_step(
 def stated_options(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the attributes of an attention call that differ from their defaults, by name.
 
-    `call` holds its arguments by parameter. Only mask, soft_cap, value_width, k_scale and v_scale are returned.
+    `call` maps parameters to arguments. Only mask, soft_cap, value_width, k_scale and v_scale are considered.
     """
     defaults = {"mask": CAUSAL.name, "soft_cap": None, "value_width": None, "k_scale": 1.0, "v_scale": 1.0}
     return {name: call[name] for name, default in defaults.items() if call.get(name, default) != default}
 
 
 def slopes_sample(heads: int) -> torch.Tensor:
-    """Return ALiBi slopes f32[heads] for the samples of ops, all different."""
+    """Return ALiBi slopes f32[heads], all different, for sample calls of ops in tests."""
     return torch.linspace(0.9, 0.05, heads)
 
 
@@ -219,7 +224,10 @@ def _attention_fake(
     value_width: int | None = None,
     **_: object,
 ) -> torch.Tensor:
-    """Return an uninitialized result. Raises VerifyError for an unknown mask, and widths or slopes that do not fit."""
+    """Return an uninitialized result for meta tensors: the shape function of `attention`.
+
+    Raises VerifyError for an unknown mask, and for widths or slopes that do not fit.
+    """
     check_mask(mask, None)
     check_slopes(q, slopes)
     return result_of(q, CacheForm.given(q, k, v, value_width))
@@ -238,7 +246,7 @@ def _attention_flops(
 
 
 def flops_of(q: torch.Tensor, form: CacheForm) -> int:
-    """Return the flops of attention per key: of q [T, H, D] with the key, and of the weights with its value.
+    """Return the flops of attention for each key: q [T, H, D] times the key, and the weights times its value.
 
     `form` has the widths of keys and values.
     """
@@ -293,9 +301,9 @@ def attention(
     H is a multiple of KV. Values may be narrower or wider than keys. If `v` is None, values are the first `value_width`
     numbers of the keys, and the cache holds only keys.
 
-    `token_seqs` [T] holds the sequence of each token, `positions` [T] its position there. `layer` names the cache that
-    lowering assigns: calls with the same layer take the same k and v, and share a cache. `k_scale` and `v_scale` apply
-    to an f8e4m3 cache. `layer` and the scales do not change the result of this op.
+    `token_seqs` [T] holds the sequence of each token, `positions` [T] its position there. This op reads no cache;
+    `layer` and the scales are for lowering, and do not change the result. Calls with the same `layer` take the same k
+    and v, and later share a KV cache. `k_scale` and `v_scale` will apply to an f8e4m3 cache.
 
     `mask` names the positions that a token sees (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score /
     cap). `sinks` [H] are logits that join the softmax of each head. `slopes` f32[H] are ALiBi's (arXiv 2108.12409):

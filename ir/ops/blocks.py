@@ -37,12 +37,12 @@ def _take_fake(tokens: torch.Tensor, *_: torch.Tensor, mask_token: int) -> tuple
 def take_block(
     tokens: torch.Tensor, token_seqs: torch.Tensor, rows: torch.Tensor, blocks: torch.Tensor, *, mask_token: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids i32[T], found i32[T]): the step's token ids, and whether a position has a token (1) or is masked (0).
+    """Return the tokens of a step for a model that denoises blocks: (ids i32[T], found i32[T]).
 
-    `tokens` i32[T] holds an id; -1 for a masked position; or -2 - i for position i of the sequence's row of the state
-    `blocks` i32[R, N], in which -1 is a masked position. A masked position gets the id `mask_token`. `token_seqs`
-    i32[T] holds the index of each token's sequence, -1 for padding, which is unchanged. `rows` i32[B] holds the row of
-    each sequence in `blocks`.
+    `found` is 1 where a position has a token and 0 where it is masked; a masked position gets the id `mask_token`.
+    `tokens` i32[T] holds an id; -1 for a masked position; or -2 - i for position i of the sequence's block in the state
+    `blocks` i32[R, N], in which -1 is a masked position. `rows` i32[B] holds the row of each sequence in `blocks`.
+    `token_seqs` i32[T] holds the index of each token's sequence, -1 for padding, which is unchanged.
     """
     row = rows[token_seqs.clamp(min=0).long()].clamp(min=0).long()
     held = blocks[row, (-2 - tokens).clamp(min=0, max=blocks.shape[1] - 1).long()]
@@ -108,21 +108,23 @@ def fill_block(
     steps: int,
     sure_percent: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Fill masked positions of each block after a step: (committed i32[L], rejected i32[B], taken i32[B], blocks).
+    """Fill masked positions of each sequence's block with likely tokens, as one step of denoising it.
+
+    Return (committed i32[L], rejected i32[B], taken i32[B], blocks i32[B, block]). `committed` holds each row's token
+    before the step. `rejected` is the number of tokens of a sequence that do not count. `taken` is the row of logits of
+    its last token that counts; -1: none. `blocks` holds the new blocks; -1 is a masked position.
 
     The block of a sequence is its last `block` tokens, if each has a row of `logits` [L, V]; the last row is
     `sample_index[b]`. A row predicts the token of its own position. `found` i32[T] is 1 for a token that was not
-    masked. `logit_rows` i32[L] holds the token of each row; `q_starts` and `q_lens` i32[B] the first token of each
-    sequence and their number.
+    masked. `logit_rows` i32[L] holds the token of each row. Sequence b has `q_lens[b]` tokens, from `q_starts[b]` on.
 
-    A block is final if all its tokens were found before the step; its keys and values are then final too. None of its
-    tokens are rejected, `committed` holds them, and its row of `blocks` i32[B, block] is masked again (-1). For any
-    other block, `rejected` is `block`, and `taken` is -1 in place of `sample_index`. Its row of `blocks` holds the
-    tokens found before and new ones: the most likely tokens of masked positions, if their probability is above
-    `sure_percent` percent. The ceil(block / steps) most probable positions always get one, the first among equals.
+    A block is final if all its tokens were found before the step; its keys and values are then final too. Its tokens
+    count, and the new block is masked. For any other block, `rejected` is `block` and `taken` is -1. Masked positions
+    then get their most likely token if its probability is above `sure_percent` percent. The ceil(block / steps) most
+    probable positions always get one, the first among equals.
 
-    A sequence with fewer rows, such as a chunk of a prompt, rejects nothing, and its row of `blocks` is masked. A block
-    with a non-finite row of logits is aborted: nothing is rejected, and `committed` is -1.
+    A sequence with fewer rows, such as a chunk of a prompt, rejects nothing, and its new block is masked. A block with
+    a non-finite row of logits is aborted: nothing is rejected, and `committed` is -1.
     """
     device = logits.device
     place = torch.arange(block, dtype=torch.int32, device=device)

@@ -71,7 +71,10 @@ def _lookup(tokens: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], **_
 
 
 def _move(xs: Sequence[torch.Tensor], *, src: str, dst: str, dim: int = 0, **_: Any) -> Ranks:
-    """Return all ranks' values moved from the placement `src` to `dst` ("replicated", "shard" or "partial")."""
+    """Return all ranks' values after a move from the placement `src` to `dst` ("replicated", "shard" or "partial").
+
+    `xs` holds each rank's value before. Shards are divided along `dim`.
+    """
     return _MOVES[src, dst][1](xs, dim=dim)
 
 
@@ -102,10 +105,10 @@ def _move_fake(x: torch.Tensor, *, axis: str, src: str, dst: str, dim: int = 0, 
 
 
 def _collective(source: str = "", target: str = "") -> Rule:
-    """Return the placement rule of a collective that moves x from one kind of placement to another along its axis.
+    """Return the placement rule of a collective that moves x from one kind of placement to another on its mesh axis.
 
-    The kinds are `source` and `target`, or the op's attributes `src` and `dst` if it has them. Along other axes of the
-    mesh the placement stays.
+    The kinds are "replicated", "shard" and "partial": from `source` to `target`, or by default from the op's attribute
+    `src` to `dst`. The placements on other axes of the mesh stay.
     """
 
     def rule(call: Call) -> Fit:
@@ -188,9 +191,9 @@ def reduce_scatter(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch
     placement=_collective("replicated", "shard"),
 )
 def take_part(x: torch.Tensor, *, axis: str, dim: int, parts: int) -> torch.Tensor:
-    """Return this rank's part along `dim` of an x that all ranks of the mesh axis `axis` hold. Sends nothing.
+    """Return this rank's part of x along `dim`; all ranks of the mesh axis `axis` hold the same x.
 
-    `parts` is the number of ranks.
+    Nothing is sent. `parts` is the number of ranks.
     """
     raise _alone("take_part", axis)
 

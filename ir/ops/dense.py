@@ -43,7 +43,7 @@ def _linear_flops(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
 def _linear_placement(call: Call) -> Fit:
     """The placement rule of `linear`: a weight split by rows splits the result.
 
-    A weight split by columns needs x split as well, and the result is a partial sum.
+    If the weight is split by columns, x must be split too, and the result is a partial sum (each rank has one summand).
     """
     weight = call.at["weight"]
     last = len(call.types["x"].shape) - 1
@@ -57,7 +57,10 @@ def _linear_placement(call: Call) -> Fit:
 
 
 def check_bias(call: Call) -> None:
-    """Raise VerifyError if a matmul whose result is a partial sum has a bias: every rank would add it."""
+    """Raise VerifyError if a matmul has a bias and its result is a partial sum over ranks.
+
+    Every rank would add the bias.
+    """
     if "bias" in call.types:
         raise VerifyError("a bias on partial sums is added once by each rank", expected="an add after the all_reduce")
 
@@ -184,7 +187,7 @@ def rope_flops(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, **
 
 
 def rope_reads(positions: torch.Tensor, table: torch.Tensor) -> int:
-    """Return the bytes that a rotary embedding reads besides x: the positions, and a row of the table for each."""
+    """Return the bytes that a rotary embedding reads in addition to x: positions, and a row of the table for each."""
     return bytes_of(positions) + positions.numel() * bytes_of(table[:1])
 
 

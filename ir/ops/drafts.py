@@ -66,15 +66,16 @@ def accept_drafts(
     q_lens: torch.Tensor,
     sample_index: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compare drafts with sampled tokens: (rejected i32[B], taken i32[B]).
+    """Compare drafts with sampled tokens, and return (rejected i32[B], taken i32[B]).
 
-    `rejected` is the number of a sequence's last tokens that are rejected. `taken` is the row of logits of its last
-    kept token; -1 where `sample_index` is. `sampled` i32[L] holds the token sampled from each row of logits,
-    `logit_rows` i32[L] the row's index in `tokens` i32[T]. Sequence b has the tokens from `q_starts[b]` on,
-    `q_lens[b]` of them, and its last row of logits is `sample_index[b]`.
+    `rejected` is the number of tokens at the end of a sequence that are rejected. `taken` is the row of logits of the
+    last token that is kept; -1 where `sample_index` is -1. `sampled` i32[L] holds the token sampled from each row of
+    logits, `logit_rows` i32[L] the row's index in `tokens` i32[T]. Sequence b has `q_lens[b]` tokens, from
+    `q_starts[b]` on, and its last row of logits is `sample_index[b]`.
 
-    Drafts are checked if the sequence has a row of logits for each token. It then keeps a token if it keeps all before
-    it and the row of the token before it `sampled` it. A sequence with fewer rows, such as a prompt, keeps all tokens.
+    A sequence with a row of logits for each token is checked: a draft is kept if all tokens before it are kept, and if
+    it is the token that was sampled after the one before it. A sequence with fewer rows, such as a prompt, keeps all
+    tokens.
     """
     ends = q_starts + q_lens
     follows = (logit_rows + 1).clamp(max=tokens.shape[0] - 1).long()

@@ -28,10 +28,11 @@ def route(router_logits: torch.Tensor, top_k: int, renormalize: bool) -> tuple[t
 
 
 def group_by_expert(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sort the tokens' choices of experts, i64[T, top_k], by expert: (order i64[T * top_k], counts i64[num_experts]).
+    """Sort the tokens' choices of experts by expert, and return (order i64[T * top_k], counts i64[num_experts]).
 
-    Row t * top_k + i is the i-th choice of token t. `order` lists the rows of expert 0 first, then those of expert 1,
-    and so on, each expert's in token order. `counts` holds the number of rows per expert.
+    `experts` i64[T, top_k] holds the choices; choice i of token t has the number t * top_k + i. `order` lists the
+    choices of expert 0 first, then those of expert 1, and so on, each in token order. `counts` holds the number of
+    choices of each expert.
     """
     flat = experts.flatten()
     counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
@@ -80,7 +81,10 @@ def _flops(
 def _traffic(
     x: torch.Tensor, router_logits: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, *, top_k: int, **_: object
 ) -> int:
-    """Return the bytes that a call moves, with the weights of as many experts as the tokens can reach."""
+    """Return the bytes that a call moves.
+
+    It counts the weights of as many experts as the step's tokens can choose.
+    """
     experts = min(gate_up.shape[0], x.shape[0] * top_k)
     return 2 * bytes_of(x) + bytes_of(router_logits) + experts * bytes_of(gate_up[:1], down[:1])
 
@@ -107,9 +111,10 @@ def _through(
     gate_up: torch.Tensor,
     down: torch.Tensor,
 ) -> torch.Tensor:
-    """Run each token of x through its experts, and return the sums [T, D] weighted by `weights` [T, top_k].
+    """Run each token of x through its chosen experts, and return the weighted sums [T, D].
 
-    `order` lists the choices (token * top_k + i) by expert; the first `counts[0]` are those of expert 0, and so on.
+    `weights` [T, top_k] holds the weights of the chosen experts. `order` lists the choices (token * top_k + i) by
+    expert; the first `counts[0]` are those of expert 0, and so on. `gate_up` and `down` are the experts' matrices.
     """
     rows = x[order // weights.shape[1]]
     made = torch.empty_like(rows)
@@ -135,16 +140,19 @@ def _all_to_the_same(
     top_k: int,
     renormalize: bool = True,
 ) -> torch.Tensor:
-    """Allocate what `moe` does at most: when all tokens choose the same experts."""
+    """Allocate as much memory as any call of `moe` can; the memory planner runs this to measure the peak.
+
+    A call needs most if all tokens choose the same experts. The returned tensor only has the shape of the result.
+    """
     weights, experts = route(router_logits, top_k, renormalize)
     order, _ = group_by_expert(experts, gate_up.shape[0])
     return _through(x, weights, order, [x.shape[0]] * top_k, gate_up, down)
 
 
 def _placement(call: Call) -> Fit:
-    """The placement rule of `moe`: each rank has a part of each expert's gate, up and down, and returns partial sums.
+    """The placement rule of `moe`: each rank has a part of every expert's gate, up and down weights.
 
-    Otherwise all is replicated.
+    The result is then a partial sum. Without such a split all arguments are replicated.
     """
     if call.kind("gate_up") != "shard" and not call.is_shard("down", 2):
         return whole(call)

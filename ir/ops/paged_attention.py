@@ -71,7 +71,10 @@ def _write_padded(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> None:
-    """Write k and v with the most memory that a call needs: with a padding slot, `_write` copies the other rows."""
+    """Allocate as much memory as any write to the cache can; the memory planner runs this to measure the peak.
+
+    A write needs most if a slot is padding: it then copies the other rows of k and v.
+    """
     v = None if v is None else v.clone()
     _write_real(kv, k.clone(), v, slots.clone(), CacheScales(k_scale, v_scale))
 
@@ -157,9 +160,10 @@ def paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Sample]:
-    """Return sample calls of `paged_attention` with other forms of caches, from the arguments of one call.
+    """Return sample calls of `paged_attention` for two further ways in which caches store keys and values.
 
-    One cache has keys and values of different widths, in the other the values are part of the keys.
+    One cache has keys and values of different widths; in the other one values are a part of the keys. The other
+    arguments are taken from `args`, those of a sample call.
     """
     q, kv, *lens = args
     pages, _, page, heads, dim = kv.shape
@@ -171,10 +175,10 @@ def other_forms(args: tuple[torch.Tensor, ...], g: torch.Generator) -> list[Samp
 
 
 def _paged_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return sample calls of `paged_attention` with all of its arguments.
+    """Return sample calls of `paged_attention` that together use all of its arguments.
 
-    In addition to `paged_samples`: a tree of three nodes with a token outside it, three sequences with a first page
-    that two share, and calls with ALiBi slopes.
+    In addition to `paged_samples`: a tree of three nodes with a token outside it; three sequences, two of them with the
+    same first page; and calls with ALiBi slopes.
     """
     found = paged_samples(g, dtype)
     tree = Sample((*found[0].args, None, torch.tensor([1, 3, 5, 0])), {"scale": 0.35, "mask": "tree"})
@@ -231,8 +235,8 @@ def _paged_rowwise(
 def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor, mask: str) -> tuple[float, float]:
     """Return (keys that a token sees on average, positions that a call reads per sequence), for cost estimates.
 
-    Assumes that the pages of `page_table` are full, and that the step has equally many tokens of each sequence, its
-    last ones.
+    Assumes that the sequences fill the pages of `page_table`, and that the step has equally many tokens of each
+    sequence, at its end.
     """
     length = page_table.shape[1] * kv.shape[2]
     count = min(q.shape[0] / page_table.shape[0], length)
@@ -251,9 +255,9 @@ def _positions_seen(q: torch.Tensor, kv: torch.Tensor, page_table: torch.Tensor,
 
 
 def _seen_in_chunks(length: float, size: int) -> float:
-    """Return how many keys the first `length` tokens of a sequence see in all, each those of its chunk up to itself.
+    """Return how many keys the first `length` tokens of a sequence see with the chunked mask, added up over the tokens.
 
-    Chunks have `size` tokens.
+    A token sees the keys of its chunk of `size` tokens, up to itself.
     """
     rest = length % size
     return length // size * (size * (size + 1) / 2) + rest * (rest + 1) / 2
@@ -317,8 +321,9 @@ def cached_keys(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Read keys and values of one sequence from the cache: (keys [m, KV, D], values [m, KV, V], positions [m]).
 
-    `table` [P] holds the sequence's pages. The positions are those below `end`, from the first page on that queries at
-    the position `first` or later see. Earlier pages are not read.
+    `form` says how the cache stores them, and `table` [P] holds the sequence's pages. Pages that no query at the
+    position `first` or later sees, by `mask`, are not read. The positions begin with the first page that is read, and
+    end before `end`.
     """
     page_size = kv.shape[2]
     page = max(0, mask.first(first)) // page_size
@@ -344,7 +349,7 @@ def _attend_pages(
 ) -> torch.Tensor:
     """Return the attention [n, H, V] of one sequence: q [n, H, D] are the last n of its `length` positions.
 
-    Its keys and values are in the pages `table` [P] of the cache.
+    Its keys and values are in the pages `table` [P] of the cache. `form` says how the cache stores them.
     """
     cached = length - q.shape[0]
     k, v, places = cached_keys(kv, form, table, mask, cached, length)
@@ -355,9 +360,9 @@ def _attend_pages(
 
 @cache
 def longest_read(tokens: int, pages: int, page_size: int, mask: Mask) -> tuple[int, int]:
-    """Return (tokens in the step, length) of a sequence that reads as many positions of the cache as a call can.
+    """Return (tokens in the step, length) of the sequence that needs the most reads of the cache in one call.
 
-    The step has `tokens` tokens, and a sequence at most `pages` pages.
+    The memory planner assumes it. The call has `tokens` tokens, and a sequence has at most `pages` pages.
     """
     most = pages * page_size
     count = min(tokens, most)
@@ -387,7 +392,11 @@ def _paged_costliest(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> torch.Tensor:
-    """Allocate what a call does at most: when all tokens belong to one sequence, at the end of its pages."""
+    """Allocate as much memory as any call of `paged_attention` can; the memory planner runs this to measure the peak.
+
+    A call needs most if all tokens belong to one sequence, at the position where it reads most of the cache. The
+    returned tensor only has the shape of the result.
+    """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out = result_of(q, form).zero_()
     by, scales = Mask.named(mask), CacheScales(k_scale, v_scale)
@@ -435,7 +444,7 @@ def paged_attention(
     """Return the attention [T, H, V] of q [T, H, D] over the keys and values in the pages of each sequence.
 
     The shape of the cache `kv` determines V (`ingot.ir.cache.form`). `value_width` is set only if values are the first
-    numbers of the keys. Sequence b has the tokens from `q_starts[b]` on, `q_lens[b]` of them, which are the last of its
+    numbers of the keys. Sequence b has `q_lens[b]` tokens in the step, from `q_starts[b]` on. They are the last of its
     `kv_lens[b]` cached positions. Position p is stored in page `page_table[b, p // page_size]`. Rows of padding are
     zero.
 

@@ -42,7 +42,7 @@ def _attend_part(
 
 
 def _empty(q: torch.Tensor, form: CacheForm) -> Part:
-    """Return the attention [T, H, V] and log-sum-exp [T, H] of tokens that see nothing: zeros and -inf."""
+    """Return zeros as attention [T, H, V] and -inf as log-sum-exp [T, H]: the results of tokens that see nothing."""
     return result_of(q, form).zero_(), torch.full(q.shape[:2], float("-inf"), dtype=wide(q[:0]).dtype, device=q.device)
 
 
@@ -59,10 +59,10 @@ def _part_of_pages(
     soft_cap: float | None,
     scales: CacheScales,
 ) -> Part:
-    """Return (attention [n, H, V], log-sum-exp [n, H]) of one sequence.
+    """Return (attention [n, H, V], log-sum-exp [n, H]) of one sequence over the first `length` positions in its pages.
 
-    q [n, H, D] is at the positions from `first` on. Keys and values are the first `length` positions in the pages
-    `table` of the cache.
+    q [n, H, D] is at the positions from `first` on. `table` holds the pages; `form` says how the cache stores keys and
+    values.
     """
     k, v, places = cached_keys(kv, form, table, mask, first, length)
     queries = torch.arange(first, first + q.shape[0], device=q.device)
@@ -79,7 +79,7 @@ def _form(call: dict[str, Any]) -> CacheForm:
 
 
 def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
-    """Return sample calls: those of `paged_attention`, and one with prefixes of 2 positions and of none."""
+    """Return sample calls for tests: those of `paged_attention`, and one with prefixes of 2 positions and of 0."""
     q, kv, table, starts, lens, _ = paged_samples(g, dtype)[0].args
     shared = (q, kv, table, starts, lens, torch.tensor([2, 0], dtype=torch.int32))
     return [*paged_samples(g, dtype), Sample(shared, {"scale": 0.35, "mask": "bidirectional"})]
@@ -103,7 +103,11 @@ def _rowwise(*args: Any, **kwargs: Any) -> Part:
 
 
 def _costliest(*args: Any, **kwargs: Any) -> Part:
-    """Allocate what a call does at most: when all tokens belong to one sequence, at the end of its pages."""
+    """Allocate as much memory as any call of `partial_attention` can; the memory planner runs this to measure the peak.
+
+    A call needs most if all tokens belong to one sequence, at the position where it reads most of the cache. The
+    returned tensors only have the shapes of the results.
+    """
     call = partial_attention.bind(args, kwargs)
     form = _form(call)
     out, lse = _empty(call["q"], form)
@@ -160,14 +164,14 @@ def partial_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over a part of the pages of each sequence.
+    """Return (attention [T, H, V], log-sum-exp f32[T, H]) of q [T, H, D] over a part of each sequence's pages.
 
-    The part of sequence b has the pages `page_table[b]` and `kv_lens[b]` positions; the other arguments are those of
-    `paged_attention`. The op `merge_attention` combines two parts. With the mask "bidirectional", a part may be any
-    positions that all tokens see. For masks that depend on distances it must be the end of the sequence. It may hold
-    fewer positions than the sequence has tokens in the step. A token that sees nothing gets attention zero and
-    log-sum-exp -inf. Pass `sinks` with one of the parts only. There are no ALiBi slopes: they need distances, and the
-    op does not know where in its sequence the part is.
+    Two such parts are combined by the op `merge_attention`. The part of sequence b has the pages `page_table[b]` and
+    `kv_lens[b]` positions; the other arguments are those of `paged_attention`. With the mask "bidirectional", a part
+    may be any positions that all tokens see. For masks that depend on distances it must be the end of the sequence. It
+    may hold fewer positions than the sequence has tokens in the step. A token that sees nothing gets attention zero and
+    log-sum-exp -inf. Pass `sinks` with one of the parts only. ALiBi slopes are not supported: they need distances, and
+    the op does not know where in its sequence the part is.
     """
     form = CacheForm.of_cache(kv.shape, q.shape[2], value_width)
     out, lse = _empty(q, form)

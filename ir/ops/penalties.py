@@ -61,7 +61,10 @@ def _count_all(
     rows: torch.Tensor,
     prompt_ends: torch.Tensor,
 ) -> None:
-    """Allocate what counting tokens does at most: as if every token were in a prompt, began a row and was generated."""
+    """Allocate as much memory as any call of `count_tokens` can; the memory planner runs this to measure the peak.
+
+    A call needs most if each token is counted in every way: as a prompt token, as a generated one, and at position 0.
+    """
     ends = prompt_ends[token_seqs.clamp(min=0).long()]
     row, token = rows[token_seqs.clamp(min=0).long()].long(), ids.long()
     counted, prompt, generated = token_seqs >= 0, positions < ends, positions >= ends
@@ -107,10 +110,11 @@ def count_tokens(
 class Penalties:
     """The penalties and bans of L rows of logits.
 
-    token_counts  the state i32[R, vocab] with the tokens of each running sequence: 1 for one in the prompt, plus 2 for
-                  each time that it was generated
-    count_rows    i32[L], the row of `token_counts` of each row of logits; -1: no penalty
-    repetition, frequency, presence: f32[L], the penalties of each row
+    token_counts  the state i32[R, vocab] that counts the tokens of each running sequence: 1 for a token in the prompt,
+                  plus 2 for each time that it was generated
+    count_rows    i32[L], the row of `token_counts` that belongs to each row of logits; -1: no penalty
+    repetition, frequency, presence
+                  f32[L], the penalties of each row
     banned        i32[L, K], ids that may not be chosen; -1: none
     """
 
@@ -123,7 +127,7 @@ class Penalties:
 
     @property
     def asked(self) -> bool:
-        """Return whether any row of logits has a penalty or a ban. Reads tensor data."""
+        """Return whether any row of logits has a penalty or a ban. Reads the data of tensors, not only their shapes."""
         return bool((self.count_rows >= 0).any()) or bool((self.banned >= 0).any())
 
 
@@ -150,7 +154,11 @@ def penalized(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
 
 
 def penalized_most(logits: torch.Tensor, asked: Penalties) -> torch.Tensor:
-    """Allocate what `penalized` does at most: as if every sequence contained the whole vocabulary. Reads no data."""
+    """Allocate as much memory as any call of `penalized` can; the memory planner runs this to measure the peak.
+
+    A call needs most if every sequence contains the whole vocabulary. No data is read; the result only has the right
+    shape.
+    """
     result = wide_copy(logits)
     rows = torch.arange(min(logits.shape[0], _ROWS_AT_ONCE), device=logits.device)
     held = asked.token_counts[asked.count_rows[rows].long()]
@@ -167,10 +175,10 @@ def _penalize(
     rows: torch.Tensor,
     asked: Penalties,
 ) -> None:
-    """Apply the penalties `asked` to the logits `result` in place, for tokens that sequences contain.
+    """Apply the penalties `asked` to the logits `result` in place, for the tokens that sequences contain.
 
-    `rows` are rows of `result`, and `held` their rows of counts. The tokens are pairs of `place`, an index into `rows`,
-    and `token`, an id.
+    `rows` selects rows of `result`, and `held` contains their token counts. Such a token is given by its id in `token`
+    and by the index into `rows` at the same position of `place`.
     """
     row, times = rows[place], held[place, token] // GENERATED
     chosen, factor = result[row, token], asked.repetition[row]

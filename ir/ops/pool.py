@@ -40,7 +40,10 @@ def _fake(x: torch.Tensor, q_starts: torch.Tensor, *_: object, pooling: str) -> 
 
 
 def _costliest(x: torch.Tensor, q_starts: torch.Tensor, *rest: torch.Tensor, pooling: str) -> torch.Tensor:
-    """Allocate what `pool` does at most: when all tokens belong to one sequence."""
+    """Allocate as much memory as any call of `pool` can; the memory planner runs this to measure the peak.
+
+    A call needs most if all tokens belong to one sequence. The returned tensor only has the shape of the result.
+    """
     out = _fake(x, q_starts, *rest, pooling=pooling)
     own = wide_copy(x)
     out[0] = own.mean(0)
@@ -68,10 +71,10 @@ def pool(
 ) -> torch.Tensor:
     """Return one vector per sequence, f32[B, N], from the hidden states x [T, N] of its tokens.
 
-    `pooling` "last" takes that of the last token, "cls" that of the first, "mean" their mean. Sequence b has the tokens
-    from `q_starts[b]` on, `q_lens[b]` of them; an empty one gets zeros. `dimensions[b]` keeps that many leading
-    elements and zeroes the rest (arXiv 2205.13147); 0 keeps all. If `normalize[b]` is not 0, the vector is then scaled
-    to length 1. Raises VerifyError for an unknown pooling.
+    `pooling` "last" takes the hidden state of the last token, "cls" that of the first, "mean" their mean. Sequence b
+    has `q_lens[b]` tokens, from `q_starts[b]` on; a sequence without tokens gets zeros. `dimensions[b]` keeps that many
+    leading elements and zeroes the rest (arXiv 2205.13147); 0 keeps all. If `normalize[b]` is not 0, the vector is then
+    scaled to length 1. Raises VerifyError for an unknown pooling.
     """
     check_pooling(pooling)
     rows: list[torch.Tensor] = []

@@ -62,9 +62,10 @@ def _fake(
 
 
 def _placement(call: Call) -> Fit:
-    """The placement rule of `quant_linear`, like that of `linear`: a weight split by rows splits the result.
+    """The placement rule of `quant_linear`, which is that of `linear`: a weight split by rows splits the result.
 
-    For one split by columns the result is a partial sum. Scales and zeros are split with the packed elements.
+    A weight split by columns makes the result a partial sum over the ranks. Scales and zeros are split with the packed
+    elements.
     """
     weight, format = call.at["weight"], find_format(call.values["format"])
     if weight is None or weight.kind != "shard" or weight.dim > 1 or (weight.dim and weight.segments):

@@ -17,11 +17,11 @@ _LIBRARY = torch.library.Library("ingot", "DEF")
 
 
 class Effect(enum.Enum):
-    """How a call of an op uses state and random numbers. Passes rely on it to join and remove calls.
+    """How a call of an op uses state and random numbers. Passes join and remove calls by this.
 
-    PURE: equal arguments return equal bits. READS_STATE: so too, and an argument is a version of a state. WRITES_STATE:
-    the call makes the next version of a state. RANDOM: each call draws new random numbers. (`sample` is not random: its
-    arguments key its draws.)
+    PURE: equal arguments return equal bits. READS_STATE: as PURE, but an argument is a state, such as a KV cache.
+    WRITES_STATE: the call returns the next version of a state. RANDOM: each call draws new random numbers. (`sample` is
+    not RANDOM: its arguments determine its draws.)
     """
 
     PURE = "pure"
@@ -74,21 +74,22 @@ class Op:
     - `traffic`: a function that returns the bytes that a call moves; by default those of all arguments and results but
       written states. `flops` and `traffic` look at shapes only.
     - `multiplies`: the call multiplies rows by its weights.
-    - `fake`: returns results of the right shape for meta tensors.
+    - `fake`: the shape function: returns results of the right shape for meta tensors.
     - `rowwise`: computes the same with each token independent of the others in the step (bitwise batch-invariant), one
       row of the parameters `rows` at a time.
     - `samples`: returns sample calls for tests.
     - `states`: the parameters that are states that the op writes. `in_place` updates them and returns only the other
       results; lowered programs call it.
-    - `costliest`: allocates the most that a call (in place, if it has states) can allocate, without reading data.
-      Memory is planned by it.
+    - `costliest`: allocates as much memory as a call (in place, if it has states) can, without reading data. The memory
+      planner measures its peak.
     - `decompose`: computes a fused op by calls of the ops that it fuses; None for other ops.
     - `fusible`: a region compiler may put the op into a region.
     - `legal`: "any" stage, "pure" before states exist, "cached" once they do, or "open" until insert-collectives.
     - `effect`: whether passes may join or remove calls.
-    - `across`: computes a collective for all ranks of its axis, from one list per tensor argument to a list of results.
-    - `on_device`: the forms that run use tensors alone and copy nothing from the host, so a CUDA graph can
-      capture them.
+    - `across`: for a collective, computes the results of all ranks of its axis. It takes a list per tensor argument,
+      with a tensor per rank, and returns a list of results.
+    - `on_device`: a CUDA graph can capture the functions that compute the op: they use tensors alone and copy nothing
+      from the host.
     - `needs_kernel`: the reference loops over sequences. On a GPU it replaces a missing kernel only on request.
 
     Every result has its own memory.
@@ -148,7 +149,7 @@ class Op:
     def cost(self, *args: Any, **kwargs: Any) -> Cost:
         """Return the flops and bytes of a call with these arguments, whose tensors may be meta tensors.
 
-        Assumes requests without penalties, log-probabilities and the like.
+        Assumes that no request uses penalties, log-probabilities or other extras.
         """
         with torch.device("meta"):
             result = self.fake(*(a.to("meta") if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
@@ -183,9 +184,9 @@ def lookup_traffic(indices: torch.Tensor, table: torch.Tensor, **_: object) -> i
 
 
 def _each_row(reference: Function, rows: tuple[str, ...]) -> Function:
-    """Return a function that computes an op row by row, so that no row's bits depend on the others.
+    """Return a function that computes an op one row at a time, so that no row's bits depend on the other rows.
 
-    It applies `reference` to one row at a time of the arguments `rows`, and concatenates the results.
+    It calls `reference` with one row of each of the parameters `rows`, and concatenates the results.
     """
     parameters = Parameters.of(reference)
 

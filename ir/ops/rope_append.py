@@ -50,9 +50,9 @@ def _prepared(
 
 
 def _with_append(append: Callable[..., Any] | None) -> Callable[..., torch.Tensor]:
-    """Return a function that computes `qk_norm_rope_append` with the cache updated in place, and returns q.
+    """Return an in-place variant of `qk_norm_rope_append`: it updates the cache and returns only q.
 
-    `append` is an in-place form of `kv_append`.
+    `append` is the in-place function that writes keys and values, a variant of `kv_append`.
     """
     assert append is not None
 

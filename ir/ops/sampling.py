@@ -117,10 +117,11 @@ def _draw(
 
 
 def _choose(logits: torch.Tensor, columns: tuple[torch.Tensor, ...], drawn: torch.Tensor) -> torch.Tensor:
-    """Return a token i32[L] for each row of penalized logits [L, V].
+    """Return a token i32[L] for each row of logits [L, V], which already contain the penalties.
 
-    For the rows `drawn` i64[n] it is drawn at random, by `columns`: temperature, top_k, top_p, min_p, seeds and
-    positions. For other rows it is the most likely token. -1 for a row whose largest logit is not finite.
+    For the rows `drawn` i64[n] the token is drawn at random; for the others it is the most likely one. `columns` holds
+    the values per row that drawing needs: temperature, top_k, top_p, min_p, seeds and positions. A row whose largest
+    logit is not finite gets -1.
     """
     tokens = logits.argmax(-1)
     for rows in drawn.split(_ROWS_AT_ONCE) if drawn.numel() else ():  # greedy requests need no random numbers
@@ -135,7 +136,10 @@ def _choose_most(logits: torch.Tensor, *asked: torch.Tensor) -> torch.Tensor:
 
 
 def _traffic(logits: torch.Tensor, *asked: torch.Tensor) -> int:
-    """Return the bytes that a call moves without penalties, when it does not read the state `token_counts`."""
+    """Return the bytes that a call moves if no request has a penalty.
+
+    It then does not read the state `token_counts`.
+    """
     counts = asked[-NUM_PENALTIES]
     return bytes_of(logits, *(one for one in asked if one is not counts)) + logits.shape[0] * torch.int32.itemsize
 
@@ -182,10 +186,10 @@ def sample(
 ) -> torch.Tensor:
     """Return a token i32[L] for each row of logits [L, V], greedily or at random.
 
-    Each sampling parameter has a value per row, [L]; `banned` is i32[L, K]. First penalties change the logits: of row i
-    by the tokens in row `count_rows[i]` i32 of the state `token_counts` i32[R, V] (-1: no penalty), with `repetition`,
-    `frequency` and `presence`, each f32. The ids in `banned` (-1: none) are not chosen. A row without penalties and
-    bans is unchanged.
+    First penalties and bans change the logits. Row i is penalized for the tokens in row `count_rows[i]` (-1: no
+    penalty) of the state `token_counts` i32[R, V], with `repetition[i]`, `frequency[i]` and `presence[i]`. The ids in
+    `banned[i]` (-1: none), of i32[L, K], are not chosen. A row without penalties and bans is unchanged. Each other
+    parameter has a value per row, [L].
 
     Temperature 0 takes the most likely token (the lowest id among equals). Otherwise one token is drawn from
     `softmax(logits / temperature)`, restricted by min_p, top_k and top_p, by the Gumbel-max method with noise keyed by

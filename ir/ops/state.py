@@ -29,7 +29,10 @@ def _copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
 
 
 def _between_steps(call: Call) -> Fit:
-    """The placement rule of ops on pages or slots of a state: it keeps a split along any axis but theirs."""
+    """The placement rule of ops that copy, move or clear pages or slots of a state.
+
+    A state that is split along another axis than that of pages or slots stays split.
+    """
     state = call.at["state"]
     kept = state is None or (state.kind == "shard" and state.dim != call.values["axis"])
     return Fit({"state": state}, state) if kept else whole(call)
@@ -45,9 +48,9 @@ def _between_steps(call: Call) -> Fit:
     placement=_between_steps,
 )
 def state_copy(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """Return the state with its pages or slots `sources` i64[N] copied to `targets` i64[N], which are distinct.
+    """Return the state after a copy of pages or slots: page `sources[i]` to page `targets[i]`, both i64[N].
 
-    `axis` is the axis of the state that counts pages or slots.
+    `axis` is the axis of the state that counts pages or slots. Targets are distinct.
     """
     result = state.clone()
     _copy(result, sources, targets, axis=axis)
@@ -71,9 +74,10 @@ def _move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, 
     placement=_between_steps,
 )
 def state_move(state: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """Return the state with its pages or slots `sources` i64[N] moved to `targets` i64[N], which are distinct.
+    """Return the state after a move of pages or slots: page `sources[i]` to page `targets[i]`, both i64[N].
 
-    Sources that are not targets become zero. `axis` is the axis of the state that counts pages or slots.
+    `axis` is the axis of the state that counts pages or slots. Sources that are not targets become zero. Targets are
+    distinct.
     """
     result = state.clone()
     _move(result, sources, targets, axis=axis)
@@ -99,7 +103,7 @@ def _zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> None:
     placement=_between_steps,
 )
 def state_zero(state: torch.Tensor, targets: torch.Tensor, *, axis: int) -> torch.Tensor:
-    """Return the state with its pages or slots `targets` i64[N] set to zero.
+    """Return the state with the pages or slots that `targets` i64[N] lists set to zero.
 
     `axis` is the axis of the state that counts pages or slots.
     """

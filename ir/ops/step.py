@@ -91,14 +91,17 @@ def feed(
     *,
     page_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]) of the tokens and sequences of a step.
+    """Return (ids i32[T], positions i32[T], slots i64[T], kv_lens i32[B]): what the model needs to run a step.
 
-    `slots` are the cache slots of the tokens, `kv_lens` the lengths of the sequences after the step. Token t belongs to
-    sequence b = `token_seqs[t]`, which has `q_lens[b]` tokens from `q_starts[b]` on. Token -1 means
-    `last_token[rows[b]]`, a state [R]. The sequence starts at position `starts[b]`, or, if that is -1, at
-    `position[rows[b]]`, another state [R]. `page_table` [B, P] holds its pages. A token with `token_seqs` -1 and a
-    sequence with row -1 are padding: id 0, position 0, slot -1, length 0. Without a page table (a model without a paged
-    cache), all slots are -1.
+    `slots` are the cache slots (page * page size + offset) of the tokens, `kv_lens` the lengths of the sequences after
+    the step. Sequence b has `q_lens[b]` tokens, from `q_starts[b]` on, and the pages `page_table[b]` of [B, P]. Token t
+    belongs to sequence b = `token_seqs[t]`.
+
+    The host need not know sampled tokens: id -1 in `tokens` means `last_token[rows[b]]`, from a state [R]. Likewise the
+    sequence starts at position `starts[b]`, or, if that is -1, at `position[rows[b]]`, from another state [R].
+
+    A token with `token_seqs` -1 and a sequence with row -1 are padding: id 0, position 0, slot -1, length 0. Without a
+    page table (a model without a paged cache), all slots are -1.
     """
     real = token_seqs >= 0
     seq = token_seqs.clamp(min=0).long()
@@ -129,10 +132,11 @@ def _page_slots_samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 def page_slots(
     positions: torch.Tensor, token_seqs: torch.Tensor, page_table: torch.Tensor, *, page_size: int
 ) -> torch.Tensor:
-    """Return i64[T]: the cache slots of tokens at `positions` [T] in a further cache group; `feed` does it for one.
+    """Return i64[T]: the cache slots (page * page size + offset) of tokens at `positions` [T].
 
-    Token t belongs to sequence `token_seqs[t]`, whose pages are in that row of `page_table` [B, P]. -1 is padding, with
-    slot -1.
+    The op `feed` returns the slots of one cache group; this op is for each further group, such as that of a window.
+    Token t belongs to sequence b = `token_seqs[t]`, with the pages `page_table[b]` of [B, P]. A token with sequence -1
+    is padding and gets slot -1.
     """
     return _slots(positions, token_seqs.clamp(min=0).long(), token_seqs >= 0, page_table, page_size)
 
@@ -169,7 +173,10 @@ def _move_all(
     sample_index: torch.Tensor,
     rejected: torch.Tensor | None = None,
 ) -> None:
-    """Allocate what `advance` does at most: when no sequence is padding and all sampled a token."""
+    """Allocate as much memory as any call of `advance` can; the memory planner runs this to measure the peak.
+
+    A call needs most if no sequence is padding and every sequence sampled a token.
+    """
     if rejected is not None:
         kv_lens, sample_index = kv_lens - rejected, torch.where(sample_index >= 0, sample_index - rejected, -1)
     position[rows.long()] = kv_lens.clone()

@@ -31,8 +31,11 @@ def _samples(g: torch.Generator, dtype: torch.dtype) -> list[Sample]:
 
 
 def _by_sequence(form: Function, args: Any, kwargs: Any) -> torch.Tensor:
-    """Compute a call of `step_attention`, one sequence after the other, by `form`, a function with the arguments of
-    the op `attention`."""
+    """Compute a call of `step_attention`, one sequence after the other.
+
+    `form` computes the attention of one sequence; it takes the arguments of the op `attention`. `args` and `kwargs` are
+    those of the call.
+    """
     call = step_attention.bind(args, kwargs)
     q, k, v = call["q"], call["k"], call["v"]
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -59,7 +62,10 @@ def _flops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, q_starts: torch.Te
 
 
 def _costliest(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """Allocate what `step_attention` does at most: when all tokens belong to one sequence."""
+    """Allocate as much memory as any call of `step_attention` can; the memory planner runs this to measure the peak.
+
+    A call needs most if all tokens belong to one sequence. The returned tensor only has the shape of the result.
+    """
     call = step_attention.bind(args, kwargs)
     q, k, v = call["q"], call["k"], call["v"]
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
@@ -102,8 +108,8 @@ def step_attention(
 ) -> torch.Tensor:
     """Return the attention [T, H, D] within each sequence of a step, for q [T, H, D], k and v [T, KV, D].
 
-    The step holds every token of its sequences, so no cache is read. Sequence b has the tokens from `q_starts[b]` on,
-    `q_lens[b]` of them, at positions from 0 on. Rows of padding are zero. `mask` names the positions that a token sees
+    The step holds every token of its sequences, so no cache is read. Sequence b has `q_lens[b]` tokens, from
+    `q_starts[b]` on, at positions from 0 on. Rows of padding are zero. `mask` names the positions that a token sees
     (`ingot.ir.masks`). `soft_cap` bounds each score to cap * tanh(score / cap). `sinks` [H] are logits that join the
     softmax of each head. `slopes` f32[H] are ALiBi's.
     """

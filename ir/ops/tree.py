@@ -53,10 +53,10 @@ def tree_ancestors(
 ) -> torch.Tensor:
     """Return i64[T]: for each token of a step, a bit mask of the nodes that it sees in its tree of drafts.
 
-    Bit j is set if the token sees node j, itself included; 0 marks a token outside a tree. In `tokens` i32[T], -1 is
-    the root (node 0) and -2 - i is draft i (node 1 + i). The op `take_drafts` replaces these later. The draft's parent
-    node is `parents[rows[b], i]` of the state `parents` i32[R, K], for its sequence b = `token_seqs[t]`. A parent that
-    does not come before its draft is clamped to the node just before it.
+    Bit j is set if the token sees node j; a node sees itself. 0 marks a token outside a tree. In `tokens` i32[T], -1 is
+    the root (node 0), and -2 - i is draft i (node 1 + i), whose id the op `take_drafts` fills in later. The parent of
+    draft i of sequence b = `token_seqs[t]` is the node `parents[rows[b], i]` of the state `parents` i32[R, K]. A parent
+    that does not come before its draft is clamped to the node just before it.
     """
     nodes = parents.shape[1] + 1
     place = torch.arange(nodes, device=tokens.device)
@@ -138,19 +138,19 @@ def accept_tree(
     *,
     drafted: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Find the drafts to keep in trees of up to `drafted`, and return (order, rejected i32[B], taken i32[B], source).
+    """Find the drafts to keep in trees of up to `drafted` drafts: (order, rejected i32[B], taken i32[B], source).
 
     A tree is checked if its sequence has a row of logits for each node; the last row is `sample_index[b]`. A node is
     kept if its parent is kept and the token `sampled` from the parent's row is the node's. The kept path ends in the
-    deepest kept node, the first among equals. `rejected[b]` nodes are not on it, and `taken[b]` is the row of logits of
-    its last node; without a tree it is `sample_index[b]`.
+    deepest kept node, the first among equals. `rejected[b]` is the number of nodes that are not on the path, and
+    `taken[b]` the row of logits of the path's last node; without a tree it is `sample_index[b]`.
 
     `order` i32[L] and `source` i32[T] say how to put the path first: entry i of a sequence's rows of logits (`order`),
     or of its tokens (`source`), is the index of the path's node i. Entries after the path, and those outside trees,
     hold their own index.
 
     `logit_rows` i32[L] holds the token of each row, `token_seqs` the sequence of each token. Sequence b has `q_lens[b]`
-    tokens from `q_starts[b]` on. `ancestors` i64[T] are bit masks of the nodes that each token sees.
+    tokens, from `q_starts[b]` on. `ancestors` i64[T] are bit masks of the nodes that each token sees.
     """
     device = tokens.device
     nodes = torch.arange(drafted + 1, device=device)
@@ -176,9 +176,9 @@ def accept_tree(
     at = torch.where(nodes < length[:, None], at, nodes)
 
     def moved(places: torch.Tensor, begin: torch.Tensor, seqs: torch.Tensor) -> torch.Tensor:
-        """Return the indices `places`, with those of each tree in the order `at`: a tree's indices start at `begin`.
+        """Return the indices `places`, with those of each tree reordered so that the kept path comes first.
 
-        `seqs` holds the sequence of each index.
+        The indices of sequence b's tree start at `begin[b]`. `seqs` holds the sequence of each index.
         """
         seq = seqs.clamp(min=0).long()
         index = places - begin[seq]
@@ -226,7 +226,7 @@ def move_slots(kv: torch.Tensor, slots: torch.Tensor, source: torch.Tensor) -> t
     """Return the KV cache `kv` with keys and values moved between the slots of a step's tokens.
 
     The slot `slots[t]` gets the contents of the slot of token `source[t]`; `slots` is i64[T], `source` i32[T]. A
-    negative slot is padding; `source` of a real token must not be padding.
+    negative slot is padding, which no real token may have as its source.
     """
     result = kv.clone()
     _move(result, slots, source)

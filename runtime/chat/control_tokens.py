@@ -14,16 +14,16 @@ Spans = Sequence[tuple[int, int]]
 
 
 def pattern_of(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches any of the tokens, the longest first, as the library does; without tokens, it
-    matches nothing."""
+    """Return a pattern that matches any of `tokens`, trying longer tokens first, as the tokenizers library does.
+    Without tokens, it matches nothing."""
     return re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
 
 
 class ControlTokens:
-    """Encodes rendered chats so that only the template, and no message, produces control tokens, such as
+    """Encodes rendered chats so that only the template, and no text of a message, produces control tokens, such as
     `<|im_start|>`.
 
-    backend   the library's tokenizer
+    backend   the tokenizer of the tokenizers library
     tokens    the control tokens, text -> id; each is an added token of the tokenizer
     """
 
@@ -38,11 +38,11 @@ class ControlTokens:
         self._respelled = backend.normalizer is not None and any(added[token].normalized for token in self._ids)
 
     def encode(self, text: str, content: Spans) -> list[int]:
-        """Return the token ids of `text` without begin and end tokens. `content` are the spans [begin, end) that come
-        from messages: text there produces no control token.
+        """Return the token ids of the rendered chat `text`, without begin and end tokens. `content` are the spans
+        [begin, end) of `text` that come from messages. Text in these spans never becomes a control token.
 
-        Without the text of control tokens in messages, these are the library's ids. Raises RequestError if the
-        tokenizer cannot encode such text as anything but the control token.
+        If messages contain no text of a control token, the ids are those of the tokenizers library. Raises RequestError
+        if the tokenizer can encode such text only as the control token.
         """
         encoding = self._backend.encode(text, add_special_tokens=False)
         ids: list[int] = encoding.ids
@@ -55,7 +55,7 @@ class ControlTokens:
         return ids
 
     def holds(self, text: str) -> str | None:
-        """Return the text of a control token that encoding `text` would produce, or None."""
+        """Return the first control token that encoding `text` would produce, as text; None if it would produce none."""
         if match := self.pattern.search(text):
             return match[0]
         if not self._respelled:
@@ -65,11 +65,12 @@ class ControlTokens:
         return None if made is None else self._backend.id_to_token(made)
 
     def _encode_guarded(self, text: str, inside: bytearray) -> list[int]:
-        """Return the ids of a text with control tokens in messages, by a tokenizer in which control tokens have secret
-        names.
+        """Return the token ids of a text in which messages contain the text of control tokens. That text is encoded as
+        ordinary text.
 
-        `inside` has a 1 for each character from a message. The template's control tokens are replaced by their secret
-        names, and those in messages stay ordinary text. The library encodes everything in one call.
+        `inside` has a 1 for each character from a message, else 0. To encode all text in one call, control tokens from
+        the template are replaced by random names, in a copy of the tokenizer that knows control tokens only by these
+        names.
         """
         guarded, names, ids_of = self._guarded
         pieces: list[str] = []
@@ -93,7 +94,10 @@ class ControlTokens:
 
     @cached_property
     def _guarded(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
-        """(the tokenizer with secret names of control tokens, these names by token, the original ids by its ids)."""
+        """A copy of the tokenizer in which control tokens have random names that no message can guess.
+
+        Three values: the copy; the random name of each control token; the original token id by the copy's id.
+        """
         description = json.loads(self._backend.to_str())
         secret = secrets.token_hex(16)  # names that no message can guess
         names = {token: f"<{secret}:{index}>" for index, token in enumerate(self.tokens)}
@@ -126,6 +130,6 @@ def _mask(length: int, spans: Spans) -> bytearray:
 
 
 def _outside(inside: bytearray) -> Collection[tuple[int, int]]:
-    """Return the spans [begin, end) of characters that come from the template. `inside` has a 1 for each character of a
-    message, else 0."""
+    """Return the spans [begin, end) of characters that come from the template, not from a message. `inside` has a 1 for
+    each character from a message, else 0."""
     return [match.span() for match in re.finditer(rb"\x00+", inside)]

@@ -21,10 +21,9 @@ class Template:
 
 
 def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Template]:
-    """Return the chat templates of a tokenizer folder by name; a single one is "default".
+    """Return the chat templates of a tokenizer's folder, by name; if there is only one, its name is "default".
 
-    `config` is the content of tokenizer_config.json. The file chat_template.jinja has precedence over it.
-
+    Read them from chat_template.jinja if that file exists, else from `config`, the content of tokenizer_config.json.
     Raises RequestError if there is none, ArtifactError if one is malformed.
     """
     file = folder / "chat_template.jinja"
@@ -54,8 +53,8 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Templat
 
 
 def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:
-    """Return the template "tool_use" if the caller passes tools and there is one, else "default", as transformers does.
-    Raises RequestError if there is neither."""
+    """Return the template to render a chat with: "tool_use" if `has_tools` and that template exists, else "default", as
+    transformers does. Raises RequestError if there is neither."""
     for name in ("tool_use", "default") if has_tools else ("default",):
         if name in templates:
             return templates[name]
@@ -67,8 +66,10 @@ def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:
 
 
 def named_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of the tokens that templates refer to by name, as {"bos_token": "<s>"}. `config` is the content
-    of tokenizer_config.json; older checkpoints have the names in special_tokens_map.json."""
+    """Return the special tokens that templates refer to by a variable, as {"bos_token": "<s>"}.
+
+    `config` is the content of tokenizer_config.json. For older checkpoints, special_tokens_map.json has them.
+    """
     older = read_json(folder / "special_tokens_map.json")
     tokens: dict[str, str] = {}
     for name in _NAMED_TOKENS:

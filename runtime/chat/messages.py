@@ -19,7 +19,8 @@ _MAX_BITS = 1024
 
 
 def read_conversations(messages: object) -> list[list[Message]]:
-    """Return a list of checked conversations, given one conversation or several. Raises RequestError for a bad one."""
+    """Return a list of checked conversations. `messages` is one conversation (a list of messages) or a list of them.
+    Raises RequestError for a malformed one."""
     if isinstance(messages, Sequence) and messages and not isinstance(messages, str | bytes):
         if all(isinstance(message, Mapping) for message in messages):
             return [_conversation(messages, "messages")]
@@ -33,7 +34,8 @@ def read_conversations(messages: object) -> list[list[Message]]:
 
 
 def read_tools(tools: object) -> list[Message] | None:
-    """Return copies of tool schemas, or None if `tools` is None. Raises RequestError if one is no JSON object."""
+    """Return checked copies of the JSON schemas in `tools`; None if `tools` is None. Raises RequestError if one is no
+    JSON object."""
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -42,8 +44,11 @@ def read_tools(tools: object) -> list[Message] | None:
 
 
 def plain(value: object, where: str, depth: int = 0) -> Any:
-    """Return a copy of JSON data that has no subclasses of the JSON types. `where` names the data in errors. Raises
-    RequestError for other types, large integers, and data nested more than 64 deep; `depth` counts recursive calls."""
+    """Return a deep copy of JSON data in which all values are of the plain JSON types, not of subclasses.
+
+    `where` names the data in errors; `depth` is the nesting depth so far, for recursive calls. Raises RequestError for
+    other types, integers that are too large, and data nested more than 64 deep.
+    """
     if depth > _MAX_DEPTH:
         raise RequestError(f"nested more than {_MAX_DEPTH} deep", where=where)
     if value is None or isinstance(value, bool):
@@ -90,7 +95,8 @@ def _message(given: object, where: str) -> Message:
 
 
 def _text(content: object, where: str) -> str:
-    """Return a message's content as one text. Content may be a list of text parts; newlines join them, as in vLLM."""
+    """Return a message's content as one text. If `content` is a list of text parts, join them with newlines, as vLLM
+    does. `where` names the content in errors."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -104,8 +110,8 @@ def _text(content: object, where: str) -> str:
 
 
 def _read_arguments(calls: object, where: str) -> None:
-    """Parse the arguments of tool calls in place. OpenAI clients send them as JSON text, and templates expect objects.
-    Raises RequestError if a call or its JSON is malformed."""
+    """Parse the arguments of each tool call in `calls`, in place: OpenAI clients send them as JSON text, and templates
+    expect an object. `where` names the calls in errors. Raises RequestError if a call or its JSON is malformed."""
     if not isinstance(calls, list):
         raise RequestError("the tool calls are no list", where=where, expected="a list of calls")
     for index, call in enumerate(calls):

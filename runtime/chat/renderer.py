@@ -25,16 +25,16 @@ _STDERR_TAIL = 2000
 
 
 class TemplateObjection(RequestError):
-    """Raised if a chat template refuses a conversation, or fails while it renders one, within the caps on time and
-    size."""
+    """Raised if a chat template refuses a conversation, or has an error while it renders one. Exceeding the cap on time
+    or size raises another error."""
 
 
 class Renderer:
-    """Renders chat templates in a worker process, with caps on time, memory and text size. Starts the process at first
-    use. Threads may share the object; calls run one at a time.
+    """Renders chat templates in a worker process, with caps on time, memory and text size. The process starts at the
+    first call of `render`. Threads may share the object; calls run one at a time.
 
-    seconds      the most time for one call of `render`
-    characters   the most characters of one rendered text
+    seconds      the maximum time of one call of `render`
+    characters   the maximum length of one rendered text
     """
 
     def __init__(self, seconds: float = RENDER_SECONDS, characters: int = TEXT_CHARACTERS) -> None:
@@ -49,8 +49,8 @@ class Renderer:
         template   the template's text
         contexts   the template's variables by name, as JSON data
 
-        Raises ArtifactError for an invalid template, TemplateObjection if the template refuses the conversation or
-        fails, and another RequestError if it exceeds a cap. The next call works after each of these errors.
+        Raises ArtifactError for an invalid template, TemplateObjection if the template refuses the conversation or has
+        an error, and RequestError if it exceeds the cap on time or size. After an error the renderer can be used again.
         """
         request = {
             "template": template,
@@ -107,7 +107,8 @@ def _exceeded(name: str, what: str, cap: str) -> RequestError:
 
 
 class _Worker:
-    """One worker process (`ingot.runtime.chat.worker`). It is killed when this object is garbage-collected."""
+    """One worker process, which runs `ingot.runtime.chat.worker`. It is killed when this object is
+    garbage-collected."""
 
     def __init__(self) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process

@@ -17,8 +17,9 @@ _SHIFTED: Final = re.compile("[\U000f0000-\U0010ffff]+")
 
 
 class _Shift(dict[int, int]):
-    """A table for `str.translate` that disguises characters. It maps a character to its low 16 bits in a private-use
-    plane that the character is not in. Entries are made on demand."""
+    """A table for `str.translate` that disguises characters: it replaces a character by one in a private-use plane of
+    Unicode with the same low 16 bits. A character of one private-use plane moves to the other plane. Entries are made
+    on demand."""
 
     def __missing__(self, code: int) -> int:
         if chr(code) in _KEPT or chr(code).isspace() or code < 0x20:
@@ -34,8 +35,11 @@ _SHIFT = _Shift()
 
 
 def disguise(text: str, keep: re.Pattern[str] | None = None) -> str:
-    """Return the text with its characters shifted into private-use planes, so that they are recognised after rendering.
-    White space, quotes, backslashes, control characters and the matches of `keep` stay."""
+    """Return a message's text with its characters replaced by private-use characters of Unicode. In the rendered chat,
+    these can be distinguished from the template's own characters.
+
+    White space, quotes, backslashes, control characters and the matches of `keep` are not replaced.
+    """
     if keep is None:
         return text.translate(_SHIFT)
     pieces: list[str] = []
@@ -47,8 +51,9 @@ def disguise(text: str, keep: re.Pattern[str] | None = None) -> str:
 
 
 def content_spans(text: str, disguised: str) -> list[tuple[int, int]] | None:
-    """Return the spans [begin, end) of `text`, a rendered chat, that come from messages. `disguised` is the chat
-    rendered with disguised messages. Return None if the two do not match character by character."""
+    """Return the spans [begin, end) of `text`, a rendered chat, that come from messages. `disguised` is the same chat,
+    rendered with the characters of messages replaced by `disguise`. Return None if the two texts do not correspond
+    character by character."""
     if len(text) != len(disguised):
         return None
     shifted = text.translate(_SHIFT)

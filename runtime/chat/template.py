@@ -25,11 +25,11 @@ _TAG = "<ingot:continue> "
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """Options of a chat request other than the messages.
+    """Options of a chat request, besides its messages.
 
     add_generation_prompt    end the prompt with the header of an assistant's turn
     continue_final_message   leave the last message open, so that the model continues it
-    tools                    JSON schemas of functions
+    tools                    JSON schemas of the functions that the model may call
     variables                further variables for the template, such as {"enable_thinking": False}
     """
 
@@ -40,15 +40,16 @@ class ChatOptions:
 
 
 class ChatTemplate:
-    """The chat templates of a tokenizer folder.
+    """Renders and encodes chats with the chat templates of a tokenizer folder, so that messages cannot inject control
+    tokens.
 
     Control tokens are the special tokens, the begin and end tokens, and other added tokens that a template contains.
-    Messages cannot produce them. But an assistant's messages may produce the other added tokens: a model's own output
-    contains the marks of its reasoning and tool calls.
+    These other added tokens are allowed in an assistant's messages, because a model's own output contains the marks of
+    its reasoning and tool calls.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, renderer: Renderer) -> None:
-        """Read the templates. Raises RequestError if the folder has none, ArtifactError if one is malformed."""
+        """Read the templates in `folder`. Raises RequestError if it has none, ArtifactError if one is malformed."""
         config = read_json(folder / "tokenizer_config.json")
         self._templates = read_templates(folder, config)
         self._renderer = renderer
@@ -122,8 +123,8 @@ class ChatTemplate:
         return Prompt(text, self._control.encode(text, spans))
 
     def _render(self, template: Template, contexts: list[dict[str, Any]]) -> list[str]:
-        """Return the template's text for each context: the first has the messages, the second has them disguised.
-        Return only the first text if the template refuses the disguised messages."""
+        """Return two rendered texts, one for each context: the first has the messages, the second has the messages with
+        disguised characters. If the template refuses the disguised messages, return only the first text."""
         try:
             return self._renderer.render(template.name, template.source, contexts)
         except TemplateObjection:
@@ -133,10 +134,11 @@ class ChatTemplate:
         return self._firm if message["role"] == "assistant" else self._control
 
     def _disguised(self, value: Any, keep: re.Pattern[str], where: str) -> Any:
-        """Return JSON data, such as a message, with its texts disguised except the matches of `keep`.
+        """Return JSON data, such as a message, with disguised texts: their characters are replaced by private-use
+        characters, so that they can be found in the rendered chat. Matches of `keep` are not replaced.
 
-        Keys, and fields such as "role" that templates compare, stay. Raises RequestError, which names `where`, if one
-        contains a control token.
+        Keys, and fields such as "role" that templates compare, are not disguised. `where` names the data in errors.
+        Raises RequestError if one of these contains a control token.
         """
         if isinstance(value, str):
             return disguise(value, keep)
@@ -154,8 +156,10 @@ class ChatTemplate:
     def _refuse_unless_harmless(
         self, conversation: list[Message], tools: object, text: str, other: str | None, name: str
     ) -> None:
-        """Raise RequestError if a message contains or causes a control token. Called if the characters of messages
-        cannot be found in the rendered `text`: then such a token looks like the template's.
+        """Raise RequestError if a message contains the text of a control token, or makes the template write one.
+
+        It is called if the messages' characters cannot be found in the rendered chat `text`: then a control token of a
+        message could not be distinguished from the template's.
 
         other   the chat rendered with disguised messages, or None
         name    the template's name, for the error
@@ -178,10 +182,10 @@ class ChatTemplate:
         everything: bool = False,
         hint: str = "",
     ) -> None:
-        """Raise RequestError if a text in JSON data contains a control token.
+        """Raise RequestError if a text in `value`, which is JSON data, contains a control token.
 
         where        the name of the data in the error
-        control      the control tokens; None: all of the model's
+        control      the control tokens to look for; None: all of the model's
         everything   also check the keys of objects
         hint         what to do, for the error
         """
@@ -203,14 +207,17 @@ class ChatTemplate:
 
 
 def _is_mark(token: str) -> bool:
-    """Return whether the text of an added token is a mark such as `<think>`. Templates contain words and white space
-    without meaning the token."""
+    """Return whether the text of an added token is a mark such as `<think>`, and not just words or white space, which a
+    template may contain as ordinary text."""
     return not re.fullmatch(r"[\w\s]*", token)
 
 
 def _kept(added: Iterable[str], control: ControlTokens) -> re.Pattern[str]:
-    """Return a pattern of the added tokens that stay undisguised in messages, because templates search for them. It
-    excludes the tokens of `control`, and tokens that could be part of one of those."""
+    """Return a pattern of the tokens in `added` that must not be disguised in messages, because templates search for
+    them, such as `</think>`.
+
+    It matches no token of `control`, and no token that contains one or overlaps one.
+    """
     joined = "\0".join(control.tokens)
     begins = {text[:size] for text in control.tokens for size in range(1, len(text))}
     ends = {text[-size:] for text in control.tokens for size in range(1, len(text))}
@@ -229,9 +236,12 @@ def _tagged(message: Message) -> Message:
 
 
 def _cut(text: str, name: str) -> str:
-    """Return a rendered chat up to the tag that marks the end of its last message. If the template has trimmed the
-    tag's space, trim the space before the tag too. Raises RequestError, which names the template `name`, if there is no
-    tag."""
+    """Return the rendered chat `text` up to the end of its last message, so that the model continues that message. A
+    tag was appended to the message before rendering, to find its end.
+
+    If the template trimmed the message, trim the result too. Raises RequestError, which names the template `name`, if
+    there is no tag.
+    """
     begin = text.rfind(_TAG.strip())
     if begin < 0:
         raise RequestError(

@@ -33,7 +33,7 @@ MESSAGE_CHARACTERS = 500
 
 
 class Refused(jinja2.TemplateError):
-    """Raised if a template calls `raise_exception`, which refuses the conversation."""
+    """Raised if a template calls `raise_exception`, by which a template refuses a conversation."""
 
 
 class TooLong(Exception):
@@ -56,8 +56,8 @@ class Generation(Extension):
 
 
 class DictMaker:
-    """Replaces Python's `dict` in templates: `dict(...)` and `dict.fromkeys(...)` work, the class's attributes do
-    not."""
+    """Replaces Python's `dict` in templates: `dict(...)` and `dict.fromkeys(...)` work, other attributes of the class
+    cannot be reached."""
 
     def __call__(self, *arguments: Any, **fields: Any) -> dict[Any, Any]:
         return dict(*arguments, **fields)
@@ -67,7 +67,8 @@ class DictMaker:
 
 
 class Namespace(jinja2.utils.Namespace):
-    """Jinja's namespace, without names that begin with an underscore, which have special meanings in Python."""
+    """Jinja's namespace object, which refuses names that begin with an underscore, because these have special meanings
+    in Python."""
 
     def __init__(*arguments: Any, **fields: Any) -> None:  # `self` may be one of the fields
         self, *rest = arguments
@@ -87,8 +88,8 @@ def _check_name(name: object) -> None:
 
 
 def environment(now: datetime.datetime) -> ImmutableSandboxedEnvironment:
-    """Return a Jinja environment with the whitespace rules, tags, filters and functions that transformers offers
-    templates. `now` is the time for templates that print the date."""
+    """Return a sandboxed Jinja environment with the whitespace rules, tags, filters and functions that transformers
+    offers to chat templates. `now` is the current time, for templates that print the date."""
 
     def raise_exception(message: object) -> None:
         raise Refused(str(message))
@@ -158,8 +159,8 @@ def answers(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def limit_cpu(seconds: float) -> None:
-    """Let the operating system end this process after `seconds` more of CPU time. If the parent is gone, nothing else
-    stops an endless loop."""
+    """Let the operating system kill this process after `seconds` more of CPU time. That stops an endless loop even if
+    the parent process, which enforces the cap on time, is gone."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     # Whole seconds, plus one, so that the parent's timeout comes first.

@@ -22,7 +22,8 @@ from ingot.runtime.token_counts import recount
 
 @dataclass(frozen=True)
 class CpuStepHandle:
-    """A completed step of the bucket class `bucket`, with its outputs by name."""
+    """The handle of a step that has completed: the name of its bucket class (a range of step sizes that shares one
+    compiled plan), and its outputs by name."""
 
     bucket: str
     outputs: dict[str, torch.Tensor]
@@ -44,13 +45,15 @@ class CpuStepHandle:
 
 
 class CpuExecutor(Executor):
-    """A plan, checked by `check_plan`, bound to one set of weights, executables and states on a CPU.
+    """Runs a plan on a CPU, with one set of weights, executables and states. The plan was checked by `check_plan`.
 
     params        every weight by name
-    executables   the functions of compiled regions and calls, by executable id
-    sizes         the dims that are known at load time: `pages`, `R` device rows, `S` state slots
+    executables   the compiled functions of regions (fused calls) and single calls, by executable id
+    sizes         the symbolic dims that are known at load time: `pages`, `R` (maximum running sequences), `S` (slots of
+                  convolution and scan states)
     libraries     the functions of each backend's kernel library, by backend and op
-    states        the states that all entries share, including all of this plan's; default: new ones
+    states        KV caches and other tensors that are kept between steps, by name, if another plan shares them;
+                  default: new ones
 
     Raises ArtifactError if a weight does not fit the plan's dtype, shape or strides; OptionError if there is no memory
     for the states.
@@ -76,8 +79,12 @@ class CpuExecutor(Executor):
         self._buckets = bound_buckets(plan, {**self.params, **self.states}, executables, libraries or {})
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CpuStepHandle | LateStep:
-        """Run a step on `inputs`, or only its forward segment if some inputs are filled late. `watch`, if given, is
-        called in place of each instruction, and returns its result."""
+        """Run a step on `inputs` and return its handle. If some inputs are late (known only later, and read only by the
+        ending, such as sampling), run only the forward pass. The caller then fills the late inputs and calls the
+        handle's `finish`, which runs the ending.
+
+        watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
+        """
         sizes = step_sizes(self.inputs, inputs, self.sizes)
         bucket = choose_bucket(self._buckets, inputs, sizes)
         recount(self.plan.states, self.states, inputs)
@@ -92,16 +99,16 @@ class CpuExecutor(Executor):
         return LateStep(name, end) if isinstance(inputs, StepInputs) and inputs.layout.late else end()
 
     def warm_up(self) -> None:
-        """Do nothing: steps load code and take memory as they need them."""
+        """Do nothing: on a CPU there is nothing to prepare before the first step."""
 
     def capture(self, rows: int) -> None:
-        """Do nothing: a CPU has no graphs."""
+        """Do nothing: there are no CUDA graphs on a CPU."""
 
     def capture_all(self) -> None:
-        """Do nothing: a CPU has no graphs."""
+        """Do nothing: there are no CUDA graphs on a CPU."""
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Return False: nothing is left to do."""
+        """Return False: a CPU has no work to do in advance while it is idle."""
         return False
 
     def synchronize(self) -> None:
@@ -110,10 +117,10 @@ class CpuExecutor(Executor):
 
 @contextlib.contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Run torch's own ops on `count` threads in the code within.
+    """Run torch's own ops on `count` threads inside the `with` block.
 
-    A step of few tokens has little work to divide, but OpenMP barriers wait for every thread. On a busy machine that
-    costs one time slice of the operating system per op. Kernels of backend libraries have their own threads.
+    A step of few tokens is better on one thread: OpenMP barriers wait for every thread, which on a busy machine costs
+    one time slice of the operating system per op. Kernels of backend libraries have their own threads.
     """
     before = torch.get_num_threads()
     if before == count:

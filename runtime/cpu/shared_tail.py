@@ -12,16 +12,16 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def granularity() -> int | None:
-    """Return the unit, in bytes, in which memory can be mapped into address ranges; None on a system that cannot share
-    memory between ranges (no memfd_create)."""
+    """Return the smallest unit of memory, in bytes, that several address ranges can share; None on a system where they
+    cannot share memory (no memfd_create)."""
     return mmap.PAGESIZE if hasattr(os, "memfd_create") else None
 
 
 def with_shared_tail(count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """Return `count` zeroed u8 tensors. Each has `own` bytes of its own memory, then `tail` bytes that all of them
-    share.
+    """Return `count` zeroed u8 tensors of `own` + `tail` bytes. The first `own` bytes of each are its own memory; the
+    last `tail` bytes are the same memory in all of them.
 
-    A tensor keeps its memory and the shared memory alive. Raises MemoryError.
+    The memory lives as long as a tensor that uses it. Raises MemoryError.
     """
     try:
         shared = os.memfd_create("ingot-scratch")
@@ -35,8 +35,8 @@ def with_shared_tail(count: int, own: int, tail: int) -> list[torch.Tensor]:
 
 
 def _range(own: int, tail: int, shared: int) -> torch.Tensor:
-    """Return a tensor of `own` bytes of its own memory, then `tail` bytes of the file descriptor `shared`. The range is
-    unmapped once nothing refers to the tensor."""
+    """Return a tensor of `own` bytes of new memory, followed by the `tail` bytes of the file descriptor `shared`. The
+    memory is unmapped once nothing refers to the tensor."""
     memory = mmap.mmap(-1, own + tail, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     function = ctypes.CDLL(None, use_errno=True).mmap

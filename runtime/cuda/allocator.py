@@ -10,8 +10,8 @@ from ingot.runtime.cuda import shared_tail
 
 
 class DeviceAllocator:
-    """Allocates memory of `device` for weights and states, by torch's allocator; the driver maps address ranges that
-    share memory. The current stream writes zeros."""
+    """Allocates memory of the GPU `device` for weights and states, through torch's allocator. Tensors that share a part
+    of their memory are mapped by the CUDA driver instead. Zeros are written on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -34,7 +34,8 @@ class DeviceAllocator:
 
     @contextmanager
     def _memory_errors(self) -> Iterator[None]:
-        """Turn an out-of-memory error of the code within into a MemoryError that says how much of the GPU is free."""
+        """Turn an out-of-memory error inside the `with` block into a MemoryError that says how much memory of the GPU
+        is free."""
         try:
             yield
         except (torch.OutOfMemoryError, MemoryError) as error:

@@ -16,14 +16,15 @@ GraphKind = Literal["decode", "prompts"]
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How to compute a step: by which bucket class, at which sizes, and by a captured graph or not.
+    """How to compute a step: the bucket class (a range of step sizes that shares one compiled plan), the sizes to pad
+    the step to, and whether a CUDA graph replays it.
 
-    bucket  the name of the bucket class
-    sizes   the sizes to pad the step to; None: do not pad it
-    graph   the kind of graph that replays the step at these sizes, captured first if needed; None: launch the
-            instructions one by one
+    bucket   the name of the bucket class
+    sizes    the sizes to pad the step to; None: do not pad it
+    graph    the kind of CUDA graph that replays the step at these sizes, captured first if needed; None: launch the
+             instructions one by one
 
-    If all ranks follow equal decisions, they run the same code on the same sizes.
+    Ranks that follow equal decisions run the same code on the same sizes.
     """
 
     bucket: str
@@ -32,10 +33,12 @@ class Decision:
 
 
 class Decider:
-    """Decides how to compute each step of a plan, by its sizes and those of earlier steps on this rank.
+    """Decides for each step of a plan whether a CUDA graph replays it, and to which sizes it is padded. Decisions
+    depend on the sizes of this step and of earlier steps on this rank.
 
-    decode    the bucket class of each size of decode step that a graph can hold
-    prompts   the bucket class of each size of prompt step that a graph can hold
+    decode    all sizes of decode steps for which a CUDA graph can be captured, each with the plan of its bucket class
+              (range of step sizes that shares one compiled plan)
+    prompts   all sizes of prompt steps for which a CUDA graph can be captured, each with the plan of its bucket class
     capture   when to capture graphs of decode steps
     """
 
@@ -56,13 +59,14 @@ class Decider:
     def decide(
         self, step: StepSizes, most: int, decode: Collection[StepSizes], prompts: Collection[StepSizes]
     ) -> Decision:
-        """Return the decision for a step of these sizes, and remember the step for later decisions.
+        """Return how to compute a step of these sizes, and remember the step for later decisions.
 
+        step      the sizes of the step
         most      the most tokens of one sequence in the step
-        decode    the sizes of decode steps that have a captured graph
-        prompts   the sizes of prompt steps that have a captured graph
+        decode    the sizes of decode steps for which a CUDA graph has been captured
+        prompts   the sizes of prompt steps for which a CUDA graph has been captured
 
-        Raises InternalError if no bucket class holds the step.
+        Raises InternalError if no bucket class (range of step sizes) contains the step.
         """
         if (size := self.decode.serving(step, most, decode)) is not None:
             return self._by_decode[size]
@@ -71,15 +75,19 @@ class Decider:
         return self.without_graph(step, most)
 
     def without_graph(self, step: StepSizes, most: int) -> Decision:
-        """Return the decision for a step without a graph, with at most `most` tokens of one sequence. Later decisions
-        do not depend on it. Raises InternalError if no bucket class holds the step."""
+        """Return how to compute a step without a CUDA graph. `most` is the most tokens of one sequence in it. Later
+        decisions do not depend on this call. Raises InternalError if no bucket class (range of step sizes) contains the
+        step."""
         if (served := bucket_serving(self._plan, step.T, most)) is None:
             raise no_bucket([one.bucket for one in self._plan.buckets], step.T, most)
         return Decision(served.bucket.name, self.padded(served.bucket, step))
 
     def padded(self, bucket: BucketClass, step: StepSizes) -> StepSizes | None:
-        """Return the sizes to pad a step to that runs without a graph; None: do not pad it. Libraries may round
-        differently at another size, so the step gets the sizes of the graph that may serve such steps later."""
+        """Return the sizes to pad a step to that runs without a CUDA graph; None: do not pad it.
+
+        They are the sizes of the graph that may replay such steps once it is captured. So results are equal with and
+        without the graph, although libraries may round differently at another size.
+        """
         if has_few_tokens(bucket):
             return None
         return (self.prompts if bucket.q_max is None else self.decode).filled_up(step)

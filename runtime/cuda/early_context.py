@@ -27,9 +27,10 @@ _PAUSE_S = 0.005
 
 
 class EarlyContext:
-    """Creates the context of the first visible GPU, torch's default GPU, in a thread.
+    """Creates the CUDA context of the first visible GPU, torch's default GPU, in a thread, while the main thread
+    imports torch.
 
-    `phases` records the seconds for the context as "context", and for the first cuBLAS handle as "cublas".
+    `phases` records the seconds for the context as "context", and those for the first cuBLAS handle as "cublas".
     """
 
     def __init__(self, phases: Phases) -> None:
@@ -40,11 +41,12 @@ class EarlyContext:
         self._thread.start()
 
     def imported(self) -> None:
-        """Report that torch is imported or its import has failed: the thread stops waiting for torch's libraries."""
+        """Tell the thread that the import of torch has ended, with success or not, so that it stops waiting for torch's
+        libraries."""
         self._imported.set()
 
     def wait(self) -> None:
-        """Wait until the context exists or has failed."""
+        """Wait until the thread has created the CUDA context or has failed to."""
         self._thread.join()
 
     def _try_to_make(self) -> None:
@@ -64,13 +66,16 @@ class EarlyContext:
 
 
 def begin_context(phases: Phases) -> EarlyContext | None:
-    """Start creating the GPU's context in a thread; the caller imports torch next. Return None if torch is already
-    imported, because it may use another GPU than the first. `phases` records the times."""
+    """Start creating the CUDA context of the first GPU in a thread, to save time while the caller imports torch next.
+    Return the thread's handle; None if torch is already imported, because it may use another GPU than the first.
+
+    `phases` records how long the parts take.
+    """
     return None if "torch" in sys.modules else EarlyContext(phases)
 
 
 def torch_cuda_library() -> Path | None:
-    """Return the path of the library with torch's kernels, without importing torch; None if torch is built without
+    """Return the path of torch's library of CUDA kernels, without importing torch; None if torch is built without
     CUDA."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
@@ -80,8 +85,8 @@ def torch_cuda_library() -> Path | None:
 
 
 def wait_until_loaded(library: Path, given_up: threading.Event) -> int | None:
-    """Return the handle of a library once other code has loaded it and its dependencies; None if the event `given_up`
-    is set first.
+    """Wait until other code has loaded a library and its dependencies, and return the library's handle. Return None if
+    the event `given_up` is set first.
 
     The dynamic loader waits for a thread that is loading libraries. Calling `dlopen` as a foreign function releases the
     GIL. `ctypes.CDLL` would keep it, and the loading thread may need it.
@@ -97,15 +102,15 @@ def wait_until_loaded(library: Path, given_up: threading.Event) -> int | None:
 
 
 def make_context(handle: int) -> bool:
-    """Create the context of the first GPU, by the CUDA runtime of the library with this `handle`. Return whether that
-    worked."""
+    """Create the CUDA context of the first GPU. `handle` is the handle of a loaded library that links the CUDA runtime.
+    Return whether that worked."""
     # Even freeing a null pointer creates the context (CUDA Runtime API, "Initialization").
     return _call(handle, "cudaFree", None) == 0
 
 
 def start_cublas(handle: int) -> bool:
-    """Make cuBLAS load its kernels, by creating and destroying a cuBLAS handle. `handle` is that of a loaded library
-    that links cuBLAS. Return whether that worked."""
+    """Make cuBLAS load its kernels now, by creating and destroying a cuBLAS handle. `handle` is the handle of a loaded
+    library that links cuBLAS. Return whether that worked."""
     made = ctypes.c_void_p()
     if _call(handle, "cublasCreate_v2", ctypes.byref(made)) != 0:
         return False
@@ -113,10 +118,7 @@ def start_cublas(handle: int) -> bool:
 
 
 def _call(handle: int, function: str, *arguments: Any) -> int | None:
-    """Call a function of a loaded library or its dependencies. Return its status, 0 for success, or None if there is no
-    such function.
-
-    A foreign call releases the GIL.
-    """
+    """Call a C function by name, in the loaded library `handle` or its dependencies, without the GIL. Return its
+    status, 0 for success; None if there is no such function."""
     found: Any = getattr(ctypes.CDLL("", handle=handle), function, None)
     return None if found is None else int(found(*arguments))

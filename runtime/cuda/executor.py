@@ -38,18 +38,20 @@ _SIZED = frozenset({"tokens", "rows", "logit_rows", "q_lens"})
 
 
 class CudaExecutor(Executor):
-    """A plan, checked by `check_plan`, bound to weights, executables and states on a GPU.
+    """Runs a plan on a GPU, with one set of weights, executables and states. The plan was checked by `check_plan`.
 
     params        every weight by name
-    executables   the functions of compiled regions and calls, by executable id
-    sizes         the dims that are known at load time: `pages`, `R` device rows, `S` state slots
+    executables   the compiled functions of regions (fused calls) and single calls, by executable id
+    sizes         the symbolic dims that are known at load time: `pages`, `R` (maximum running sequences), `S` (slots of
+                  convolution and scan states)
     libraries     the functions of each backend's kernel library, by backend and op
-    states        the states that all entries share, including all of this plan's
-    context       the device of all tensors, and the stream on which steps run in launch order; executors that share
-                  states share one context
-    capture       when to capture graphs; "none": launch every step instruction by instruction
-    strict        before each replay, check that all tensors are at the captured addresses, and that no output that the
-                  replay overwrites is still held
+    states        KV caches and other tensors that are kept between steps, by name, if another plan shares them;
+                  default: new ones
+    context       the device of all tensors, and the CUDA stream on which steps run in launch order; executors that
+                  share states share one context
+    capture       when to capture CUDA graphs; "none": launch every step instruction by instruction
+    strict        for debugging: before each replay of a graph, check that all tensors are at the captured addresses,
+                  and that no caller still holds an output that the replay overwrites
     """
 
     def __init__(
@@ -103,17 +105,22 @@ class CudaExecutor(Executor):
         )
 
     def launch(self, inputs: Mapping[str, torch.Tensor], watch: Watch | None = None) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs`, which are on the host, and return its handle without waiting. `watch`, if given, is
-        called in place of each instruction, and returns its result. Raises StepMemoryError if the GPU has no memory for
-        the step."""
+        """Start a step on `inputs`, which are on the host, and return its handle without waiting. It is a LateStep if
+        some inputs are known only later: the caller then fills them and calls `finish`.
+
+        watch   a debugging hook: called with each instruction in place of running it; returns the instruction's result
+
+        Raises StepMemoryError if the GPU has no memory for the step.
+        """
         return self.execute(inputs, self.decide(inputs, watched=watch is not None), watch)
 
     def decide(self, inputs: Mapping[str, torch.Tensor], *, watched: bool = False) -> Decision:
-        """Return how to compute a step on `inputs`, by its sizes and the steps that this rank has decided so far.
-        Launch and capture nothing.
+        """Decide how to compute a step on `inputs`: which sizes to pad it to, and which CUDA graph replays it, if any.
+        Do not launch or capture anything. The decision depends on the sizes of this step and of earlier steps on this
+        rank.
 
-        A `watched` step runs its instructions one by one, and later decisions do not depend on it. Raises InternalError
-        if no bucket class holds the step.
+        A `watched` step (with a debugging hook) runs its instructions one by one, and does not affect later decisions.
+        Raises InternalError if no bucket class (range of step sizes that shares one compiled plan) contains the step.
         """
         step = self._sizes(inputs)
         if step is None:
@@ -127,9 +134,12 @@ class CudaExecutor(Executor):
     def execute(
         self, inputs: Mapping[str, torch.Tensor], decided: Decision, watch: Watch | None = None
     ) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs`, and return its handle without waiting. `decided`, by this rank or another one with
-        the same plan, says how to compute it. `watch`, if given, is called in place of each instruction, and returns
-        its result.
+        """Start a step on `inputs`, and return its handle without waiting. It is a LateStep if some inputs are known
+        only later: the caller then fills them and calls `finish`.
+
+        decided   how to compute the step, as decided by this rank or by another rank with the same plan
+        watch     a debugging hook: called with each instruction in place of running it; returns the instruction's
+                  result
 
         Raises StepMemoryError if the GPU has no memory for the step, and InternalError if the decision does not fit the
         step or the plan.
@@ -173,10 +183,13 @@ class CudaExecutor(Executor):
         watch: Watch | None,
         returns_logprobs: bool,
     ) -> CudaStepHandle | LateStep:
-        """Launch the instructions of a step one by one, and return its handle.
+        """Launch the instructions of a step one by one, without a CUDA graph, and return the step's handle: a LateStep
+        if some inputs are filled only later.
 
-        step               the sizes of the step; None if inputs that say them are missing
-        decided            the bucket class, and the sizes to pad to
+        step               the sizes of the step; None if `inputs` lacks an input that has one of them
+        decided            the bucket class (range of step sizes that shares one compiled plan), and the sizes to pad to
+        watch              a debugging hook: called with each instruction in place of running it; returns the
+                           instruction's result
         returns_logprobs   copy log-probabilities to the host
         """
         padded = decided.sizes
@@ -215,23 +228,24 @@ class CudaExecutor(Executor):
         return LateStep(decided.bucket, end_late)
 
     def capture(self, rows: int) -> None:
-        """Capture a graph for decode steps of `rows` sequences, unless there is one or no graph can hold them. Running
-        steps are not disturbed. Raises OptionError if there is no memory for the graph."""
+        """Capture a CUDA graph for decode steps with batch size `rows`. Do nothing if the graph exists, or if no graph
+        can run such steps. Running steps are not disturbed. Raises OptionError if there is no memory for the graph."""
         with torch.cuda.stream(self._stream), self._memory_errors(f"a captured step of {rows} sequences"):
             self._decode.capture_for(rows)
 
     def capture_all(self) -> None:
-        """Capture each graph that this executor may replay, if it does not exist yet. Raises OptionError if there is no
-        memory for one."""
+        """Capture every CUDA graph that this executor may ever replay and that does not exist yet. Raises OptionError
+        if there is no memory for one."""
         with torch.cuda.stream(self._stream), self._memory_errors("the captured graphs"):
             self._decode.capture_all()
             self._prompts.capture_all()
 
     def warm_up(self) -> None:
-        """Run the bucket classes of prompts on padding, so that the first prompt does not wait for setup.
+        """Run the code of prompt steps on padding tokens, so that the first prompt does not wait for setup.
 
-        This loads kernels, initializes libraries and allocates memory for the largest step. It changes no state, and
-        weights need no values yet. Raises OptionError if there is no memory for the largest step.
+        This loads kernels, initializes libraries and allocates memory for the largest step. It does not change the KV
+        cache or other states, and the weights need not be loaded yet. Raises OptionError if there is no memory for the
+        largest step.
         """
         with torch.cuda.stream(self._stream):
             for bucket in self._buckets:
@@ -251,8 +265,8 @@ class CudaExecutor(Executor):
             self._unseen.remove(inputs.sizes.T)
 
     def _run_unseen(self) -> bool:
-        """Run a step of padding tokens, in a size that no step has had and no graph will hold, so that libraries
-        prepare for that size. Wait for it. Return False if there is no such size left."""
+        """Run one step of padding tokens and wait for it, so that libraries prepare for its size. Choose a size that no
+        step has had and that no CUDA graph can replay. Return False if there is no such size left."""
         if not self._unseen:
             return False
         tokens = self._unseen[0]
@@ -262,8 +276,9 @@ class CudaExecutor(Executor):
 
     @contextmanager
     def _memory_errors(self, what: str) -> Iterator[None]:
-        """Turn an out-of-memory error of the code within into an OptionError. `what` names what the memory is for. The
-        memory was reserved when KV pages were counted."""
+        """Turn an out-of-memory error inside the `with` block into an OptionError. `what` says in the error what needed
+        the memory. Such an error is unexpected, because the memory was reserved when the size of the KV cache was
+        computed."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -275,9 +290,11 @@ class CudaExecutor(Executor):
             ) from error
 
     def prepare(self, seconds: float = math.inf) -> bool:
-        """Capture a graph for later steps, or initialize libraries for one size, while the host is idle for `seconds`.
-        Running steps are not disturbed. Return False if nothing is left that fits into that time, or if memory is
-        short."""
+        """Do one piece of work in advance while the host is idle for `seconds`: capture a CUDA graph, or initialize
+        libraries for one step size. Running steps are not disturbed.
+
+        Return False if nothing is left to do that fits into that time, or if memory is short.
+        """
         if not self._ahead:
             return False
         with torch.cuda.stream(self._stream):
@@ -290,19 +307,23 @@ class CudaExecutor(Executor):
                 return False
 
     def synchronize(self) -> None:
-        """Wait for all launched steps, including those of other entries, which share the stream."""
+        """Wait for all launched steps, including those of other executors on the same CUDA stream, such as a draft
+        model's."""
         self._stream.synchronize()
 
     def _sent(self, inputs: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-        """Start copying inputs to the device, and return the copies by name. Inputs that are views of one buffer need
+        """Start copying inputs to the GPU, and return the copies by name. Inputs that are views of one buffer take only
         one copy."""
         if not isinstance(inputs, StepInputs):
             return {name: value.to(self.device) for name, value in inputs.items()}
         return inputs.layout.views(to_device(inputs.flat, self.device), inputs.sizes)
 
     def _sizes(self, inputs: Mapping[str, torch.Tensor]) -> StepSizes | None:
-        """Return the sizes of a step for this plan: in an entry that takes no tokens, T is the number of sequences.
-        Return None if inputs that a graph needs are missing, as in some entries other than main."""
+        """Return the sizes of a step with these inputs: tokens (T), sequences, rows of logits, pages. For a program
+        that takes no tokens, T is the number of sequences.
+
+        Return None if `inputs` lacks inputs that CUDA graphs need, as in some programs other than the main model.
+        """
         if isinstance(inputs, StepInputs):
             step = inputs.sizes
         elif inputs.keys() >= _SIZED and ((groups := table_groups(inputs)) or "P" not in self.plan.dims):

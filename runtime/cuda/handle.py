@@ -9,15 +9,17 @@ from ingot.runtime.step_outputs import VECTORS
 
 
 class CudaStepHandle:
-    """A launched step, whose results can be read once the GPU has computed it. `bucket` is the name of its bucket
-    class.
+    """The handle of a launched step. Its results can be read once the GPU has computed them. `bucket` is the name of
+    the bucket class (range of step sizes that shares one compiled plan) that runs it.
 
-    outputs           the step's outputs on the device, by name
-    read              returns an output that the host reads, by name, once `done` is complete
-    done              an event that this constructor records on the current stream; every method that reads waits for it
-    returns_logprobs  the step computes log-probabilities that a request needs
-    lend              called with `outputs` when a caller takes them; returns the tensors to hand out, which are valid
-                      until the next step if they are those of a captured graph
+    outputs            the step's outputs on the GPU, by name
+    read               a function that returns the values of an output that was copied to the host, by its name; called
+                       after `done`
+    done               an event that the constructor records on the current stream; every method that reads results
+                       waits for it
+    returns_logprobs   whether the step computes log-probabilities that a request needs
+    lend               called with `outputs` when a caller takes them. It returns the tensors to hand out. Those of a
+                       CUDA graph are valid until the next step
     """
 
     def __init__(
@@ -41,13 +43,13 @@ class CudaStepHandle:
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
-        """All outputs by name, on the device. Waits for the step, so that any stream may use them. Outputs of a
-        captured graph are valid until the next step is launched."""
+        """All outputs by name, on the GPU. Waits for the step, so that the caller may use them on any stream. Outputs
+        of a CUDA graph are valid until the next step is launched."""
         self._done.synchronize()
         return self._lend(self._outputs)
 
     def finish(self) -> None:
-        """Do nothing: this step's ending was launched with the rest."""
+        """Do nothing: the whole step has been launched, with its ending (such as sampling)."""
 
     def tokens(self) -> list[int]:
         """Wait for the step and return the sampled token of each row of logits; -1 for non-finite logits."""
@@ -55,13 +57,14 @@ class CudaStepHandle:
         return self._read("tokens")
 
     def rejected(self) -> list[int]:
-        """Return for each sequence how many of the last tokens that it fed were rejected drafts, or of a block that was
-        not committed."""
+        """Wait for the step and return one number for each sequence: how many of its last tokens in the step were
+        rejected. They are rejected drafts, or with block diffusion a block that was not accepted."""
         self._done.synchronize()
         return self._read("rejected")
 
     def logprobs(self) -> OutputLogprobs:
-        """Wait for the step and return the log-probabilities that requests need, by row of logits."""
+        """Wait for the step and return its log-probabilities. `row` of the result returns those of one row of
+        logits."""
         self._done.synchronize()
         return OutputLogprobs(self._copies["logprob_ids"], self._copies["logprobs"], self._copies["ranks"])
 

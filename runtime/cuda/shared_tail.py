@@ -15,8 +15,8 @@ from ingot.ir.errors import InternalError
 
 
 def granularity(device: torch.device) -> int | None:
-    """Return the unit, in bytes, in which memory can be mapped into address ranges; None on a GPU without virtual
-    memory management. Raises InternalError if a driver call fails."""
+    """Return the smallest unit of memory, in bytes, that several address ranges of a GPU can share; None on a GPU
+    without virtual memory management. Raises InternalError if a driver call fails."""
     from cuda.bindings import driver
 
     torch.cuda.init()
@@ -28,10 +28,11 @@ def granularity(device: torch.device) -> int | None:
 
 
 def with_shared_tail(device: torch.device, count: int, own: int, tail: int) -> list[torch.Tensor]:
-    """Return `count` u8 tensors on a GPU. Each has `own` bytes of its own memory, then `tail` bytes that all of them
-    share. Both sizes must be multiples of `granularity(device)`. The current stream clears the tensors.
+    """Return `count` zeroed u8 tensors of `own` + `tail` bytes on a GPU. The first `own` bytes of each are its own
+    memory; the last `tail` bytes are the same memory in all of them.
 
-    A tensor keeps its memory and the shared memory alive. Raises MemoryError, or InternalError for other driver errors.
+    Both sizes must be multiples of `granularity(device)`. The current stream writes the zeros. The memory lives as long
+    as a tensor that uses it. Raises MemoryError, or InternalError for other driver errors.
     """
     from cuda.bindings import driver
 
@@ -50,8 +51,11 @@ def with_shared_tail(device: torch.device, count: int, own: int, tail: int) -> l
 
 
 class _Range:
-    """An address range of `own` bytes of new memory, then `tail` bytes of the memory `shared`. It has the CUDA Array
-    Interface, version 3. A tensor made from it keeps it alive; then the range is unmapped and its addresses freed."""
+    """An address range of the GPU: `own` bytes of new memory, followed by the `tail` bytes of memory `shared`. torch
+    can make a tensor from it (CUDA Array Interface, version 3).
+
+    The tensor keeps this object alive. Once it is gone, the range is unmapped and its addresses are freed.
+    """
 
     def __init__(self, device: torch.device, own: int, tail: int, shared: Any) -> None:
         from cuda.bindings import driver
@@ -89,8 +93,8 @@ class _Range:
 
 
 def _give_back(device: torch.device, address: int, size: int, mapped: list[tuple[int, int]]) -> None:
-    """Unmap an address range of `size` bytes once all kernels have finished, and free its addresses. `mapped` has the
-    (address, size) of each mapped part."""
+    """Unmap the `size` bytes of addresses from `address` on once all kernels have finished, and free these addresses.
+    `mapped` has (address, size) of each part that is mapped to memory."""
     from cuda.bindings import driver
 
     try:
@@ -103,8 +107,8 @@ def _give_back(device: torch.device, address: int, size: int, mapped: list[tuple
 
 
 def _create(size: int, device: torch.device) -> Any:
-    """Return the driver's handle of `size` new bytes of device memory. If there is none free, free what torch
-    caches."""
+    """Allocate `size` bytes of GPU memory and return the driver's handle of them. If the GPU has too little free
+    memory, free what torch's allocator caches and try again."""
     from cuda.bindings import driver
 
     try:
@@ -115,7 +119,7 @@ def _create(size: int, device: torch.device) -> Any:
 
 
 def _on(device: torch.device) -> Any:
-    """Return the properties that the driver's allocation calls take for memory on `device`."""
+    """Return the properties that the driver's allocation calls need for memory on the GPU `device`."""
     from cuda.bindings import driver
 
     properties = driver.CUmemAllocationProp()

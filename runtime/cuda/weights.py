@@ -33,14 +33,15 @@ ALIGNMENT = 256
 
 
 class WeightCopy:
-    """Allocates every weight of an artifact on the device, as `tensors` by name; `run` then copies their values. There
-    is one allocation per file, and each weight starts at a multiple of 256 bytes.
+    """Copies all weights of an artifact to a GPU. The constructor allocates them, as `tensors` by name; `run` copies
+    their values.
 
-    context   the device, its allocator, and the rank, which gets its shard of weights that a mesh splits
+    context   the GPU, its allocator, and the rank: of a weight that is sharded, only this rank's shard is copied
     verify    compare the digests of the copied bytes with the manifest
-    threads   threads that read, hash and copy; default: one per core that this process may use, at most 16
+    threads   number of threads that read, hash and copy; default: one per core that this process may use, at most 16
 
-    Raises ArtifactError if weights.json is wrong; OptionError if the device has no memory for the weights.
+    There is one allocation per file, and each weight starts at a multiple of 256 bytes. Raises ArtifactError if
+    weights.json is wrong; OptionError if the GPU has no memory for the weights.
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class WeightCopy:
 
 @dataclass(frozen=True)
 class _Span:
-    """Bytes [begin, end) of a file, and their offset `target` in the device's allocation for that file."""
+    """Bytes [begin, end) of a weight file that are copied together. `target` is their offset in the GPU allocation for
+    that file."""
 
     begin: int
     end: int
@@ -92,10 +94,10 @@ class _Span:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The layout of a file's weights in their device allocation of `size` bytes.
+    """The layout of a file's weights in the GPU allocation for that file, which has `size` bytes.
 
-    spans     the parts of the file to copy, in file order
-    offsets   the offset of each weight in the allocation, by its place in the file
+    spans     the ranges of bytes to copy, in file order
+    offsets   the offset of each weight in the allocation, by its place (file, offset and size) in the artifact
     """
 
     spans: tuple[_Span, ...]
@@ -105,7 +107,8 @@ class _Layout:
 
 @dataclass(frozen=True)
 class _Job:
-    """A chunk of a weight file to copy, the layout of that file's weights, and the device allocation for them."""
+    """One unit of work of a copying thread: a chunk of a weight file, where that file's weights are in the GPU
+    allocation, and the allocation."""
 
     chunk: FileChunk
     layout: _Layout
@@ -113,8 +116,9 @@ class _Job:
 
 
 def _layout(places: Sequence[Place]) -> _Layout:
-    """Return the device layout of the weights at these places of one file: in file order, each aligned. Weights that
-    are adjacent in the file and on the device form one span."""
+    """Return where to put the weights of one file in the GPU allocation for it: in file order, each aligned. `places`
+    are where the weights are in the file. Weights that are adjacent in both the file and the allocation are copied as
+    one span."""
     spans: list[_Span] = []
     offsets: dict[Place, int] = {}
     size = 0
@@ -144,8 +148,8 @@ def _allocate(size: int, allocator: Allocator) -> torch.Tensor:
 def _copy_all(
     artifact: Artifact, jobs: Sequence[_Job], device: torch.device, verify: bool, threads: int
 ) -> dict[FileChunk, str]:
-    """Copy the chunks of all jobs on several threads. Return the SHA-256 of each chunk, in hex, or "" without `verify`.
-    Raises the first error of a thread."""
+    """Copy the chunks of all jobs, on `threads` threads. Return the SHA-256 of each chunk in hex, or "" without
+    `verify`. Raises the first error of a thread."""
     waiting = deque(jobs)
     found: dict[FileChunk, str] = {}
 
@@ -174,7 +178,8 @@ def _copy_all(
 
 @dataclass
 class _Block:
-    """A block of pinned host memory, as tensor and as bytes. `copied` is recorded after the last copy from it."""
+    """A block of pinned host memory through which weights are copied, as a tensor and as bytes. The event `copied` is
+    recorded after the last copy from it."""
 
     tensor: torch.Tensor
     bytes: memoryview
@@ -188,15 +193,15 @@ class _Block:
 
 @dataclass
 class _Lane:
-    """The buffers of one copying thread: two blocks of host memory, filled in turn, and on a GPU a stream for its
+    """The buffers of one copying thread: two blocks of host memory, filled in turn, and on a GPU a CUDA stream for its
     copies."""
 
     blocks: deque[_Block]
     stream: torch.cuda.Stream | None = field(default=None)
 
     def copy(self, artifact: Artifact, job: _Job, verify: bool) -> str:
-        """Copy the weights in a chunk of a file. Return the chunk's SHA-256 in hex, or "" without `verify`. Raises
-        OSError, and ArtifactError if the file has become shorter."""
+        """Copy the weights in one chunk of a weight file to the GPU. Return the chunk's SHA-256 in hex, or "" without
+        `verify`. Raises OSError, and ArtifactError if the file is shorter than the manifest says."""
         entry, index = job.chunk
         begin = index * CHUNK_BYTES
         end = min(begin + CHUNK_BYTES, entry.size)
@@ -215,7 +220,7 @@ class _Lane:
         return digest.hexdigest() if verify else ""
 
     def _send(self, block: _Block, begin: int, size: int, job: _Job) -> None:
-        """Start copying the weights in a block of host memory, which holds bytes [begin, begin + size) of the job's
+        """Start copying the weights in `block` to the GPU. The block holds bytes [begin, begin + size) of the job's
         file."""
         spans = job.layout.spans
         first = max(0, bisect.bisect_right(spans, begin, key=lambda span: span.begin) - 1)
@@ -234,7 +239,7 @@ class _Lane:
 
 @contextlib.contextmanager
 def _lane(device: torch.device) -> Iterator[_Lane]:
-    """Yield the buffers of one copying thread. On exit, all copies from them are complete."""
+    """Yield the buffers of one copying thread. At the end of the `with` block, wait for all copies from them."""
     memory = mmap.mmap(-1, 2 * BLOCK_BYTES)
     with contextlib.suppress(OSError):  # an operating system without huge pages: pinning takes longer
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -256,8 +261,8 @@ def _lane(device: torch.device) -> Iterator[_Lane]:
 
 @contextlib.contextmanager
 def _pinned(memory: torch.Tensor) -> Iterator[None]:
-    """Pin host memory for the code within, so that the device copies from it while the host continues. Raises
-    TargetError if the driver cannot."""
+    """Pin `memory` of the host inside the `with` block, so that the GPU can copy from it while the host continues.
+    Raises TargetError if the driver cannot pin it."""
     runtime = torch.cuda.cudart()
     if code := int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)):
         raise TargetError(
@@ -272,8 +277,8 @@ def _pinned(memory: torch.Tensor) -> Iterator[None]:
 
 
 def _fill(block: memoryview, descriptor: int, offset: int) -> bool:
-    """Read a file into `block`, from byte `offset` on. Return False if the file ends before the block is full. Raises
-    OSError."""
+    """Fill `block` from the open file `descriptor`, from byte `offset` on. Return False if the file ends before the
+    block is full. Raises OSError."""
     while block:
         count = os.preadv(descriptor, [block], offset)
         if count == 0:

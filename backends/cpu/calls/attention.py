@@ -18,7 +18,7 @@ _MANY = 16
 
 
 def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the functions of the attention ops on paged caches, by printed name."""
+    """Return the functions that compute attention on paged caches, by op name such as "ingot.paged_attention"."""
     return {
         "ingot.paged_attention": _over_pages(kernels, partial=False),
         "ingot.partial_attention": _over_pages(kernels, partial=True),
@@ -26,10 +26,10 @@ def attention_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
 
 
 def _over_pages(kernels: Kernels, *, partial: bool) -> Callable[..., Any]:
-    """Return the function of `paged_attention`, or of `partial_attention` with `partial`.
+    """Return the function that computes the op `paged_attention`, or, with `partial`, the op `partial_attention`.
 
-    It calls the C++ kernel for steps of few tokens per sequence, else torch or the reference. With `partial`, it
-    returns (attention, log-sum-exp of each row).
+    For few tokens per sequence, the function calls the C++ kernel; for many, torch's attention or the op's reference.
+    `partial_attention` returns (attention, log-sum-exp of each row).
     """
     functions = kernels.by_cache(
         "paged_attention",
@@ -114,10 +114,10 @@ def fused_by_torch(
     soft_cap: float | None,
     v_scale: float,
 ) -> bool:
-    """Return whether torch's fused attention can compute a call with these arguments; else the reference does.
+    """Return whether torch's fused attention can compute a call with these arguments; if not, the op's reference does.
 
-    Slopes (ALiBi) are not supported: torch would add them in the dtype of q, and a distance has more digits than
-    bfloat16.
+    `form` says how the cache stores keys and values, and `sinks` are logits of attention sinks. Torch cannot apply
+    ALiBi `slopes`: it would add the bias in the dtype of q, and bfloat16 has too few digits for a distance.
     """
     return form.equal and sinks is None and slopes is None and soft_cap is None and v_scale == 1.0
 
@@ -133,7 +133,7 @@ def _by_sequence(
     by: Mask,
     ancestors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return attention [T, H, D] over a paged cache, computed with torch's fused attention, sequence by sequence.
+    """Return attention [T, H, D] over a paged cache. Call torch's fused attention once per sequence.
 
     `by` is the attention mask; the other arguments are those of the op `paged_attention`.
     """

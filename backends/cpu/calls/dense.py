@@ -10,7 +10,7 @@ from ingot.ir.ops.activations import ACTIVATIONS
 
 
 def dense_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the functions of matmuls, norms, gates and activations, by printed name."""
+    """Return the functions that compute matmuls, norms, gates and activations, by op name such as "ingot.linear"."""
     return {
         "ingot.linear": _linear(kernels),
         "ingot.rms_norm": _rms_norm(kernels),
@@ -44,10 +44,10 @@ def _linear(kernels: Kernels) -> Callable[..., torch.Tensor]:
 
 
 def _rows(x: torch.Tensor, weight: torch.Tensor) -> tuple[int, ...]:
-    """Return the sizes and strides that a norm kernel takes, for x [tokens, elements] or [tokens, heads, elements].
+    """Return the six sizes and strides that a norm kernel takes, for x [tokens, elements] or [tokens, heads, elements].
 
-    They are: tokens, heads (1 without that axis), elements, strides of tokens and heads, and the weight's stride of
-    heads (0 if the heads share a weight).
+    In order: tokens, heads (1 if x has no such axis), elements, x's stride between tokens, x's stride between heads,
+    and the weight's stride between heads (0 if all heads share one weight).
     """
     tokens, *middle, dim = x.shape
     strides = x.stride(0), x.stride(1) if middle else 0

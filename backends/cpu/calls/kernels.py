@@ -14,36 +14,37 @@ Function = Callable[..., None]
 
 
 class Kernels:
-    """The C++ functions of the kernel library at `path`. Each method takes ctypes argument types, `types`.
+    """The C++ functions of the kernel library (shared object) at `path`.
 
-    Raises OSError if the library does not load, AttributeError if it lacks a function.
+    The argument `types` of the methods are the ctypes types of the function's arguments. The constructor raises OSError
+    if the library does not load; the methods raise AttributeError if the library lacks a function.
     """
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
 
     def one(self, name: str, *types: Any) -> Function:
-        """Return the function `name`, set to take arguments of these types and to return nothing."""
+        """Return the C++ function `name` as a ctypes function with arguments of these types and no result."""
         function: Any = getattr(self._library, name)
         function.argtypes, function.restype = types, None
         return function  # type: ignore[no-any-return]  # ctypes makes it callable
 
     def by_dtype(self, name: str, *types: Any) -> dict[torch.dtype, Function]:
-        """Return the versions of the function `name` by the dtype of the elements."""
+        """Return the versions of the C++ function `name`, one for each dtype of the tensors (f32, f16, bf16)."""
         return {dtype: self.one(f"{name}_{suffix}", *types) for dtype, suffix in SUFFIXES.items()}
 
     def by_cache(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
-        """Return the versions of the function `name` by (dtype of the elements, dtype of the cache).
+        """Return the versions of the C++ function `name`. Keys are (dtype of q, k and v, dtype of the KV cache).
 
-        The cache has the dtype of the elements, or f8e4m3.
+        The cache has the same dtype as q, k and v, or float8_e4m3fn.
         """
         narrow = {(dtype, FLOAT8): self.one(f"{name}_{suffix}_f8", *types) for dtype, suffix in SUFFIXES.items()}
         return narrow | {(dtype, dtype): one for dtype, one in self.by_dtype(name, *types).items()}
 
     def by_weight(self, name: str, *types: Any) -> dict[tuple[torch.dtype, torch.dtype], Function]:
-        """Return the versions of the function `name` by (dtype of the elements, dtype of the weight).
+        """Return the versions of the C++ function `name`. Keys are (dtype of the activations, dtype of the weight).
 
-        The weight has the dtype of the elements, or float32.
+        The weight has the same dtype as the activations, or float32.
         """
         return {
             (dtype, weight): self.one(f"{name}_{suffix}_{SUFFIXES[weight]}", *types)

@@ -10,7 +10,10 @@ from ingot.ir.cache.form import CacheForm
 
 
 def rope_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the functions of rotary embedding and cache writes, by printed name. They update the cache in place."""
+    """Return the functions that compute rotary embedding and cache writes, by op name such as "ingot.kv_append".
+
+    The functions that write to the cache update it in place.
+    """
     return {
         "ingot.rope": _rope(kernels),
         "ingot.qk_norm_rope_append": _qk_norm_rope_append(kernels),

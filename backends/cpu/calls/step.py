@@ -11,7 +11,11 @@ from ingot.ir.ops.penalties import NUM_PENALTIES, Penalties
 
 
 def step_ops(kernels: Kernels) -> dict[str, Callable[..., Any]]:
-    """Return the functions of `feed`, `sample` and `advance`, by printed name. `advance` updates states in place."""
+    """Return the functions of the ops `feed`, `sample` and `advance`, which begin and end a step, by op name.
+
+    `feed` makes token ids, positions and cache slots; `sample` draws tokens. `advance` stores them for the next step,
+    in place. Names are printed ones, such as "ingot.feed".
+    """
     return {"ingot.feed": _feed(kernels), "ingot.sample": _sample(kernels), "ingot.advance": _advance(kernels)}
 
 
@@ -44,9 +48,10 @@ def _feed(kernels: Kernels) -> Callable[..., tuple[torch.Tensor, ...]]:
 
 
 def _sample(kernels: Kernels) -> Callable[..., torch.Tensor]:
-    """Return the function of the op `sample`.
+    """Return the function that computes the op `sample`.
 
-    It calls the C++ kernel if every row is greedy without penalties and banned tokens, else the op's reference.
+    It calls the C++ kernel if all rows are greedy, without penalties and banned tokens. Otherwise it calls the op's
+    reference.
     """
     function = kernels.one("greedy", *[POINTER] * 2, *[INT] * 2)
 

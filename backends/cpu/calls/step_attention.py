@@ -11,7 +11,7 @@ from ingot.ir.ops import step_attention
 
 
 def step_attention_ops() -> dict[str, Callable[..., Any]]:
-    """Return the function of the op `step_attention`, by its printed name."""
+    """Return the function of the op `step_attention` (attention without a KV cache) as a dict from the op's name."""
     return {"ingot.step_attention": _step_attention}
 
 
@@ -28,7 +28,10 @@ def _step_attention(
     mask: str = CAUSAL.name,
     soft_cap: float | None = None,
 ) -> torch.Tensor:
-    """Compute the op `step_attention` with torch. It is fast for this op, because encoder steps have whole prompts."""
+    """Compute the op `step_attention`: attention among the tokens of each sequence in the step, without a KV cache.
+
+    It calls torch's attention once per sequence. That is fast enough, as steps of encoders contain whole prompts.
+    """
     if sinks is not None or slopes is not None or soft_cap is not None:  # not in torch's fused attention
         attended: torch.Tensor = step_attention.reference(
             q, k, v, q_starts, q_lens, sinks, slopes, scale=scale, mask=mask, soft_cap=soft_cap
@@ -43,7 +46,10 @@ def _step_attention(
 
 
 def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, mask: Mask) -> torch.Tensor:
-    """Return attention [n, H, D] of one whole sequence, for q [n, H, D] and k, v [n, KV, D], with KV cache heads."""
+    """Return the attention [n, H, D] of one sequence of n tokens, for q [n, H, D] and k, v [n, KV, D].
+
+    H is the number of q heads, KV the number of k/v heads.
+    """
     places = torch.arange(q.shape[0])
     query, keys, values = (one.transpose(0, 1)[None] for one in (q, k, v))
     mixed = F.scaled_dot_product_attention(

@@ -18,7 +18,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def in_base_two(scores, SCORES: tl.constexpr):
-    """Scale and soft-cap the dot products of q and keys, and return scores for a softmax in base 2 (times log2 e)."""
+    """Return the scores of the dot products `scores` of q and keys: scaled, soft-capped, and multiplied by log2(e).
+
+    The caller can then compute the softmax with exp2.
+    """
     if SCORES.soft_cap is None:
         scores = scores * (SCORES.scale * LOG2_E)
     else:
@@ -30,10 +33,10 @@ def in_base_two(scores, SCORES: tl.constexpr):
 
 @triton.jit
 def by_distance(scores, slopes, query, place):
-    """Add the ALiBi bias, slope times (key position - query position), to scores [M, N], and return them.
+    """Return scores [M, N] plus the ALiBi bias: slope times (key position - query position).
 
-    `slopes` [M] are those of the rows, or None for no bias. `query` [M] are the positions of the queries, `place` [N]
-    those of the keys.
+    `slopes` [M] are the slopes of the rows' q heads; None means no bias. `query` [M] are the positions of the queries,
+    `place` [N] the positions of the keys.
     """
     if slopes is not None:
         distance = (place[None, :] - query[:, None]).to(tl.float32)
@@ -43,9 +46,9 @@ def by_distance(scores, slopes, query, place):
 
 @triton.jit
 def slopes_of(slopes, heads, held):
-    """Load the ALiBi slopes of the q heads `heads`, times log2 e; return None if `slopes` is None.
+    """Load the ALiBi slopes of the q heads with indices `heads`, times log2(e); return None if `slopes` is None.
 
-    `held` masks the heads.
+    `held` masks `heads`: a masked-out head gets slope 0.
     """
     found = None
     if slopes is not None:
@@ -57,11 +60,12 @@ def slopes_of(slopes, heads, held):
 def weighed(
     scores, values, total, weight_sum, peak, seen, SCORES: tl.constexpr, slopes=None, query_places=None, places=None
 ):
-    """Add N keys to the softmax state of M rows, and return the new state (total, weight_sum, peak).
+    """Add N keys to the online-softmax state of M query rows, and return the new state (total, weight_sum, peak).
 
-    `scores` [M, N] are the dot products of q and keys before scaling, `values` [N, D] those of the keys. `seen` [M, N]
-    masks the keys. `slopes` [M] come from `slopes_of`; only with them are the positions of the rows, `query_places`
-    [M], and of the keys, `places` [N], used.
+    The state is the weighted sum of values, the sum of weights and the largest score. `scores` [M, N] are the dot
+    products of q and keys, before scaling. `values` [N, D] are the values of these keys, and `seen` [M, N] masks keys.
+    `slopes` [M] are ALiBi slopes, or None; only with them are the rows' positions `query_places` [M] and the keys'
+    `places` [N] used.
     """
     scores = by_distance(in_base_two(scores, SCORES), slopes, query_places, places)
     scores = tl.where(seen, scores, float("-inf"))
@@ -87,13 +91,13 @@ def size_of(mask):
 
 @triton.constexpr_function
 def forgets(mask):
-    """Return whether an attention mask hides old keys for good: those before a window or a chunk."""
+    """Return whether an attention mask hides old keys from all later tokens: true for windows and chunks."""
     return mask.startswith(("window_", "chunked_"))
 
 
 @triton.jit
 def first_seen(place, MASK: tl.constexpr):
-    """Return the first position that a query at position `place` sees. MASK is a window or chunked mask."""
+    """Return the first position that a query at position `place` sees. MASK is "window_N" or "chunked_N"."""
     if kind_of(MASK) == "window":
         first = tl.maximum(place - size_of(MASK) + 1, 0)
     else:
@@ -103,9 +107,9 @@ def first_seen(place, MASK: tl.constexpr):
 
 @triton.jit
 def end_seen(place, length, MASK: tl.constexpr):
-    """Return the end of the positions that a query at position `place` sees, in a sequence of `length` positions.
+    """Return the position after the last one that a query at position `place` sees under the attention mask MASK.
 
-    The end is the position after the last one.
+    The sequence has `length` positions.
     """
     if MASK == "bidirectional":
         end = length
@@ -118,10 +122,10 @@ def end_seen(place, length, MASK: tl.constexpr):
 
 @triton.jit
 def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
-    """Return the bool mask `seen`, with keys set to False that MASK hides from a query. Shapes broadcast.
+    """Return the bool mask `seen`, with False also for keys that the attention mask MASK hides from a query.
 
-    `query` are the positions of queries, `place` those of keys. Without AHEAD, no key is after the last one that a
-    query sees, and that is not tested.
+    `query` are the positions of queries, `place` those of keys; shapes broadcast. AHEAD says that keys may come after
+    the last one that a query sees. Without it the caller excludes this, and the kernel does not test it.
     """
     if AHEAD:
         if kind_of(MASK) == "block_causal":
@@ -137,10 +141,10 @@ def seen_by(seen, query, place, AHEAD: tl.constexpr, MASK: tl.constexpr):
 
 @triton.jit
 def seen_in_tree(seen, ancestors, node):
-    """Return the bool mask `seen`, with keys set to False that are not ancestors of a token in its tree.
+    """Return the bool mask `seen`, with False also for draft-tree tokens that are no ancestors of the query's token.
 
-    `node` is the index of a key among the sequence's tokens of this step; below 0 it is an earlier key, which all
-    tokens see. Bit i of `ancestors` says that the token sees node i; a token without bits sees every node. Shapes
+    `node` is a key's index among the sequence's tokens of this step. An index below 0 is an earlier key, which all
+    tokens see. Bit i of `ancestors` says that the query's token sees node i; 0 means that it sees every node. Shapes
     broadcast.
     """
     bit = (ancestors >> tl.minimum(tl.maximum(node, 0), 63).to(tl.int64)) & 1
@@ -149,9 +153,10 @@ def seen_in_tree(seen, ancestors, node):
 
 @triton.jit
 def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
-    """Return the attention of rows from their softmax state: `total / weight_sum`, times the scale of cached values.
+    """Return the attention of query rows from their online-softmax state: `total / weight_sum`.
 
-    Unless `lse` is None, rows that saw no key are zeros.
+    The cache stores values divided by its `v_scale`, so the result is multiplied by it. If `lse` is not None, rows that
+    saw no key are zeros.
     """
     mean = total / weight_sum[:, None]
     if CACHE.v_scale != 1.0:
@@ -163,16 +168,19 @@ def mean_of(total, weight_sum, lse, CACHE: tl.constexpr):
 
 @triton.jit
 def log_sum_exp(weight_sum, peak):
-    """Return the natural log-sum-exp of rows from their softmax state; -inf for rows that saw no key."""
+    """Return the natural log-sum-exp of the scores of each query row; -inf for rows that saw no key.
+
+    `weight_sum` and `peak` are the rows' online-softmax state, in base 2.
+    """
     return (peak + tl.log2(weight_sum)) / LOG2_E
 
 
 @triton.jit
 def store_rows(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the attention `mean` [M, FORM.block_value] of M rows to `out`, and their log-sum-exp to `lse`, unless None.
+    """Write the attention `mean` [M, FORM.block_value] of M rows to `out`, and their log-sum-exp to `lse` if not None.
 
-    `first` + `rows` [M] are the indices of the rows among all (token, q head); `held` [M] masks them. `weight_sum` and
-    `peak` are their softmax state.
+    A row is a (token, q head). Row i has the index `first` + `rows`[i]; `held` [M] masks rows. `weight_sum` and `peak`
+    are the rows' online-softmax state.
     """
     e = tl.arange(0, FORM.block_value)
     into = out + first * FORM.value_dim + rows[:, None] * FORM.value_dim + e[None, :]
@@ -183,9 +191,9 @@ def store_rows(out, lse, first, rows, held, mean, weight_sum, peak, FORM: tl.con
 
 @triton.jit
 def store_unowned(out, lse, first, rows, held, FORM: tl.constexpr):
-    """Write rows of padding tokens: zeros to `out`, and -inf as log-sum-exp to `lse`, unless None.
+    """Write the result rows of padding tokens: zeros to `out`, and, if `lse` is not None, -inf to `lse`.
 
-    `first` + `rows` [M] are the indices of the rows among all (token, q head); `held` [M] masks them.
+    A row is a (token, q head). Row i has the index `first` + `rows`[i]; `held` [M] masks rows.
     """
     BLOCK_VALUE: tl.constexpr = FORM.block_value
     e = tl.arange(0, BLOCK_VALUE)
@@ -198,9 +206,9 @@ def store_unowned(out, lse, first, rows, held, FORM: tl.constexpr):
 
 @triton.jit
 def ended_before(counter):
-    """Increment `counter`, and return how many programs did so before this one.
+    """Increment `counter` in global memory, and return how many programs of the launch did so before this one.
 
-    All that these programs wrote is visible to this one afterwards.
+    Afterwards, this program sees all that those programs wrote.
     """
     # One thread does the atomic for the block. The first barrier orders the stores of the other threads before it, and
     # the second one their loads after it.
@@ -212,9 +220,9 @@ def ended_before(counter):
 
 @triton.jit
 def tail_of(q, rows, held, FORM: tl.constexpr):
-    """Load the second tile [M, FORM.tail] of queries whose heads do not fit into one tile of FORM.block columns.
+    """Load the second tile [M, FORM.tail] of queries: the elements that do not fit into the first FORM.block columns.
 
-    `rows` [M] are their offsets in q, and `held` [M] masks them.
+    `rows` [M] are the queries' offsets in q, and `held` [M] masks them.
     """
     t = FORM.block + tl.arange(0, FORM.tail)
     return tl.load(q + rows[:, None] + t[None, :], mask=held[:, None] & (t < FORM.dim)[None, :], other=0.0)
@@ -222,9 +230,10 @@ def tail_of(q, rows, held, FORM: tl.constexpr):
 
 @triton.jit
 def rows_of(kv, pages, place, inside, head, CACHE: tl.constexpr):
-    """Return pointers [N] to the cached keys of a head at the positions `place` [N] of a sequence.
+    """Return pointers [N] to the cached keys of a k/v head at the positions `place` [N] of a sequence.
 
-    `pages` points to the page ids of the sequence. Positions outside the mask `inside` point into page 0.
+    `pages` points to the page ids of the sequence. Positions outside the mask `inside` point into page 0. CACHE is the
+    memory layout of the cache.
     """
     page = tl.load(pages + place // CACHE.page, mask=inside, other=0).to(tl.int64)
     return kv + page * CACHE.page_stride + place % CACHE.page * CACHE.slot_stride + head * CACHE.row
@@ -232,7 +241,7 @@ def rows_of(kv, pages, place, inside, head, CACHE: tl.constexpr):
 
 @triton.jit
 def cached_head(head, FORM: tl.constexpr):
-    """Return the cache head that the kv head `head` reads. FORM.sharing kv heads in a row read the same one."""
+    """Return the index of the cache head that the k/v head `head` reads. FORM.sharing adjacent k/v heads share one."""
     if FORM.sharing > 1:
         head = head // FORM.sharing
     return head
@@ -262,14 +271,15 @@ def attended(
     cached=0,
     slopes=None,
 ):
-    """Add cached keys and values of one sequence to the softmax state of M rows, and return the new state.
+    """Add cached keys and values of one sequence to the online-softmax state of M query rows, and return the new state.
 
-    The state is `total` [M, FORM.block_value], `weight_sum` [M] and `peak` [M]. It adds BLOCK_N positions from each of
-    `begin`, `begin + step` and so on, up to `end`. `pages` points to the page ids of the sequence. `query` is
-    [M, FORM.block], `query_tail` its other columns (`tail_of`), `query_places` [M] the rows' positions.
+    The state is `total` [M, FORM.block_value] (weighted sum of values), `weight_sum` [M] and `peak` [M] (largest
+    score). The loop takes BLOCK_N positions from each of `begin`, `begin + step` and so on, up to `end`. `pages` points
+    to the page ids of the sequence. `query` is [M, FORM.block], `query_tail` its other columns (`tail_of`),
+    `query_places` [M] the rows' positions.
 
     MASK names the attention mask. AHEAD: some keys may be after the last one that a row sees. `ancestors` [M], unless
-    None, say which positions from `cached` on a row sees (`seen_in_tree`). `slopes` [M] come from `slopes_of`.
+    None, say which positions from `cached` on a row sees (`seen_in_tree`). `slopes` [M] are ALiBi slopes (`slopes_of`).
     """
     d = tl.arange(0, FORM.block)
     e = tl.arange(0, FORM.block_value)
@@ -302,9 +312,9 @@ def attended(
 
 @triton.jit
 def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
-    """Return how many of the tokens `first` to `end` - 1 belong to a sequence; the others are padding.
+    """Return how many of the tokens `first` to `end` - 1 of the step belong to a sequence; the others are padding.
 
-    Each iteration tests SCAN sequences.
+    `q_starts` and `q_lens` are each sequence's first token and number of tokens. An iteration tests SCAN sequences.
     """
     owned = 0
     for nth in range(0, sequences, SCAN):
@@ -317,7 +327,7 @@ def owned_between(first, end, q_starts, q_lens, sequences, SCAN: tl.constexpr):
 
 @triton.jit
 def unowned(tokens, q_starts, q_lens, sequences):
-    """Return the mask [N] of those of the `tokens` [N] that belong to no sequence."""
+    """Return a bool mask [N]: which of the step's tokens with indices `tokens` [N] are padding, in no sequence."""
     owned = tl.zeros(tokens.shape, tl.int32)
     for first in range(0, sequences, 32):
         b = first + tl.arange(0, 32)
@@ -330,11 +340,11 @@ def unowned(tokens, q_starts, q_lens, sequences):
 
 @triton.jit
 def block_of_item(item, q_lens, sequences, BLOCK: tl.constexpr, LEAST: tl.constexpr, SCAN: tl.constexpr):
-    """Find the block of tokens with number `item` in the step.
+    """Find the block of tokens with number `item` in the step: return (sequence, index in it, number of all blocks).
 
-    Return (its sequence, its index in the sequence, the number of all blocks); the sequence is -1 if there is no such
-    block. Sequences with at least LEAST tokens in the step are cut into blocks of BLOCK tokens, numbered sequence by
-    sequence. Within a sequence the last block comes first. Each iteration tests SCAN sequences.
+    The sequence is -1 if there is no such block. Sequences with at least LEAST tokens in the step are cut into blocks
+    of BLOCK tokens, numbered sequence by sequence. Within a sequence, the last block has the lowest number. Each
+    iteration tests SCAN sequences.
     """
     sequence = -1
     block = 0

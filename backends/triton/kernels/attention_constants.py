@@ -19,7 +19,7 @@ class Strides:
 
 @dataclass(frozen=True)
 class Fed:
-    """The strides of q, k and v, the tensors of the step's tokens; None for those that a kernel does not take."""
+    """The strides of q, k and v, the tensors of the step's tokens; None for a tensor that a kernel does not take."""
 
     q: Strides | None = None
     k: Strides | None = None
@@ -31,8 +31,8 @@ class Layout:
     """The memory layout of a paged KV cache, in elements.
 
     A page holds `page` positions. Strides: `page_stride` between pages, `slot_stride` between positions of a page,
-    `row` between heads of a position, `part_stride` from a key to its value. The cache stores keys divided by `k_scale`
-    and values divided by `v_scale`. The scale of the scores (`Scores.scale`) already includes `k_scale`.
+    `row` between heads of a position. A value is stored `part_stride` after its key. The cache stores keys divided by
+    `k_scale` and values divided by `v_scale`. The scale of the scores (`Scores.scale`) already includes `k_scale`.
     """
 
     page: int
@@ -46,12 +46,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Form:
-    """The heads of an attention, and the tile sizes that hold them.
+    """The head sizes of an attention, and the sizes of the tiles that hold a head.
 
-    A key has `dim` elements. A tile of `block` columns holds the first ones. If `dim` is larger, a second tile of
-    `tail` columns holds the rest; else `tail` is 0. A value has `value_dim` elements in a tile of `block_value`; with
-    `same`, it is the first tile of its key. `group` q heads share each of `kv_heads` heads of k and v, in tiles of
-    `block_group` rows. `sharing` adjacent kv heads read the same head of the cache.
+    A key has `dim` elements: the first ones in a tile of `block` columns, the rest in a second tile of `tail` columns
+    (0 if there is no rest). A value has `value_dim` elements in a tile of `block_value`; with `same`, it is the first
+    tile of its key. `group` q heads share each of `kv_heads` k/v heads, in tiles of `block_group` rows. `sharing`
+    adjacent k/v heads read the same head of the cache.
     """
 
     kv_heads: int
@@ -80,12 +80,13 @@ class Scores:
 
 @dataclass(frozen=True)
 class Splits:
-    """How `decode_attention` splits contexts among programs (split-K).
+    """How `decode_attention` divides each context among several programs (split-K, as in flash-decoding).
 
-    Each (token, head) has between `base` and `most` splits. The kernel divides the positions that all tokens read into
-    `shares` parts, and a context longer than a part gets more splits; with 0 shares, each has `base`. The splits of a
-    context take chunks of `chunk` positions in turn. The merge of their results takes `at_once` splits of
-    `heads_at_once` q heads per iteration. Loops over sequences load the lengths of `scan` sequences per iteration.
+    Each (token, k/v head) has between `base` and `most` splits. With `shares` > 0, the intended length of a split is
+    all positions that the step's tokens read, divided by `shares`. Contexts longer than that get more splits than
+    `base`. With 0 shares, all contexts have `base` splits. The splits of a context take chunks of `chunk` positions in
+    turn. To merge results, a loop takes `at_once` splits of `heads_at_once` q heads per iteration. Loops over sequences
+    load the lengths of `scan` sequences per iteration.
 
     With `single`, the kernel computes only sequences with one token in the step. With `fed_apart`, splits read only
     cached positions, and the kernel adds the tokens of the step separately.
@@ -104,10 +105,10 @@ class Splits:
 
 @dataclass(frozen=True)
 class PrefixSplits:
-    """How `shared_attention` splits shared prefixes among programs.
+    """How `shared_attention` divides shared prefixes among programs (split-K).
 
-    A step has up to `groups` groups of sequences that share a prefix. All prefixes together are split for about
-    `programs` programs per head, and one prefix into at most `most` splits.
+    A step has up to `groups` groups of sequences that share a prefix. Per head, about `programs` programs compute all
+    prefixes of the step. One prefix has at most `most` splits.
     """
 
     programs: int
@@ -119,8 +120,8 @@ class PrefixSplits:
 class Early:
     """The loads that `decode_attention` starts before the previous kernel has ended.
 
-    With `tile`, a program loads its first tile of keys and values. It prefetches the next `ahead` tiles into the L2
-    cache. It loads rotary angles for a guessed position below `positions`, the rows of the table.
+    With `tile`, a program loads its first tile of keys and values. It also prefetches the next `ahead` tiles into the
+    L2 cache, and loads rotary angles for a guessed position. `positions` is the number of rows of the table of angles.
     """
 
     tile: bool
@@ -130,5 +131,5 @@ class Early:
 
 @triton.constexpr_function
 def group_rows(form):
-    """Return the rows of a tile that holds the q heads of one (token, kv head): at least 16, as tensor cores need."""
+    """Return the rows of a tile that holds the q heads of one (token, k/v head): 16 or more, as tensor cores need."""
     return max(16, form.block_group)

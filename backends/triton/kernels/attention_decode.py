@@ -67,7 +67,10 @@ def _query_rows(token, head, FED: tl.constexpr, FORM: tl.constexpr):
 
 @triton.jit
 def _given_query(q, rows, FORM: tl.constexpr):
-    """Load the first tile [G, FORM.block] of the q heads at the offsets `rows` [G], without norm or rotation."""
+    """Load the first tile [G, FORM.block] of G q heads, as they are, without norm or rotary embedding.
+
+    `rows` [G] are the heads' offsets in q.
+    """
     d = tl.arange(0, FORM.block)
     own = tl.arange(0, group_rows(FORM)) < FORM.group
     return tl.load(q + rows[:, None] + d[None, :], mask=own[:, None] & (d < FORM.dim)[None, :], other=0.0)
@@ -75,10 +78,10 @@ def _given_query(q, rows, FORM: tl.constexpr):
 
 @triton.jit
 def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constexpr, SPLITS: tl.constexpr):
-    """Return (first position, end) of the cached positions that the splits of a token's context read.
+    """Return (first, end): the cached positions `first` to `end` - 1 that the splits of a token's context read.
 
     `own_place` is the token's position. The sequence has `cached` positions before the step, and `length` after it.
-    Positions of a shared prefix (table `sharing`, or None) are left out.
+    Positions of a shared prefix are left out; `sharing` is the table of shared prefixes, or None.
     """
     MASK: tl.constexpr = SCORES.mask
     end = cached if SPLITS.fed_apart else end_seen(own_place, length, MASK)
@@ -94,9 +97,9 @@ def _seen_range(own_place, cached, length, sharing, sequence, SCORES: tl.constex
 def _used_splits(splits, low, end, SPLITS: tl.constexpr):
     """Return (number of splits with work, index of the split that adds the tokens of the step).
 
-    `splits` is the number of splits of the context, which reads positions `low` to `end` in chunks. Splits without a
-    chunk have no work, except one: with more than one chunk, the first of them adds the tokens of the step. If there is
-    no such split, split 0 adds them.
+    `splits` programs (splits) share a context. They read the positions `low` to `end` in chunks; a split without a
+    chunk has no work. If some splits have no chunk, and there is more than one chunk, the first of these splits adds
+    the tokens of the step. Otherwise split 0 adds them.
     """
     chunks = tl.cdiv(tl.maximum(end - low, 0), SPLITS.chunk)
     feeding = 0
@@ -117,11 +120,11 @@ def _with_prefix(
     FORM: tl.constexpr,
     PREFIXES: tl.constexpr,
 ):
-    """Add the shared prefix of a sequence to the softmax state of its G rows, and return (total, weight_sum, peak).
+    """Add the shared prefix of a sequence to the online-softmax state of its G rows (q heads).
 
-    Before the prefix, the rows saw at most an attention sink, in `weight_sum` and `peak`. The results of
-    `shared_attention` are `prefixes` (attention over each split of the prefix), `prefix_sizes` (logarithms of the sums
-    of weights) and `prefix_splits` (number of splits, by sequence).
+    Return the state (total, weight_sum, peak). Before, it has at most an attention sink, in `weight_sum` and `peak`.
+    The kernel `shared_attention` wrote `prefixes` (attention over each split of the prefix), `prefix_sizes` (logarithms
+    of the sums of weights) and `prefix_splits` (number of splits, by sequence).
     """
     g = tl.arange(0, group_rows(FORM))
     BLOCK: tl.constexpr = FORM.block
@@ -160,10 +163,10 @@ def _first_state(
     FORM: tl.constexpr,
     PREFIXES: tl.constexpr,
 ):
-    """Return the softmax state with which a split begins: (total [G, FORM.block_value], weight_sum [G], peak [G]).
+    """Return the online-softmax state that a split begins with: total [G, FORM.block_value], weight_sum [G], peak [G].
 
-    It is empty, except that split 0 begins with the attention sinks and the shared prefix, unless None. The splits read
-    positions from `low` on; it is 0 if the sequence has no shared prefix.
+    Split 0 begins with the attention sinks and the shared prefix, if there are any; other splits begin with an empty
+    state. The splits read positions from `low` on, which is 0 if the sequence has no shared prefix.
     """
     ROWS: tl.constexpr = group_rows(FORM)
     BLOCK_VALUE: tl.constexpr = FORM.block_value
@@ -185,10 +188,10 @@ def _first_state(
 
 @triton.jit
 def _store_split(partial, sizes, here, inside, mean, weight_sum, peak, FORM: tl.constexpr):
-    """Write the result of a split to scratch memory at index `here`.
+    """Write the result of a split, one part of a context, to scratch memory at index `here`.
 
-    It is the attention `mean` [G, FORM.block_value], masked by `inside`, to `partial`. The base-2 logarithm of the
-    split's sum of weights goes to `sizes`.
+    `partial` takes the attention `mean` [G, FORM.block_value] of the split; `inside` masks its elements. `sizes` takes
+    the base-2 logarithm of the split's sum of weights.
     """
     e = tl.arange(0, FORM.block_value)
     g = tl.arange(0, group_rows(FORM))
@@ -238,9 +241,10 @@ def decode_attention(
 ):
     """Compute decode attention over a paged KV cache, for steps of few tokens, with contexts split among programs.
 
-    The arguments `kv` to `slopes` are those of the ops `append_attention` and `paged_attention`. The constants are
-    defined in attention_constants.py. Grid: tokens * kv_heads * base programs, then shares * kv_heads further ones,
-    which take further splits of long contexts. `shares` may be 0.
+    The arguments `kv` to `slopes` are those of the ops `append_attention` and `paged_attention`. A split is a part of a
+    context. The constants are defined in attention_constants.py. Grid: tokens * kv_heads * base programs, then shares *
+    kv_heads further ones, which take further splits of long contexts. (`base`, `most` and `shares` are fields of
+    SPLITS; `shares` may be 0.)
 
     Scratch: `partial` f32[tokens, kv_heads, most, group, value_dim] takes the attention of each split. `sizes`
     f32[tokens, kv_heads, most, group] takes the base-2 logarithm of the split's sum of weights. `arrived` i32[tokens,

@@ -11,9 +11,9 @@ from ingot.backends.triton.kernels.rope import angles
 
 @triton.jit
 def _fetch_chunk(kv, pages, head, place, end, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Prefetch the keys and values of a head at the positions `place` [N] below `end` into the L2 cache.
+    """Prefetch the keys and values of a k/v head at the positions `place` [N] below `end` into the L2 cache.
 
-    It does not wait for them. `pages` points to the page ids of the sequence.
+    It does not wait for the data. `pages` points to the page ids of the sequence.
     """
     LINE: tl.constexpr = 1024 // kv.dtype.element_ty.primitive_bitwidth
     LINES: tl.constexpr = (FORM.block + LINE - 1) // LINE
@@ -47,10 +47,11 @@ def fetch_ahead(
     SPLITS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Prefetch keys and values of EARLY.ahead chunks of a split, from its chunk FIRST on, into the L2 cache.
+    """Prefetch the keys and values of EARLY.ahead chunks of a split into the L2 cache, from its chunk FIRST on.
 
-    `place` [chunk] are the positions of its chunk 0. The length of the sequence is read before the previous kernel has
-    ended, so it is a guess. It is right in all layers but the first, as it was written long before.
+    `place` [chunk] are the positions of the split's chunk 0, and `width` is the pages of a row of the page table. The
+    length of the sequence is read before the previous kernel has ended, so it is a guess. It is right in all layers but
+    the first, because an earlier kernel of the step wrote it.
     """
     cached = tl.load(kv_lens + tl.maximum(sequence, 0), cache_modifier=".cg")
     cached = tl.where(sequence >= 0, tl.minimum(cached, width * CACHE.page), 0)
@@ -63,8 +64,8 @@ def fetch_ahead(
 def early_chunk(kv, page_table, sequence, head, place, width, CACHE: tl.constexpr, FORM: tl.constexpr):
     """Load (keys, values), each [N, FORM.block], at the positions `place` [N] of a sequence before its length is known.
 
-    Positions past the page table are zeros. The page table comes from the host, and earlier steps wrote these keys and
-    values, so no previous kernel of this step can change them.
+    Positions past the page table are zeros; `width` is the pages of a row of the table. The page table comes from the
+    host, and earlier steps wrote these keys and values, so no previous kernel of this step can change them.
     """
     d = tl.arange(0, FORM.block)
     held = (sequence >= 0) & (place // CACHE.page < width)
@@ -90,10 +91,10 @@ def with_early(
     query_places,
     places,
 ):
-    """Add `keys` and `values` of N positions, from `early_chunk`, to the softmax state of M rows; return the new state.
+    """Add the keys and values of N positions, from `early_chunk`, to the online-softmax state of M rows; return it.
 
-    `inside` [N] masks the positions of the context. `slopes` [M] come from `slopes_of`; only with them are the
-    positions of the rows, `query_places` [M], and of the keys, `places` [N], used.
+    `inside` [N] masks the positions of the context. `slopes` [M] are ALiBi slopes (`slopes_of`), or None. Only with
+    them are the rows' positions `query_places` [M] and the keys' `places` [N] used.
     """
     keys, values = as_computed(keys, query.dtype), as_computed(values, query.dtype)
     scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
@@ -107,7 +108,7 @@ def guessed_angles(positions, table, token, FORM: tl.constexpr, HEAD: tl.constex
     """Load a token's position and its rotary angles early: return (position, cosines, sines [G, FORM.block]).
 
     The position is read before the previous kernel has ended, so it is a guess. It is right in all layers but the
-    first, as it was written long before.
+    first, because an earlier kernel of the step wrote it.
     """
     guess = tl.load(positions + token, cache_modifier=".cg")
     guess = tl.minimum(tl.maximum(guess, 0), EARLY.positions - 1)

@@ -32,11 +32,12 @@ def prepared_token(
     FORM: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Load q, k and v of a (token, kv head), norm and rotate q and k, and return (query, new key, new value, slot).
+    """Load q, k and v of a (token, k/v head); norm and rotate q and k. Return (query, new key, new value, cache slot).
 
-    `query` [G, FORM.block] has a row per q head. New key and value are row 0 of tiles [G, FORM.block]. `cos` and `sin`
-    [G, FORM.block] are the rotary angles at the position `guess`; if that is wrong, they are loaded again. The gains
-    are norm weights, from `gains`; NORMED_Q and NORMED_K say whether there is a norm.
+    `query` [G, FORM.block] has a row per q head. The new key and value are row 0 of tiles [G, FORM.block]. `cos` and
+    `sin` [G, FORM.block] are the rotary angles at the position `guess`; if the guess is wrong, the right ones are
+    loaded. `q_gain`, `k_gain` and the other gains are norm weights, from `gains`; NORMED_Q and NORMED_K say whether
+    there is a norm.
     """
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
@@ -59,9 +60,9 @@ def prepared_token(
 
 @triton.jit
 def write_cache(kv, slot, head, new_key, new_value, CACHE: tl.constexpr, FORM: tl.constexpr):
-    """Write row 0 of the tiles of a token's key and value [G, FORM.block] into the cache at its slot.
+    """Write a token's key and value into the cache at its slot, for one k/v head. A slot below 0 is padding: no write.
 
-    They are in the dtype of the cache. A slot below 0 is padding, for which nothing is written.
+    Key and value are row 0 of the tiles `new_key` and `new_value` [G, FORM.block], in the dtype of the cache.
     """
     d = tl.arange(0, FORM.block)
     g = tl.arange(0, group_rows(FORM))
@@ -96,12 +97,12 @@ def with_fed(
     SCORES: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Add a token and the sequence's earlier tokens of this step to the softmax state of its G rows (q heads).
+    """Add a token and its sequence's earlier tokens of this step to the online-softmax state of the token's G q heads.
 
-    Return the new state (total, weight_sum, peak). The token is the `nth` of the sequence in this step, and `first` is
-    the index of the sequence's first one. The sequence has `cached` positions before the step. Rows see keys and values
-    as the cache rounds them: `new_key` and `new_value` are in its dtype. `query` is [G, FORM.block]; `slopes` [G] come
-    from `slopes_of`.
+    Return the new state (total, weight_sum, peak). The token is number `nth` of the sequence in this step; `first` is
+    the index of the sequence's first token. The sequence has `cached` positions before the step. Keys and values are
+    rounded as in the cache: `new_key` and `new_value` are in its dtype. `query` is [G, FORM.block]; `slopes` [G] are
+    ALiBi slopes (`slopes_of`).
     """
     MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)

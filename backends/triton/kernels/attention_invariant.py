@@ -44,10 +44,10 @@ from ingot.backends.triton.kernels.attention import (
 
 @triton.jit
 def _joined(total, weight_sum, peak, part, part_sum, part_peak):
-    """Merge the softmax state of one more split (`part`, `part_sum`, `part_peak`) into that of rows, and return it.
+    """Merge the online-softmax state of a split into the state of the splits before it, and return the merged state.
 
-    The fused multiply-adds are explicit: a compiler may fuse a multiply and an add in one place and not in another, and
-    the bits must be the same.
+    The split's state is `part` (weighted sum of values), `part_sum` (sum of weights) and `part_peak` (largest score).
+    The bits must never vary, so multiply-adds are explicitly fused: a compiler fuses some and not others.
     """
     higher = tl.maximum(peak, part_peak)
     shrunk, share = tl.exp2(peak - higher), tl.exp2(part_peak - higher)
@@ -59,9 +59,10 @@ def _joined(total, weight_sum, peak, part, part_sum, part_peak):
 
 @triton.jit
 def _store_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.constexpr):
-    """Write the softmax state of a split's M rows to the scratch memory `partial` and `sizes`.
+    """Write the online-softmax state of a split, for M query rows, to the scratch memory `partial` and `sizes`.
 
-    `at` [M] are the rows' indices of (token, kv head, split), `g` [M] their q heads in the group. `own` [M] masks them.
+    `at` [M] are the rows' indices of (token, k/v head, split), `g` [M] the q heads within the group of the k/v head.
+    `own` [M] masks rows.
     """
     e = tl.arange(0, FORM.block_value)
     here = at * FORM.group + g
@@ -74,7 +75,7 @@ def _store_part(partial, sizes, at, g, own, part, part_sum, part_peak, FORM: tl.
 
 @triton.jit
 def _load_part(partial, sizes, at, g, own, FORM: tl.constexpr):
-    """Load the softmax state of a split's M rows, which `_store_part` wrote: return (total, weight_sum, peak).
+    """Load the online-softmax state of a split that `_store_part` wrote: return (total, weight_sum, peak) of M rows.
 
     Other multiprocessors wrote it during this launch, so the loads bypass the L1 cache (".cg").
     """
@@ -119,7 +120,8 @@ def invariant_attention(
     """Compute batch-invariant attention over a paged KV cache, for prefill and decode.
 
     The arguments `kv` to `slopes` are those of the op `paged_attention`. Grid: kv_heads, blocks of TILE_TOKENS tokens
-    of a sequence, ways. A program without a block ends. `ways` programs share the splits of a tile.
+    of a sequence, ways. A program without a block ends. A context is cut into splits of SPLIT positions, and `ways`
+    programs share the splits of a tile.
 
     With more than one way, `partial` f32[tokens, kv_heads, splits, group, value_dim] takes the weighted sums of each
     split, where splits is cdiv(width * page, SPLIT). `sizes` f32[tokens, kv_heads, splits, 2, group] takes the sum of

@@ -29,9 +29,9 @@ COLUMNS = tl.constexpr(columns.COLUMNS)
 
 @triton.jit
 def _split_positions(length, share, BLOCK_N: tl.constexpr, MAX_SPLITS: tl.constexpr):
-    """Return how many positions each split of a prefix of `length` positions has.
+    """Return how many positions each split of a prefix of `length` positions has: `share`, if that suffices.
 
-    It is `share`, or more if that would make more than MAX_SPLITS splits: then a multiple of BLOCK_N.
+    If the prefix would have more than MAX_SPLITS splits, return a larger number, a multiple of BLOCK_N.
     """
     return tl.maximum(share, tl.cdiv(tl.cdiv(length, MAX_SPLITS), BLOCK_N) * BLOCK_N)
 
@@ -48,7 +48,8 @@ def _find_item(
 ):
     """Find the work item number `item`: return (group, tile, split, number of splits, positions per split).
 
-    The group is -1 if there is no such item. `sharing` is the table of shared prefixes, with `rows` rows.
+    A group is sequences that share a prefix, a tile is BLOCK_M of their query rows, and a split is a part of the
+    prefix. The group is -1 if there is no such item. `sharing` is the table of shared prefixes, with `rows` rows.
     """
     group = tl.arange(0, PREFIXES.groups)
     at = sharing + group * COLUMNS

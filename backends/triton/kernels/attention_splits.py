@@ -12,7 +12,10 @@ COLUMNS = tl.constexpr(columns.COLUMNS)
 
 @triton.jit
 def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
-    """Return the index of the sequence that a token belongs to; -1 for padding. Each iteration tests SCAN sequences."""
+    """Return the index of the sequence that a token of the step belongs to; -1 for padding.
+
+    `q_starts` and `q_lens` are each sequence's first token and number of tokens. An iteration tests SCAN sequences.
+    """
     sequence = -1
     for first in range(0, sequences, SCAN):
         b = first + tl.arange(0, SCAN)
@@ -24,9 +27,9 @@ def owner_of(token, q_starts, q_lens, sequences, SCAN: tl.constexpr):
 
 @triton.jit
 def contexts(kv_lens, sharing, b, sequences):
-    """Return the lengths of the sequences with indices `b`, without shared prefixes, which another kernel reads.
+    """Return the context lengths of the sequences with indices `b`, minus shared prefixes.
 
-    `sharing` is the table of shared prefixes, or None.
+    The kernel `shared_attention` reads those. `sharing` is the table of shared prefixes, or None.
     """
     lengths = tl.load(kv_lens + b, mask=b < sequences, other=0)
     if sharing is not None:
@@ -36,9 +39,9 @@ def contexts(kv_lens, sharing, b, sequences):
 
 @triton.jit
 def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
-    """Return how many of a sequence's `length` positions the splits of one token read, at most.
+    """Return at most how many of a sequence's `length` positions the splits of one token read together.
 
-    The sequence has `count` tokens in the step. The attention mask may hide older positions.
+    The sequence has `count` tokens in the step. A window or chunked mask hides older positions.
     """
     MASK: tl.constexpr = SCORES.mask
     read = length - count if SPLITS.fed_apart else length
@@ -51,17 +54,17 @@ def positions_read(length, count, SCORES: tl.constexpr, SPLITS: tl.constexpr):
 def splits_of(read, share, SPLITS: tl.constexpr):
     """Return the number of splits of a context of `read` positions: read / share, rounded, between `base` and `most`.
 
-    `share` is the intended number of positions of a split. The splits beyond `base` are fewer than read / share, which
-    bounds the grid.
+    `share` is the intended length of a split in positions. The rounding keeps the number of splits beyond `base` below
+    read / share, which bounds the grid.
     """
     return tl.minimum(tl.maximum((read + share // 2) // share, SPLITS.base), SPLITS.most)
 
 
 @triton.jit
 def taken(counts, SPLITS: tl.constexpr):
-    """Return how many tokens of each sequence the kernel computes, from the tokens that each has in the step.
+    """Return how many tokens of each sequence the kernel computes. `counts` are the sequences' tokens in the step.
 
-    They are all of them. With SPLITS.single, they are 0 for sequences with more than one token.
+    The kernel computes all of them; with SPLITS.single, only those of sequences with one token.
     """
     if SPLITS.single:
         counts = tl.where(counts == 1, counts, 0)
@@ -79,10 +82,10 @@ def share_of(
     SCORES: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Return how many positions a split should have: those that all tokens read, divided by SPLITS.shares.
+    """Return the intended length of a split in positions: those that all tokens of the step read / SPLITS.shares.
 
-    It is at least one chunk. `counts` (results of `taken`) and `lengths` (of `contexts`) are those of the first
-    SPLITS.scan sequences; the others are loaded here. `sharing` is the table of shared prefixes, or None.
+    It is at least one chunk. `counts` (results of `taken`) and `lengths` (of `contexts`) are of the first SPLITS.scan
+    sequences; for further sequences, this function loads them. `sharing` is the table of shared prefixes, or None.
     """
     work = tl.sum(counts * positions_read(lengths, counts, SCORES, SPLITS))
     for first in range(SPLITS.scan, sequences, SPLITS.scan):
@@ -105,10 +108,10 @@ def further_item(
     SCORES: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Find the further split number `item`. Further splits are those after the first `base` of each (token, head).
+    """Find the further split number `item` of the step. Each (token, k/v head) has `base` splits, then further ones.
 
     Return (its sequence, its index among the sequence's further splits, the number of further splits of each (token,
-    head) of the sequence). The sequence is -1 if there is no such split. `share` is the positions of a split.
+    head) of that sequence). The sequence is -1 if there is no such split. `share` is the intended positions of a split.
     """
     sequence = -1
     place = 0
@@ -142,10 +145,10 @@ def _load_splits(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Load results of SPLITS.at_once splits of the (token, head) `pair`, from split `first` on.
+    """Load the results of SPLITS.at_once splits of the (token, k/v head) `pair`, from split `first` on.
 
     Return (logarithms of the sums of weights, attention), each [SPLITS.at_once, heads * FORM.block_value]. `g` are the
-    q heads, `column` the offsets in a result row, and `inside` masks these.
+    q heads, `column` the offsets in a result row; `inside` masks `column`.
     """
     GROUP: tl.constexpr = FORM.group
     AT_ONCE: tl.constexpr = SPLITS.at_once
@@ -169,9 +172,10 @@ def _load_splits(
 
 @triton.jit
 def _joined(size, part, total, weight_sum, peak):
-    """Merge several splits into the softmax state of all columns of all heads, and return (total, weight_sum, peak).
+    """Merge the results of several splits into the online-softmax state. Return the state (total, weight_sum, peak).
 
-    `size` holds the logarithms of the splits' sums of weights, `part` their attention.
+    `size` holds the logarithms of the splits' sums of weights, `part` their attention; the last axis is the columns of
+    all heads.
     """
     higher = tl.maximum(peak, tl.max(size, 0))
     share = tl.exp2(size - higher[None, :])
@@ -192,9 +196,9 @@ def _merge_heads(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Merge the splits of a (token, head) for SPLITS.heads_at_once q heads, from `first_head` on, and write the result.
+    """Merge the splits of a (token, k/v head) for SPLITS.heads_at_once q heads, from `first_head` on; write the result.
 
-    The arguments are those of `merge_splits`.
+    The other arguments are those of `merge_splits`.
     """
     GROUP: tl.constexpr = FORM.group
     DIM: tl.constexpr = FORM.value_dim
@@ -246,10 +250,11 @@ def merge_splits(
     FORM: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Merge the results of `splits` splits into the attention of a (token, head), and write it to row `row` of `out`.
+    """Merge the results of `splits` splits into the attention of a (token, k/v head), and write it to `out`, row `row`.
 
-    `partial` and `sizes` hold the splits' attention and sums of weights, at index `pair`. `lse`, unless None, takes the
-    log-sum-exp. Other multiprocessors wrote the splits during this launch, so the loads bypass the L1 cache (".cg").
+    A split is a part of the context that one program has read. `partial` and `sizes` hold the splits' attention and
+    sums of weights, at index `pair`. `lse`, unless None, takes the log-sum-exp. Other multiprocessors wrote the splits
+    during this launch, so the loads bypass the L1 cache (".cg").
     """
     if FORM.group <= SPLITS.heads_at_once:
         _merge_heads(out, lse, partial, sizes, row, pair, splits, 0, FORM, SPLITS)

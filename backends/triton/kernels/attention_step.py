@@ -48,11 +48,11 @@ def _joined(
     FORM: tl.constexpr,
     SCORES: tl.constexpr,
 ):
-    """Add the positions `begin` to `end` - 1 of a sequence to the softmax state of M rows, and return the new state.
+    """Add the positions `begin` to `end` - 1 of a sequence to the online-softmax state of M rows, and return the state.
 
     `k` and `v` point to the sequence's first key and value of one head. `query` is [M, FORM.block], `query_places` [M]
-    are the rows' positions, and `slopes` [M] come from `slopes_of`. AHEAD: some positions may be after the last one
-    that a row sees.
+    are the rows' positions, `slopes` [M] their ALiBi slopes (`slopes_of`). AHEAD: some positions may be after the last
+    one that a row sees.
     """
     MASK: tl.constexpr = SCORES.mask
     d = tl.arange(0, FORM.block)
@@ -94,8 +94,8 @@ def step_attention(
     """Compute the op `step_attention`: attention among the tokens of each sequence in the step, without a cache.
 
     Grid: heads, programs that loop over blocks of BLOCK_M tokens of a sequence. The grid has at least cdiv(tokens,
-    BLOCK_M) programs per head: each also writes zeros for padding among its BLOCK_M tokens. A row's blocks of keys
-    follow from its position in its sequence, so other tokens of the step change no bit.
+    BLOCK_M) programs per head. Program i also writes zeros for the padding among the i-th BLOCK_M tokens of the step. A
+    row reads blocks of keys that depend only on its position in its sequence, so other sequences never change its bits.
     """
     MASK: tl.constexpr = SCORES.mask
     if DEPENDENT:

@@ -41,7 +41,8 @@ def arithmetic(
 ):
     """Compute x + other, or x * other with MULTIPLY, in float32, and write it to `result` [rows, GROUPS, WIDTH].
 
-    If `other` is None, the second operand is NUMBER. X_ROW, X_GROUP, X_COLUMN and OTHER_… are strides; 0 broadcasts.
+    If `other` is None, the second operand is the constant NUMBER. X_ROW, X_GROUP, X_COLUMN and OTHER_… are strides in
+    elements; a stride of 0 broadcasts.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -78,7 +79,7 @@ def convert(
 ):
     """Convert x [rows, GROUPS, WIDTH] to the dtype of `result`: the ops `cast`, `soft_cap` and `clamp`.
 
-    Unless CAP is None, compute CAP * tanh(x / CAP) first. Unless LIMIT is None, clamp to [-LIMIT, LIMIT]; NaN stays
+    Unless CAP is None, soft-cap x first: CAP * tanh(x / CAP). Unless LIMIT is None, clamp to [-LIMIT, LIMIT]; NaN stays
     NaN. X_ROW, X_GROUP and X_COLUMN are strides.
     """
     if DEPENDENT:

@@ -19,9 +19,10 @@ def gate_mul(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute ACTIVATION(gate) * up, rounded once, and write it to `result` [rows, WIDTH]. If `up` is None, it is 1.
+    """Compute ACTIVATION(gate) * up, rounded once, and write it to `result` [rows, WIDTH].
 
-    ACTIVATION is "silu", "gelu", "gelu_tanh", "relu" or "relu_squared". GATE_ROW and UP_ROW are row strides.
+    If `up` is None, there is no factor. ACTIVATION is "silu", "gelu", "gelu_tanh", "relu" or "relu_squared". GATE_ROW
+    and UP_ROW are row strides in elements.
     """
     if DEPENDENT:
         gdc_launch_dependents()

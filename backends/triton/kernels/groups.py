@@ -17,17 +17,17 @@ INFINITE: tl.constexpr = tl.constexpr(0x7F800000)  # the bits of infinity
 
 @triton.jit
 def quarters_short(first, second, third, target):
-    """Return how many of the three sums, which ascend, are below `target`: 0 to 3."""
+    """Return how many of three ascending sums are below `target`: 0 to 3. A search then goes on in that quarter."""
     return (first < target).to(tl.int32) + (second < target).to(tl.int32) + (third < target).to(tl.int32)
 
 
 @triton.jit
 def bounding_gap(gap, weight, target):
-    """Return a bound: the elements of `gap` up to it have weights that sum to at least `target`.
+    """Return a gap such that all elements with a gap up to it have weights that sum to at least `target`.
 
-    `gap` holds distances below the row's largest logit, `weight` the weight of each. The bound is close to the least
-    possible one, and infinity if all weights sum to less. Each iteration narrows the range of its bits to a quarter. It
-    stops at the exponent and 6 bits of the mantissa, which is enough for a bound.
+    `gap` [n] holds distances below the row's largest logit, and `weight` [n] a weight for each. The result is close to
+    the least such gap, and infinity if all weights sum to less. A search narrows the bits of the gap to a quarter per
+    iteration. It stops at the exponent and 6 bits of the mantissa.
     """
     bits = gap.to(tl.int32, bitcast=True)
     low, size = 0, INFINITE + 1
@@ -43,9 +43,9 @@ def bounding_gap(gap, weight, target):
 
 @triton.jit
 def list_groups(listed, near):
-    """Write the indices of the groups for which the bool vector `near` is true to `listed`, and return their number.
+    """Write the indices at which the bool vector `near` is true to `listed`, in ascending order. Return their number.
 
-    They are in ascending order.
+    Each element of `near` stands for a group of adjacent token ids.
     """
     group = tl.arange(0, near.shape[0])
     tl.store(listed + tl.cumsum(near.to(tl.int32), 0) - 1, group, mask=near)
@@ -55,10 +55,10 @@ def list_groups(listed, near):
 
 @triton.jit
 def listed_tokens(listed, start, count, GROUPS: tl.constexpr, VOCAB: tl.constexpr, BLOCK_GROUPS: tl.constexpr):
-    """Return the token ids [BLOCK_GROUPS, GROUP] of groups in the list `listed`, from list index `start` on.
+    """Return the token ids [BLOCK_GROUPS, GROUP] of BLOCK_GROUPS groups in the list `listed`, from index `start` on.
 
-    The list has `count` groups. Ids after its end or after the vocabulary are NOWHERE. If it has all GROUPS, it is not
-    read.
+    A group is GROUP adjacent token ids, and `listed` holds the numbers of `count` groups. NOWHERE stands for ids past
+    the end of the list or of the vocabulary. If all GROUPS groups are in the list, it is not read.
     """
     place = start + tl.arange(0, BLOCK_GROUPS)
     group = tl.load(listed + place, mask=(place < count) & (count < GROUPS), other=0)

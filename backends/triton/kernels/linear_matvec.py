@@ -22,7 +22,7 @@ def _chunk(pointer, k, start, K: tl.constexpr, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def _partial_sums(product, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
-    """Return the sums [BLOCK_N, BLOCK_K // 8] of each eight adjacent columns of `product` [BLOCK_N, BLOCK_K].
+    """Return the sums [BLOCK_N, BLOCK_K // 8] of each group of eight adjacent columns of `product` [BLOCK_N, BLOCK_K].
 
     A thread holds eight adjacent elements (one load is 16 bytes of bf16), so no data moves between threads.
     """
@@ -64,14 +64,14 @@ def linear_matvec(
 ):
     """Compute a matmul of few rows, with fused ops: y [rows, N] from x [rows, K] and the weight's rows from FIRST on.
 
-    Grid: cdiv(N, BLOCK_N), rows. With GATED, compute `activation(rows at FIRST) * (rows at UP)`; else apply ACTIVATION,
-    unless None, to the results. With NORM, x is normed first, by an rms_norm with the weight `gain`. With BIAS and
-    RESIDUAL, `bias` and `residual` are added.
+    Grid: cdiv(N, BLOCK_N), rows. With GATED, y is activation(gate) * up, where the weight's rows of gate begin at FIRST
+    and those of up at UP. Otherwise ACTIVATION, unless None, is applied to the result. With NORM, x is normed first, by
+    an rms_norm with the weight `gain`. With BIAS and RESIDUAL, `bias` and `residual` are added.
 
-    Before the wait for the previous kernel, a program prefetches LINES lines of 128 bytes of each of its weight rows,
-    after the first tile. The first WAVE programs, which start early, each also prefetch the rows of AHEAD later
-    programs, ROW_LINES lines per row. BEGIN, WITHIN, LOAD, FETCH and STORED are the operand loader, which reads the
-    weight's packing (`ingot.backends.triton.operands`).
+    Before it waits for the previous kernel, a program prefetches the part of each of its weight rows after the first
+    tile, LINES lines of 128 bytes. The first WAVE programs start early. Each of these also prefetches the rows of AHEAD
+    later programs, ROW_LINES lines per row. BEGIN, WITHIN, LOAD, FETCH and STORED are the operand loader: the functions
+    that read a weight in its packing (storage order) (`ingot.backends.triton.operands`).
     """
     if DEPENDENT:
         gdc_launch_dependents()

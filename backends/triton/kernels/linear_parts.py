@@ -6,9 +6,10 @@ import triton.language as tl
 
 @triton.jit
 def scaled(value, inverse, gain, DTYPE: tl.constexpr):
-    """Return `value * inverse * gain` in float32: an rms_norm with `inverse` = 1 / rms and the weight `gain`.
+    """Return `value * inverse * gain` in float32: an rms_norm of `value` with `inverse` = 1 / rms and weight `gain`.
 
-    If the weight has DTYPE, the dtype of x, `value * inverse` is first rounded to DTYPE. With a wider weight it is not.
+    If the weight has DTYPE, the dtype of x, then `value * inverse` is rounded to DTYPE before it is multiplied by the
+    weight. With a wider weight it is not rounded.
     """
     normed = value * inverse
     if gain.dtype == DTYPE:
@@ -49,10 +50,10 @@ def fetch_ahead(
     STORED: tl.constexpr,
     LINES: tl.constexpr,
 ):
-    """Prefetch LINES lines of 128 bytes of each of the weight's rows FIRST + n into the L2 cache.
+    """Prefetch a part of the weight's rows FIRST + n into the L2 cache: LINES lines of 128 bytes from column `start`.
 
-    They begin at column `start`. It does not wait, and prefetches nothing past the N rows and K columns. FETCH and
-    STORED are the operand loader of the weight's packing (`ingot.backends.triton.operands`).
+    It does not wait for the data, and prefetches nothing past the N rows and K columns. FETCH and STORED are from the
+    operand loader of the weight's packing (`ingot.backends.triton.operands`).
     """
     FETCH(weight, tl.minimum(n, N - 1).to(tl.int64) + FIRST, start, K, STORED, LINES)
 
@@ -78,8 +79,9 @@ def finish(
 ):
     """Finish a tile of a matmul: add the bias, apply the gate or activation, add the residual, and store it in y.
 
-    `result` and, with GATED, `up` are the sums [n, t] of the matmul, for columns `n` and rows `t` of y. Rows past
-    `rows` are not stored. FIRST and UP are the weight's first row for `result` and for `up`.
+    `result` holds the sums of the matmul for columns `n` and rows `t` of y. With GATED, it is the gate, and `up` holds
+    the sums by which it is multiplied. Rows past `rows` are not stored. FIRST and UP are the weight's first row for
+    `result` and for `up`.
     """
     inside = (n < N)[:, None] & (t < rows)[None, :]
     if BIAS:

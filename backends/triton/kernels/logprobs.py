@@ -29,9 +29,10 @@ def top_logprobs(
 ):
     """Compute the op `top_logprobs`: `ids`, `logprobs` and `ranks` for rows of logits. A program takes one row.
 
-    Column 0 of a result row is the row's target, or its sampled token if the target is below 0. The `num_logprobs` most
-    likely tokens follow; the other columns are -1 and -inf. `ranks` takes the rank of column 0, from 1 on. A row whose
-    `num_logprobs` is below 0 gets only -1, -inf and rank 0. `group_tops` and `listed_groups` are scratch.
+    Column 0 of a result row is for the token `targets`[row], or for `sampled`[row] if the target is below 0. The
+    `num_logprobs`[row] most likely tokens follow. Further columns hold the id -1 and the log-probability -inf. `ranks`
+    takes the rank of column 0, from 1 on. A row whose `num_logprobs` is below 0 gets only -1, -inf and rank 0.
+    `group_tops` and `listed_groups` are scratch.
     """
     if DEPENDENT:
         gdc_launch_dependents()

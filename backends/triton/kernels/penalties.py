@@ -25,8 +25,8 @@ def count_tokens(
 ):
     """Compute the op `count_tokens`: add the step's tokens of sequences with penalties to `token_counts`, in place.
 
-    A program updates the counts of SHARE vocabulary ids of one sequence. No other program writes these, so it can clear
-    the counts of a new sequence before it counts, without a second launch. A program reads all tokens of the step.
+    A program updates the counts of SHARE vocabulary ids of one sequence, which no other program writes. So it can
+    itself clear the counts of a new sequence first, without a second launch. A program reads all tokens of the step.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -60,7 +60,7 @@ def count_tokens(
 
 @triton.jit
 def has_penalties(count_rows, banned, row, MOST_BANNED: tl.constexpr, BLOCK_BANNED: tl.constexpr):
-    """Return whether a row of logits has penalties or banned tokens."""
+    """Return whether the row of logits number `row` has penalties (`count_rows`[row] >= 0) or banned tokens."""
     entry = tl.arange(0, BLOCK_BANNED)
     ban = tl.load(banned + row * MOST_BANNED + entry, mask=entry < MOST_BANNED, other=-1)
     return (tl.load(count_rows + row) >= 0) | (tl.max(ban) >= 0)
@@ -86,10 +86,10 @@ def penalize(
     SHARE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Apply penalties and bans to SHARE logits of a row, from token id `first` on, and write them to `row_penalized`.
+    """Apply penalties and bans to SHARE logits of a row, from token id `first` on, and write the result.
 
-    `row_logits` and `row_penalized` point to the row number `row` before and after. The result is that of
-    `ingot.ir.ops.penalties.penalized`. All threads of the block may read it afterwards.
+    `row_logits` points to the logits of the row number `row`, `row_penalized` to its results. They equal those of
+    `ingot.ir.ops.penalties.penalized`. All threads of the block may read them afterwards.
     """
     count_row = tl.load(count_rows + row)
     for start in range(first, first + SHARE, BLOCK):

@@ -19,10 +19,10 @@ def pool_rows(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Pool the rows of x of each sequence into a row of `out`: the op `pool` without its scaling to length 1.
+    """Pool the rows of x of each sequence into one row of `out`: the op `pool` before it scales rows to length 1.
 
-    POOLING is "mean", "last" or "cls" (the first token). Columns from `dimensions` on are zeros, unless that is 0. A
-    program takes BLOCK columns of a sequence, TOKENS tokens at a time.
+    POOLING is "mean", "last" or "cls" (the first token). If `dimensions` is not 0 for a sequence, its columns from
+    there on are zeros. A program takes BLOCK columns of a sequence, TOKENS tokens at a time.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -57,9 +57,9 @@ def unit_rows(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Scale those rows of `out` f32[B, WIDTH] to length 1, in place, for which `normalize` is not 0.
+    """Scale rows of `out` f32[B, WIDTH] to length 1, in place: those for which `normalize` is not 0.
 
-    A length below LEAST counts as LEAST. A program takes a row.
+    A length below LEAST counts as LEAST. A program takes one row.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -14,7 +14,7 @@ class Head:
     """How a kernel norms and rotates a head of `dim` elements, in a tile of `block` columns.
 
     The first `rotary` elements are rotated in pairs: adjacent elements if `interleaved`, else elements `rotary` / 2
-    apart. The norm has the epsilon `eps`. It comes before the rotation, or after it with `norm_last`.
+    apart. `eps` is the epsilon of the norm. With `norm_last` the norm comes after the rotation, otherwise before.
     """
 
     dim: int
@@ -35,9 +35,9 @@ def _normed(x, rstd, weight, dtype: tl.constexpr):
 
 @triton.jit
 def angles(table, positions, HEAD: tl.constexpr):
-    """Load the rotary angles of a head's elements at `positions` [N]: return (cosines, sines), each [N, HEAD.block].
+    """Load the cosines and sines for heads at `positions` [N]: return (cosines, sines), each [N, HEAD.block].
 
-    `table` has a row of cosines and then sines for each position.
+    `table` is the rotary table: a row for each position, first all cosines and then all sines.
     """
     HALF: tl.constexpr = HEAD.rotary // 2
     d = tl.arange(0, HEAD.block)
@@ -63,10 +63,10 @@ def _partners(HEAD: tl.constexpr):
 
 @triton.jit
 def with_partners(x, rows, held, HEAD: tl.constexpr):
-    """Load heads at the offsets `rows` [N] of x, and, for each element, the one that it is rotated with (its partner).
+    """Load heads at the offsets `rows` [N] of x, and each element's partner: the element that it is rotated with.
 
-    Return (elements, partners), each [N, HEAD.block] in float32, and zero outside the mask `held` [N]. Partners are
-    loaded from memory as well, which needs no shuffle of registers.
+    Return (elements, partners), each [N, HEAD.block] in float32. Both are zero outside the mask `held` [N]. Partners
+    are loaded from memory a second time; otherwise registers would have to be shuffled.
     """
     d = tl.arange(0, HEAD.block)
     partner = _partners(HEAD)
@@ -103,11 +103,11 @@ def turned(
     dtype: tl.constexpr,
     HEAD: tl.constexpr,
 ):
-    """Rotate heads, and norm them if NORMED: return [N, HEAD.block] in `dtype`.
+    """Rotate heads by the rotary embedding, and norm them if NORMED. Return [N, HEAD.block] in `dtype`.
 
-    `own` and `other` are the elements and their partners in the rotation (`with_partners`), `gain` and `other_gain`
-    their norm weights (`gains`). `cos` and `sin` are [N or 1, HEAD.block]. The first of norm and rotation rounds its
-    result before the second.
+    `own` are the elements and `other` their partners in the rotation (`with_partners`). `gain` and `other_gain` are the
+    norm weights of both (`gains`). `cos` and `sin` are [N or 1, HEAD.block]. The norm comes first, or last with
+    HEAD.norm_last; the first of the two steps rounds its result.
     """
     d = tl.arange(0, HEAD.block)
     if NORMED and not HEAD.norm_last:
@@ -128,7 +128,7 @@ def turned(
 def prepared(x, rows, held, cos, sin, weight, HEAD: tl.constexpr):
     """Load heads at the offsets `rows` [N] of x, norm and rotate them, and return them [N, HEAD.block].
 
-    `held` [N] masks the rows; others are zeros. `weight` is that of the norm, or None for no norm.
+    `held` [N] masks the rows; masked-out rows are zeros. `weight` is the norm's weight, or None for no norm.
     """
     own, other = with_partners(x, rows, held, HEAD)
     gain, other_gain = gains(weight, HEAD)
@@ -166,7 +166,7 @@ def rope(
 
 @triton.jit
 def cache_rows(slots, CACHE: tl.constexpr):
-    """Return the offsets, in elements, of the keys at these slots in a cache with the layout CACHE."""
+    """Return the offsets of the keys at the cache slots `slots`, in elements from the start of the cache."""
     slots = slots.to(tl.int64)
     return slots // CACHE.page * CACHE.page_stride + slots % CACHE.page * CACHE.slot_stride
 
@@ -185,7 +185,8 @@ def kv_append(
 ):
     """Compute the op `kv_append`: write k and v [T, KV, D] into the cache at `slots`. A slot below 0 is padding.
 
-    `v` is None if values are elements of the keys. Grid: tokens, blocks of BLOCK_HEADS heads.
+    `v` is None if each value is a part of its key, as in latent attention (MLA). Grid: tokens, blocks of BLOCK_HEADS
+    heads.
     """
     if DEPENDENT:
         gdc_launch_dependents()

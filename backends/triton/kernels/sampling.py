@@ -33,7 +33,7 @@ from ingot.backends.triton.kernels.penalties import has_penalties, penalize
 
 @triton.jit
 def logits_of(source, column, mask):
-    """Load a row's logits, after penalties, at the token ids `column` in float32; -inf outside `mask`.
+    """Load a row's logits at the token ids `column`, in float32, with penalties and bans applied; -inf outside `mask`.
 
     `source` is (pointer to the row before penalties, pointer to the row after them, whether it has penalties or bans).
     """
@@ -44,11 +44,11 @@ def logits_of(source, column, mask):
 
 @triton.jit
 def best_of_row(peak, place, peaks, places, arrived, row, SPLITS: tl.constexpr, BLOCK_SPLITS: tl.constexpr):
-    """Merge the largest values that the SPLITS programs of a row have found, in the last of them to call this.
+    """Merge the largest values that the SPLITS programs of one row have found.
 
-    Return (whether this program is the last, largest value, its token id). `peak` and `place` are the program's largest
-    value and its token id. The last program returns the largest of all, among equals the lowest id; the others return
-    their own. `peaks` and `places` are scratch, and `arrived` counts programs.
+    Return (whether this program is the last to arrive, largest value, its token id). `peak` and `place` are what this
+    program found. The last program returns the largest value of all programs; of equal values, the one with the lowest
+    id. The other programs return their own. `peaks` and `places` are scratch, and `arrived` counts the programs.
     """
     split = tl.program_id(0)
     tl.store(peaks + row * SPLITS + split, peak)
@@ -103,9 +103,9 @@ def choose_largest(
 
     `tokens` takes the id of the largest logit, the lowest id among equals, or -1 if that logit is not finite. `tops`
     takes the logit, or infinity if the id is -1. For rows with a temperature, `masses` takes the sum over tokens of
-    exp((logit - largest logit) / temperature). `group_tops` takes the largest logit of each group of GROUP tokens. For
-    rows with penalties or bans, `penalized` takes the logits after them, from which the other outputs are computed.
-    `split_masses`, `peaks`, `places` and `arrived` are scratch.
+    exp((logit - largest logit) / temperature). `group_tops` takes the largest logit of each group of GROUP adjacent
+    token ids. For rows with penalties or bans, the kernel first writes the changed logits to `penalized`, and computes
+    the other outputs from these. `split_masses`, `peaks`, `places` and `arrived` are scratch.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -188,12 +188,12 @@ def narrow(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """Narrow the range of a threshold: the least gap such that listed tokens up to it weigh at least `target`.
+    """Narrow the range of a search for the least gap such that the listed tokens up to it weigh at least `target`.
 
-    A gap is the row's largest logit `top` minus a token's. Return (low, size) of the narrower range. These are bits of
-    the gap as an integer, as are the arguments `low` and `size`. Each iteration narrows the range to a quarter, until
-    the size is at most END. With BY_MASS a token weighs its probability relative to the most likely one, else 1.
-    `listed` are the `count` groups of tokens to search.
+    A token's gap is the row's largest logit `top` minus its logit. The range begins at `low` and has `size` values;
+    both are the bits of a float32 gap as an integer. Return (low, size) of a range of at most END values. Each
+    iteration narrows the range to a quarter. With BY_MASS, a token's weight is its probability relative to the most
+    likely token, else 1. `listed` are the `count` groups of adjacent token ids to search.
     """
     while size > END:
         step = (size + 3) // 4
@@ -229,11 +229,11 @@ def least_listed_gap(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """Return the least gap such that the listed tokens up to it weigh at least `target`; infinity if they weigh less.
+    """Return the least gap such that the listed tokens up to it weigh at least `target`; infinity if all weigh less.
 
-    A gap is the row's largest logit `top` minus a token's. With BY_MASS a token weighs its probability relative to the
-    most likely one, else 1. `listed` are the `count` groups of tokens to search. If half-way only one gap of a token
-    remains, that is the result; this is always so with logits rounded to bfloat16.
+    A token's gap is the row's largest logit `top` minus its logit. With BY_MASS, a token's weight is its probability
+    relative to the most likely token, else 1. `listed` are the `count` groups of adjacent token ids to search. The
+    search ends early if the range holds only one gap of a token, as it always does with logits rounded to bfloat16.
     """
     low, size = tl.full((), 0, tl.int32), tl.full((), INFINITE + 1, tl.int32)
     low, size = narrow(
@@ -269,10 +269,10 @@ def listed_mass(
     VOCAB: tl.constexpr,
     BLOCK_GROUPS: tl.constexpr,
 ):
-    """Return the summed weights of listed tokens with a depth <= `limit`, and of those with a depth < `limit`.
+    """Return (summed weight of listed tokens with a depth <= `limit`, summed weight of those with a depth < `limit`).
 
-    A token's depth is (largest logit `top` - its logit) / temperature, and its weight exp(-depth), or 0 if that is
-    below min_p. `listed` are the `count` groups of tokens to search.
+    A token's depth is (largest logit `top` - its logit) / temperature. Its weight is exp(-depth), or 0 if that is below
+    min_p. `listed` are the `count` groups of adjacent token ids to search.
     """
     up_to = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
     below = tl.zeros((BLOCK_GROUPS, GROUP), tl.float32)
@@ -313,9 +313,9 @@ def find_threshold(
 ):
     """Find which tokens top-k and top-p keep, for each row with a temperature; a program takes one row.
 
-    A token's depth is (largest logit - its logit) / temperature. A row keeps the tokens of a depth below `limits`, and
-    those of exactly that depth with ids up to `last_ids`; these two are the outputs. `tops`, `masses`, `group_tops` and
-    `penalized` come from `choose_largest`, and `listed_groups` is scratch.
+    A token's depth is (largest logit - its logit) / temperature. The outputs are `limits` and `last_ids`: a row keeps
+    the tokens with a depth below its limit, and those at exactly the limit with an id up to its last id. `tops`,
+    `masses`, `group_tops` and `penalized` come from `choose_largest`, and `listed_groups` is scratch.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -378,9 +378,10 @@ def find_threshold(
 
 @triton.jit
 def gumbel(seed, position, start, BLOCK: tl.constexpr):
-    """Return Gumbel noise for the BLOCK token ids from `start`, a multiple of 4, on.
+    """Return Gumbel noise for the BLOCK token ids from `start` on. `start` is a multiple of 4.
 
-    It is `-log(-log(u))` with the random u of `ingot.ir.ops.sampling.uniform`, which depends on seed, position and id.
+    The noise is `-log(-log(u))` with the random u of `ingot.ir.ops.sampling.uniform`, which depends on seed, position
+    and id.
     """
     counter = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
     none = counter * 0
@@ -420,10 +421,10 @@ def draw(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Draw the token of each row with a temperature: of the tokens that top-k, top-p and min-p keep, the largest.
+    """Draw the token of each row with a temperature, among the tokens that top-k, top-p and min-p keep (Gumbel-max).
 
-    The logits, divided by the temperature, get Gumbel noise first. A program takes SHARE logits of one row. Greedy rows
-    keep the `tokens` of `choose_largest`. `limits` and `last_ids` come from `find_threshold`.
+    The drawn token has the largest sum of logit / temperature and Gumbel noise. A program takes SHARE logits of one
+    row. Greedy rows keep the `tokens` of `choose_largest`. `limits` and `last_ids` come from `find_threshold`.
     """
     if DEPENDENT:
         gdc_launch_dependents()

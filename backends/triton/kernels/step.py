@@ -10,7 +10,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _slot(page_table, seq, place, real, max_pages, PAGE_SIZE: tl.constexpr):
-    """Return the cache slots of tokens at the positions `place` of the sequences `seq`; -1 where `real` is false."""
+    """Return the cache slots of tokens, from their positions `place` and their sequences' indices `seq`.
+
+    Where the mask `real` is false, the token is padding and its slot -1.
+    """
     # A place below 0 has no page; such a token is not a real one.
     page = tl.load(page_table + seq.to(tl.int64) * max_pages + place // PAGE_SIZE, mask=real & (place >= 0), other=0)
     return tl.where(real, page.to(tl.int64) * PAGE_SIZE + place % PAGE_SIZE, -1)
@@ -38,7 +41,7 @@ def feed(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `feed`: `ids`, `positions` and `slots` of a step's tokens, and `kv_lens` of its sequences.
+    """Compute the op `feed`, which begins a step: `ids`, `positions` and `slots` of tokens, `kv_lens` of sequences.
 
     The other arguments are the op's. A program takes BLOCK tokens and BLOCK sequences.
     """
@@ -113,10 +116,10 @@ def advance(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute the op `advance`: store the last token and the length of each sequence in the device rows, in place.
+    """Compute the op `advance`, which ends a step: store the last token and the length of each sequence, in place.
 
-    A device row is the row of a running sequence in `last_token` and `position`. The arguments are the op's. A program
-    takes BLOCK sequences.
+    They go to the sequence's device row: its row in the per-sequence states `last_token` and `position`. The arguments
+    are the op's. A program takes BLOCK sequences.
     """
     if DEPENDENT:
         gdc_launch_dependents()

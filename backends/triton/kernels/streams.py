@@ -24,9 +24,10 @@ def mix_streams(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Compute MIXED weighted sums of the streams of x [rows, STREAMS, WIDTH], and write them to `result`.
+    """Compute MIXED weighted sums of the residual streams of x [rows, STREAMS, WIDTH], and write them to `result`.
 
-    The weights are [rows, MIXED, STREAMS]. A program takes BLOCK columns of one sum of a row.
+    `weights` is [rows, MIXED, STREAMS]: for each sum, a weight per stream. A program takes BLOCK columns of one sum of
+    a row.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -62,8 +63,8 @@ def join(
 ):
     """Concatenate x and y to `result` [rows, GROUPS, WIDTH], along groups or along columns.
 
-    x has X_GROUPS groups of X_WIDTH columns. If X_GROUPS is GROUPS, y follows x along columns, else along groups. X_ROW
-    and the like are strides.
+    x is [rows, X_GROUPS, X_WIDTH]. If X_GROUPS equals GROUPS, they are joined along columns, else along groups. X_ROW
+    and the like are strides in elements.
     """
     if DEPENDENT:
         gdc_launch_dependents()
@@ -93,9 +94,9 @@ def match_size(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Scale each group of x [rows, GROUPS, WIDTH] to the root mean square of the same group of `like`.
+    """Scale each group of x [rows, GROUPS, WIDTH] to the root mean square of the same group of the tensor `like`.
 
-    A mean square of x below LEAST counts as LEAST. A program takes a group of a row.
+    A mean square of x below LEAST counts as LEAST. A program takes one group of a row.
     """
     if DEPENDENT:
         gdc_launch_dependents()

@@ -34,8 +34,8 @@ _MOST_HEADS = 32
 def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Value, ...]:
     """Add the launch of decode attention for a call to `schedule`, and return its results.
 
-    They are (attention,) or (attention, log-sum-exp). With `append`, the kernel also norms and rotates q and k, and
-    writes k and v into the cache.
+    The results are (attention,) or (attention, log-sum-exp). With `append`, the kernel also norms and rotates q and k,
+    and writes k and v into the cache.
     """
     attention = attention_of(call, schedule.sm)
     out, lse = results_of(call, schedule)
@@ -47,17 +47,19 @@ def schedule_decode(call: Call, schedule: Schedule, *, append: bool) -> tuple[Va
 
 
 def schedule_single(call: Call, attention: Attention, schedule: Schedule, out: Value, lse: Value | None) -> None:
-    """Add the launch of decode attention for those sequences of a mixed step that have one token in it.
+    """Add a launch of decode attention for a mixed step: for its sequences that have only one token in the step.
 
-    It writes their rows of `out` [T, heads, dim] and of `lse` [T, heads], the log-sum-exp, unless None.
+    The launch writes the rows of these sequences in `out` [T, heads, dim] and, unless None, in `lse` [T, heads], the
+    log-sum-exp.
     """
     _launch(call, attention, schedule, (out, lse), schedule.most_sequences, None, append=False, single=True)
 
 
 def _scan(tokens: int, warps: int, *, single: bool) -> int:
-    """Return how many sequences' lengths a loop over sequences loads per iteration.
+    """Return how many sequences the kernel's loops over sequences take per iteration, to load their lengths.
 
-    `tokens` are the most tokens of a step. With `single`, the kernel computes only sequences with one token in it.
+    A step has at most `tokens` tokens. `single` says that the kernel computes only sequences with one token in the
+    step.
     """
     if tokens <= GPU_FEW_TOKENS:
         return WARP  # sums stay within each warp
@@ -80,8 +82,8 @@ def _launch(
 
     `results` are the buffers (attention, log-sum-exp or None). With `append`, the kernel norms and rotates q and k, and
     writes k and v. With `single`, it computes only sequences with one token in the step. `sharing` is the table of
-    shared prefixes or None: with it, the launch is for steps without shared prefixes, and two more are for steps with
-    them.
+    shared prefixes, or None. With a table, this launch runs in steps without shared prefixes; the function adds two
+    more launches for steps that have them.
     """
     if not attention.equal:
         held = min(_MOST_HEADS, max(LEAST, attention.form.block_group))

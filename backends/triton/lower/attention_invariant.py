@@ -22,7 +22,7 @@ _WAYS = {16: 16, 32: 8, 64: 4}
 def schedule_invariant(call: Call, schedule: Schedule) -> tuple[Value, ...]:
     """Add the launch of batch-invariant attention for a call to `schedule`, and return its results.
 
-    They are (attention,) or (attention, log-sum-exp).
+    The results are (attention,) or (attention, log-sum-exp).
     """
     attention = attention_of(call, schedule.sm)
     # Tiles by the capacity of registers and shared memory: two accumulators of 64 rows of 128 elements in 4 warps.

@@ -20,8 +20,9 @@ def schedule_prefill(
 ) -> None:
     """Add the launch of prefill attention for sequences with at least `least` tokens in the step.
 
-    It writes their rows of `out` [T, heads, dim] and of `lse` [T, heads], the log-sum-exp, unless None. It also clears
-    the rows of padding tokens. `ancestors` [T] are the bits of the mask `tree`: which tokens of the step a token sees.
+    The launch writes the rows of these sequences in `out` [T, heads, dim] and, unless None, in `lse` [T, heads], the
+    log-sum-exp. It also clears the rows of padding tokens. `ancestors` [T] are bit masks of a draft tree: which tokens
+    of the step each token sees.
     """
     # Tiles by the capacity of registers and shared memory, as ptxas reports for compute capability 9.0: an accumulator
     # of 128 rows of 128 elements in 8 warps. Float32 does not use tensor cores and takes a quarter of that.

@@ -22,9 +22,9 @@ _VALUES, _LATENT = "values", "latent"
 class DecodeProblem:
     """A decode attention to choose tile sizes for: steps of up to `tokens` tokens, `kv_heads` heads of `dim` elements.
 
-    A page has `page` positions, and `group` q heads share a kv head. With `append`, the same launch norms and rotates q
-    and k, and writes k and v. `dtype` is the IR name of the dtype of q, k and v; `cache_dtype` that of the cache, or
-    "auto" if it is the same.
+    `kv_heads` counts k/v heads, and `group` q heads share each. A page has `page` positions. With `append`, the same
+    launch norms and rotates q and k, and writes k and v. `dtype` is the IR name of the dtype of q, k and v;
+    `cache_dtype` that of the cache, or "auto" if it is the same.
 
     `form` is "equal" if keys and values have one width. It is "values_N" for values of N elements, and "latent_N" if
     values are the first N elements of keys. `sharing` adjacent kv heads read the same head of the cache.
@@ -43,9 +43,9 @@ class DecodeProblem:
 
     @staticmethod
     def of(choice: Choice) -> "DecodeProblem":
-        """Return the decode attention that an entry of the tuning log is for.
+        """Return the decode attention that `choice`, an entry of the tuning log, has tile sizes for.
 
-        Raises TypeError or ValueError if it does not describe one.
+        Raises TypeError or ValueError if the entry does not describe a decode attention.
         """
         problem = read_problem(DecodeProblem, choice)
         if problem.tokens > MOST_DECODED or not {problem.dtype, problem.cached_as} <= DTYPES.keys():
@@ -62,23 +62,23 @@ class DecodeProblem:
 
     @property
     def tiles_kind(self) -> type[DecodeTiles]:
-        """Return the dataclass of the kernel's tile sizes."""
+        """Return the dataclass that holds the tile sizes of the decode kernel."""
         return DecodeTiles
 
     @property
     def cached_as(self) -> str:
-        """Return the IR name of the cache's dtype."""
+        """Return the IR name of the dtype of the KV cache, such as "bf16" or "f8e4m3"."""
         return self.dtype if self.cache_dtype == AUTO else self.cache_dtype
 
     @property
     def cache_form(self) -> CacheForm:
-        """Return the widths of keys and values in the cache."""
+        """Return how the cache stores keys and values: their widths, and whether a value is part of its key."""
         kind, _, width = self.form.partition("_")
         return CacheForm(self.dim, self.dim if kind == EQUAL else int(width), shared=kind == _LATENT)
 
     @property
     def cache_heads(self) -> int:
-        """Return the number of heads of the cache."""
+        """Return the number of heads in the KV cache: fewer than `kv_heads` if adjacent k/v heads share one."""
         return self.kv_heads // self.sharing
 
     @property
@@ -97,7 +97,10 @@ class DecodeProblem:
 
 
 def form_name(form: CacheForm) -> str:
-    """Return the name of a cache form in tuning problems: "equal", or "values_N" or "latent_N" (N elements a value)."""
+    """Return the name of a cache form (widths of keys and values) in the tuning log: equal, values_N or latent_N.
+
+    N is the number of elements of a value. In "latent_N", a value is the first N elements of its key.
+    """
     if form.equal:
         return EQUAL
     return f"{_LATENT if form.shared else _VALUES}_{form.value_width}"

@@ -26,11 +26,11 @@ _WIDEST_TILE = 512
 
 @dataclass(frozen=True)
 class Attention:
-    """A paged attention call, as its kernels take it.
+    """A paged attention call, in the terms that its kernels take.
 
-    `cache`: the heads and memory layout of the KV cache; `fed`: the strides of q, k and v; `form`: head and tile sizes;
-    `scores`: scale, mask and soft cap. `itemsize` is the bytes of an element of q, `tokens` and `sequences` the sizes T
-    and B. `arguments` are the run-time arguments that all kernels take, by name.
+    `cache` has the heads and memory layout of the KV cache, `fed` the strides of q, k and v, `form` the head and tile
+    sizes, `scores` the scale, mask and soft cap. `itemsize` is the bytes of an element of q. `tokens` and `sequences`
+    are the sizes of the dims T and B. `arguments` are the run-time arguments that all kernels take, by name.
     """
 
     cache: Cache
@@ -53,13 +53,14 @@ class Attention:
         return self.cache.form.equal
 
     def tile_widths(self, sums: int) -> TileWidths:
-        """Return the tile widths of a kernel that has `sums` accumulators per row of queries."""
+        """Return the widths of an attention kernel's tiles, if it has `sums` accumulators per row of queries."""
         return tile_widths_of(self.form, sums, self.itemsize)
 
     def divided(self, most: int) -> "Attention":
         """Return this attention with at most `most` q heads in a tile.
 
-        Larger groups of q heads are divided into several kv heads of `form`, which read the same cache head.
+        If more q heads share a k/v head, `form` of the result has several k/v heads in place of that one. They read the
+        same head of the cache.
         """
         group = max(size for size in range(1, most + 1) if self.form.group % size == 0)
         sharing = self.form.group // group
@@ -69,17 +70,18 @@ class Attention:
 
 
 def tile_widths_of(form: Form, sums: int, itemsize: int) -> TileWidths:
-    """Return the tile widths for heads of `form`, in a kernel with `sums` accumulators per row of queries.
+    """Return the widths of a kernel's tiles, for heads of the sizes in `form`.
 
-    `itemsize` is the bytes of an element of q.
+    The kernel has `sums` accumulators per row of queries. `itemsize` is the bytes of an element of q.
     """
     return TileWidths(form.block + form.tail, 0 if form.same else form.block_value, form.block_value, sums, itemsize)
 
 
 def tiled(form: CacheForm, kv_heads: int, group: int) -> Form:
-    """Return the heads of an attention with the sizes of their tiles, for `group` q heads per kv head.
+    """Return the head sizes of an attention with the sizes of the tiles that hold a head.
 
-    If keys and values differ in width, a key may take two tiles: one of 576 elements takes 512 and 64, not 1024.
+    `form` has the widths of keys and values in the cache, and `group` q heads share each of `kv_heads` k/v heads. If
+    keys and values differ in width, a key may take two tiles: one of 576 elements takes 512 and 64, not 1024.
     """
     block, tail = tile_width(form.key_width), 0
     if not form.equal and form.key_width > block // 2 >= LEAST:
@@ -93,7 +95,7 @@ def tiled(form: CacheForm, kv_heads: int, group: int) -> Form:
 
 
 def _form_of(call: Call, cache: Cache) -> Form:
-    """Return the heads and tile sizes of an attention call. Refuse heads that are too wide for the kernels."""
+    """Return the head and tile sizes of an attention call. Raises Refused if its heads are too wide for tiles."""
     if cache.form.equal:
         head_width(call, "q")
     form = tiled(cache.form, cache.kv_heads, static(call.value("q"), 1) // cache.kv_heads)
@@ -103,7 +105,7 @@ def _form_of(call: Call, cache: Cache) -> Form:
 
 
 def mask_of(call: Call) -> Mask:
-    """Return the attention mask of a call, which its attribute "mask" names. The default is causal."""
+    """Return the attention mask that the call's attribute "mask" names; "causal" if the call has no such attribute."""
     return Mask.named(call.attributes.get("mask", CAUSAL.name))
 
 
@@ -122,7 +124,7 @@ def scores_of(call: Call) -> Scores:
 
 
 def attention_of(call: Call, sm: int) -> Attention:
-    """Return a paged attention call as its kernels take it, for compute capability `sm`.
+    """Return a paged attention call in the terms that its kernels take. `sm` is the compute capability, 90 for Hopper.
 
     Raises Refused if the kernels do not support its cache or heads.
     """

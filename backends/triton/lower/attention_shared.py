@@ -28,9 +28,9 @@ _ALL_SPLITS, _MAX_SPLITS, _LEAST_SPLITS = 512, 16, 2
 class Prefixes(NamedTuple):
     """The arguments of `decode_attention` for shared prefixes. All are None in steps without shared prefixes.
 
-    `sharing` is the table of prefixes and their sequences. For each sequence and split of its prefix, `attention` holds
-    the attention over the split, and `sizes` the logarithm of its sum of weights. `splits` is the number of splits by
-    sequence, `cut` the constants by which the splits were made.
+    `sharing` is the table of prefixes and their sequences. A prefix is cut into splits: `attention` holds the attention
+    of each sequence over each split, and `sizes` the logarithm of the split's sum of weights. `splits` is the number of
+    splits by sequence. `cut` are the constants by which the splits were made.
     """
 
     sharing: Value | None = None
@@ -41,17 +41,18 @@ class Prefixes(NamedTuple):
 
 
 def sharing_of(call: Call, attention: Attention, schedule: Schedule) -> Value | None:
-    """Return the call's table of shared prefixes, or None if its steps cannot read shared prefixes together.
+    """Return the call's table of shared prefixes, or None if the kernels read each sequence's prefix separately.
 
-    That is so in steps of one token, and if keys and values have different widths: the kernel does not support that.
+    It is None for steps of one token, and if keys and values have different widths, which the kernel does not support.
     """
     return call.optional("sharing") if schedule.bucket.tokens[1] > 1 and attention.equal else None
 
 
 def when(sharing: Value, *, shared: bool) -> Expr:
-    """Return an expression, a factor of a grid, that is 1 in steps with shared prefixes and 0 in others.
+    """Return an expression that turns a launch on or off: a factor of its grid that is 1 or 0.
 
-    Without `shared`, it is 0 in steps with shared prefixes and 1 in others. `sharing` is the table of shared prefixes.
+    With `shared`, it is 1 in steps with shared prefixes and 0 in other steps; without, the reverse. `sharing` is the
+    table of shared prefixes.
     """
     rows = Term(op="min", left=sharing.type.shape[0], right=2)
     return Term(op="sub", left=rows, right=1) if shared else Term(op="sub", left=2, right=rows)
@@ -71,7 +72,7 @@ def _keys(rows: int, dim: int) -> int:
 def schedule_shared(
     call: Call, attention: Attention, schedule: Schedule, sharing: Value, head: Head | None
 ) -> Prefixes:
-    """Add the launch of `shared_attention`, and return its results as arguments for `decode_attention`.
+    """Add the launch of `shared_attention` to `schedule`. Return its results, as arguments for `decode_attention`.
 
     `sharing` is the table of shared prefixes. `head` says how to norm and rotate q; None if q is already prepared.
     """

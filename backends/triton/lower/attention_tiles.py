@@ -9,8 +9,8 @@ class DecodeTiles:
     """The tile sizes and launch parameters of the kernel `decode_attention`.
 
     A tile has `keys` keys. The loop has `stages` stages, half of them with tiles in flight and half with page ids.
-    Contexts are split for `programs` programs per multiprocessor. Before it waits for the previous kernel, a program
-    loads its first tile if `early` is 1, and prefetches the `ahead` tiles after it into the L2 cache.
+    Contexts are split so that each multiprocessor has about `programs` programs. Before it waits for the previous
+    kernel, a program loads its first tile if `early` is 1, and prefetches the `ahead` tiles after it into the L2 cache.
     """
 
     keys: int

@@ -11,10 +11,10 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op, as a lowering takes it. `op` is the op's name.
+    """A call of an op, as the lowering takes it that translates it into kernel launches. `op` is the op's name.
 
-    `values` are its tensors by parameter name (None for an absent optional one), `attributes` its other arguments by
-    name. `results` are the types of its results, without states.
+    `values` are the call's tensors by parameter name (None for an absent optional one), `attributes` its other
+    arguments by name. `results` are the types of its results, without updated states such as the KV cache.
     """
 
     op: str
@@ -33,12 +33,12 @@ class Call:
         return self.values.get(name)
 
     def want(self, holds: bool, reason: str) -> None:
-        """Raise Refused with `reason` unless `holds`."""
+        """Raise Refused with the text `reason` if the condition `holds` is false."""
         if not holds:
             raise Refused(reason)
 
     def want_dense_rows(self, *names: str) -> None:
-        """Raise Refused if one of these tensors has a stride other than 1 along its last axis."""
+        """Raise Refused unless each of these tensors of the call has stride 1 along its last axis."""
         for name in names:
             value = self.values.get(name)
             if value is not None and value.strides[-1] != 1:

@@ -15,7 +15,7 @@ WIDEST = 256
 
 
 def static(value: Value, axis: int) -> int:
-    """Return the size of an axis of a tensor. It must be a number, not a symbol."""
+    """Return the size of an axis of a tensor, which must be a number and not the name of a dim."""
     size = value.type.shape[axis]
     assert isinstance(size, int), f"{value.type} along axis {axis}"
     return size
@@ -64,7 +64,7 @@ def strides_of(call: Call, name: str) -> Strides | None:
 
 
 def fed_of(call: Call) -> Fed:
-    """Return the strides of q, k and v of a call; None for those that it does not have."""
+    """Return the strides of q, k and v of a call; None for a tensor that the call does not have."""
     return Fed(*(strides_of(call, name) for name in ("q", "k", "v")))
 
 
@@ -82,9 +82,9 @@ def want_one_dtype(call: Call, *names: str) -> None:
 
 
 def want_cache_dtype(call: Call, sm: int, name: str) -> None:
-    """Raise Refused unless the call's cache has the dtype of the tensor `name`, or one of 8 bits that the GPU converts.
+    """Raise Refused if the kernels do not support the dtype of the call's KV cache.
 
-    `sm` is the compute capability.
+    They support the dtype of the tensor `name`, and 8-bit dtypes that the GPU converts. `sm` is the compute capability.
     """
     if is_narrow(call.value("kv").type.dtype):
         needed = FEATURES["fp8"]

@@ -25,9 +25,9 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
-    """Add the launches of a single call of `linear` to `schedule`, and return its result.
+    """Add the launches of one call of `linear`, without fused ops, to `schedule`, and return its result.
 
-    Raises Refused if no kernel supports it.
+    Raises Refused if no kernel supports the call.
     """
     (result,) = call.results
     linear = Linear(call.value("x"), plain_weight(call.value("weight")), call.optional("bias"), result)
@@ -37,7 +37,7 @@ def lower_linear(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
     """Add the launches of a matmul with its fused ops to `schedule`, and return the result.
 
-    Raises Refused if no kernel supports it.
+    Raises Refused if no kernel supports the matmul.
     """
     _check(linear)
     most = _most_rows(linear, schedule)
@@ -60,9 +60,9 @@ def schedule_linear(linear: Linear, schedule: Schedule) -> Value:
 
 
 def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
-    """Add the launches of a batch-invariant matmul for up to `most` rows of x, and return the result.
+    """Add the launches of a batch-invariant matmul to `schedule`, and return the result. x has up to `most` rows.
 
-    Its order of sums is the same for any number of rows, so the bits of a row do not depend on the other rows.
+    The matmul sums in the same order for any number of rows, so the bits of a row do not depend on the other rows.
     """
     product = linear.problem(most).product()
     if not invariant_products(schedule.sm, product.dtype):
@@ -76,7 +76,7 @@ def _invariant(linear: Linear, schedule: Schedule, most: int) -> Value:
 
 
 def padded_tokens(most: int) -> int:
-    """Return the rows of x that a kernel for up to `most` rows is compiled for: 1, or a power of two from 16 on.
+    """Return how many rows of x a kernel for up to `most` rows is compiled for: 1, or a power of two from 16 on.
 
     16 is the least size of an operand of `tl.dot`.
     """
@@ -86,7 +86,7 @@ def padded_tokens(most: int) -> int:
 def _most_rows(linear: Linear, schedule: Schedule) -> int:
     """Return an upper bound of the rows of x in a step: a fixed number, or the most tokens of the bucket class.
 
-    Raises Refused if the number of rows is an unsupported symbol.
+    A bucket class is a range of step sizes. Raises Refused if the number of rows is a dim other than T, L and B.
     """
     rows = linear.rows
     if isinstance(rows, str) and rows not in ("T", "L", "B"):

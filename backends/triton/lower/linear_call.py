@@ -12,7 +12,7 @@ from ingot.ir.types import DTYPE_NAMES, TensorType
 
 @dataclass(frozen=True)
 class Norm:
-    """An rms_norm that is applied to x before a matmul, with its weight and epsilon."""
+    """An rms_norm of x that is fused before a matmul: its weight and epsilon."""
 
     weight: Value
     eps: float
@@ -20,9 +20,10 @@ class Norm:
 
 @dataclass(frozen=True)
 class Gate:
-    """A gate after a matmul: `activation(first) * second`, for two parts of the matmul's columns.
+    """A gate that is fused after a matmul: `activation(first) * second`, where both are parts of the matmul's columns.
 
-    `gate` and `up` are the first columns of the two parts. `activation` is "silu", "gelu" or "gelu_tanh".
+    `gate` is the first column of the part in the activation, `up` that of the other part. `activation` is "silu",
+    "gelu" or "gelu_tanh".
     """
 
     activation: str
@@ -34,8 +35,8 @@ class Gate:
 class Linear:
     """A matmul with fused ops: `linear(norm(x), weight, bias)`, then the gate or `activation`, then plus `residual`.
 
-    A field of None leaves its op out. `result` is the type of the result. Only the norm and the result are rounded; the
-    values between are float32.
+    A field of None means that the matmul has no such op. `result` is the type of the result. Only the norm's result and
+    the final result are rounded; the values between are float32.
     """
 
     x: Value
@@ -49,7 +50,7 @@ class Linear:
 
     @property
     def rows(self) -> Expr:
-        """Return the number of rows of x, perhaps a symbol."""
+        """Return the number of rows of x: a number, or an expression of dims such as "T"."""
         return self.x.type.shape[0]
 
     @property
@@ -59,11 +60,11 @@ class Linear:
 
     @property
     def depth(self) -> int:
-        """Return how many elements of x each result sums over (K)."""
+        """Return the number of columns of x (K): each result is a sum over so many elements."""
         return static_size(self.x.type.shape[1])
 
     def problem(self, tokens: int) -> LinearProblem:
-        """Return the matmul's entry in the tuning log, for a kernel of `tokens` rows of x: 1, 16, 32 or 64."""
+        """Return the key of this matmul in the tuning log, for a kernel for `tokens` rows of x: 1, 16, 32 or 64."""
         return LinearProblem(
             columns=self.columns,
             depth=self.depth,
@@ -78,7 +79,7 @@ class Linear:
 
 
 def static_size(size: int | str) -> int:
-    """Return a size of a matmul, checked to be a number. Raises Refused for a symbol."""
+    """Return a size of a matmul, which must be a number. Raises Refused if it is the name of a dim."""
     if isinstance(size, str):
         raise Refused(f"a matmul over the size '{size}', where kernels need a number")
     return size

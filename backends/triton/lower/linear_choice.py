@@ -17,7 +17,7 @@ _MOST_SPLITS = 8
 
 
 def known_tiles(product: Product, tokens: int, sm: int) -> tuple[MatvecTiles | Tiles, Source]:
-    """Return the tile sizes of a matmul, and "table" if they were measured for this matmul, else "heuristic".
+    """Return (the tile sizes of a matmul, their source: "table" if measured for this matmul, else "heuristic").
 
     `tokens` are the rows of x that the kernel is compiled for: 1, 16, 32 or 64. `sm` is the compute capability.
     """
@@ -35,7 +35,10 @@ def known_microseconds(product: Product, tokens: int, sm: int) -> float | None:
 
 
 def matvec_tiles(product: Product) -> MatvecTiles:
-    """Return the tile sizes of a matmul with one row of x: those of the most similar measured matmul, made to fit."""
+    """Return the tile sizes of a matmul with one row of x.
+
+    They are the tile sizes of the most similar measured matmul, made to fit this one.
+    """
     found = MATVEC[_nearest(product, MATVEC)].tiles
     return replace(found, block_k=_block_k(found.block_k, product))
 
@@ -55,9 +58,10 @@ def tiles(product: Product, tokens: int, sm: int) -> Tiles:
 
 
 def fitted(chosen: Tiles, product: Product, tokens: int, sm: int) -> Tiles:
-    """Return tile sizes like `chosen`, with fewer stages if its stages do not fit into shared memory.
+    """Return the tile sizes `chosen`, changed so that the loop's stages fit into the shared memory of the GPU.
 
-    If not even two stages fit, `block_k` is smaller too. `tokens` are the rows of x in a tile.
+    The result has fewer stages, and, if not even two stages fit, a smaller `block_k`. `tokens` are the rows of x in a
+    tile.
     """
     block_k = chosen.block_k
     stages = min(chosen.stages, _most_stages(product, chosen, block_k, tokens, sm))
@@ -68,7 +72,10 @@ def fitted(chosen: Tiles, product: Product, tokens: int, sm: int) -> Tiles:
 
 
 def share_of(depth: int, chosen: Tiles) -> int:
-    """Return how many of the weight's `depth` columns (K) each split sums: whole blocks of `block_k`."""
+    """Return how many of the weight's `depth` columns (K) each split sums over: whole blocks of `block_k` columns.
+
+    A split is a part of K; the field `splits` of `chosen` is their number.
+    """
     return -(-depth // (chosen.splits * chosen.block_k)) * chosen.block_k
 
 
@@ -77,9 +84,10 @@ def _measured(tokens: int) -> Mapping[Product, Measured[MatvecTiles]] | Mapping[
 
 
 def _nearest(product: Product, measured: Iterable[Product]) -> Product:
-    """Return the measured matmul most similar to `product`, with or without a gate as it is.
+    """Return the measured matmul that is most similar to `product`: both have a gate, or neither has.
 
-    Its distance is least: the sum of the log2 ratios of columns and of depths.
+    The distance of two matmuls is the log2 ratio of their columns plus that of their depths (K), both as absolute
+    values.
     """
 
     def distance(other: Product) -> float:
@@ -89,9 +97,9 @@ def _nearest(product: Product, measured: Iterable[Product]) -> Product:
 
 
 def _block_k(measured: int, product: Product) -> int:
-    """Return a `block_k` that has as many bytes in the matmul's dtype as `measured` columns of bf16.
+    """Return a `block_k` (columns of the weight per block) with as many bytes as `measured` columns of bf16.
 
-    It is at most the depth, rounded up to a power of two.
+    It is at most the matmul's depth (K), rounded up to a power of two.
     """
     size = measured * torch.bfloat16.itemsize // product.dtype.itemsize
     return max(_LEAST, min(size, 1 << (product.depth - 1).bit_length()))
@@ -102,6 +110,6 @@ def _blocks(product: Product, found: Tiles) -> int:
 
 
 def _most_stages(product: Product, found: Tiles, block_k: int, tokens: int, sm: int) -> int:
-    """Return how many stages fit into shared memory: each holds a block of the weight and one of x."""
+    """Return how many loop stages fit into shared memory. A stage holds a block of the weight and one of x."""
     rows = found.block_n * (2 if product.gated else 1) + tokens
     return shared_memory(sm) // (rows * block_k * product.dtype.itemsize)

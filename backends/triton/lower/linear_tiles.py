@@ -11,7 +11,8 @@ import torch
 class Product:
     """A matmul [tokens, `depth`] times [`depth`, `columns`], the key of the tables of measured tile sizes.
 
-    With `gated`, a column of the result comes from two rows of the weight. `dtype` is that of x and the weight.
+    With `gated`, each column of the result is activation(gate) * up, so it needs two rows of the weight. `dtype` is the
+    dtype of x and of the weight.
     """
 
     columns: int
@@ -25,8 +26,8 @@ class MatvecTiles:
     """The tile sizes and launch parameters of the matmul kernel for one row of x (`linear_matvec`).
 
     A program computes `block_n` results, from `block_k` columns of the weight per iteration. Before it waits for the
-    previous kernel, it prefetches `lines` lines of 128 bytes of each weight row, after the first block. The programs
-    that start first each prefetch the weight rows of `ahead` later programs.
+    previous kernel, it prefetches the part of each weight row after the first block: `lines` lines of 128 bytes. The
+    programs that start first each prefetch the weight rows of `ahead` later programs.
     """
 
     block_n: int
@@ -40,9 +41,9 @@ class MatvecTiles:
 class Tiles:
     """The tile sizes and launch parameters of the tensor-core matmul kernel for up to 64 rows (`linear_tile`).
 
-    `splits` programs share the sums of `block_n` columns of the result. Each has `stages` blocks of `block_k` columns
-    of the weight in flight. Before it waits for the previous kernel, a program prefetches `lines` lines of 128 bytes of
-    each weight row.
+    `splits` programs together compute `block_n` columns of the result; each sums over a part of K. A program has
+    `stages` blocks of `block_k` columns of the weight in flight. Before it waits for the previous kernel, a program
+    prefetches `lines` lines of 128 bytes of each weight row.
     """
 
     block_n: int
@@ -58,7 +59,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Measured(Generic[T]):
-    """Tile sizes of a matmul, and the measured microseconds of one call in a sequence of equal calls."""
+    """Tile sizes of a matmul, with the measured time of one call in microseconds.
+
+    The call was timed in a sequence of equal calls.
+    """
 
     tiles: T
     microseconds: float

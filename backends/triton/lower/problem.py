@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 def read_problem(kind: type[T], choice: Choice) -> T:
-    """Return the problem of an entry of the tuning log, as a dataclass `kind`: the sizes and dtypes of a kernel's call.
+    """Return what an entry of the tuning log has tile sizes for: the sizes and dtypes of a kernel's call.
 
-    The fields of `kind` are positive integers, booleans and strings. Raises TypeError or ValueError if the entry's
-    fields have other names or types.
+    `kind` is the dataclass of the result; its fields are positive integers, booleans and strings. Raises TypeError or
+    ValueError if the entry's fields have other names or types.
     """
     problem = kind(**choice.problem)
     for field in fields(kind):  # type: ignore[arg-type]  # a dataclass

@@ -2,4 +2,4 @@
 
 
 class Refused(Exception):
-    """Raised by a lowering that has no kernel for a call. `ingot inspect --choices` shows the message as the reason."""
+    """Raised when no kernel supports a call. `ingot inspect --choices` shows the message as the reason."""

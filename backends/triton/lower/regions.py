@@ -25,10 +25,11 @@ _GATES = (ops.silu_mul.overload, ops.gelu_mul.overload)
 
 @dataclass(frozen=True)
 class _Chain:
-    """The nodes of a matmul's region, by role. Nodes outside the region read only the last node's result.
+    """The nodes of a region, a matmul with the ops fused before and after it, by role.
 
     `slices` are the two parts of the matmul's columns that a gate reads, in order of columns. `end` is the gate,
-    activation, residual add or cast after the matmul, or None.
+    activation, residual add or cast after the matmul, or None. Nodes outside the region read only the last node's
+    result.
     """
 
     norm: fx.Node | None
@@ -43,10 +44,10 @@ class _Chain:
 
 
 def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
-    """Return the regions among the fusible calls `nodes`: each a list of a matmul and the ops fused with it.
+    """Return the regions among the fusible calls `nodes`. A region is a list: a matmul and the ops fused with it.
 
-    A list is in program order, and includes slices of the matmul. Its last node's result is the region's only result,
-    so the region can run in that node's place. Calls in no region are lowered alone.
+    The list is in program order, and includes slices of the matmul. Nodes outside the region read only the result of
+    its last node, so the region can run in that node's place. A call in no region gets its own kernel.
     """
     free = dict.fromkeys(nodes)
     found: list[list[fx.Node]] = []
@@ -64,7 +65,7 @@ def groups(nodes: Sequence[fx.Node]) -> list[list[fx.Node]]:
 def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
     """Add the launches of a region, a matmul with fused ops, to `schedule`, and return its result.
 
-    `body` is the region's program. Raises Refused if it is anything else than a region that `groups` returns.
+    `body` is the region's program. Raises Refused if it is not a region that `groups` can return.
     """
     calls = list(body.calls())
     products = [node for node in calls if is_call(node, ops.linear.overload)]
@@ -79,7 +80,10 @@ def lower_region(body: Program, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
-    """Return the largest region around the matmul `linear`. Its calls must be in `free`, those of no other region."""
+    """Return the largest region around the matmul `linear`: the ops that can be fused with it.
+
+    `free` has the calls that are in no other region yet; only these may join.
+    """
     source = named_arguments(linear)["x"]
     norm = source if is_call(source, ops.rms_norm.overload) and source in free and len(source.users) == 1 else None
     if norm is not None and len(tensor_type(norm).shape) != 2:
@@ -90,7 +94,7 @@ def _chain(linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
 def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain | None:
     """Return the region of a matmul that ends in a gate of two slices of its columns; None if there is no such gate.
 
-    `norm` is the norm before the matmul, or None. `free` holds the calls of no other region.
+    `norm` is the norm before the matmul, or None. `free` has the calls that are in no other region yet.
     """
     parts = tuple(linear.users)
     gates = {user for part in parts for user in part.users}
@@ -109,8 +113,8 @@ def _with_gate(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any
 def _with_end(norm: fx.Node | None, linear: fx.Node, free: Mapping[fx.Node, Any]) -> _Chain:
     """Return the region of a matmul that ends in a residual add, an activation or a cast to float32.
 
-    That op must be the only user of the matmul and in `free`, the calls of no other region. Otherwise the region ends
-    with the matmul. `norm` is the norm before it, or None.
+    That op must be the only user of the matmul, and in `free`, the calls that are in no other region yet. Otherwise the
+    region ends with the matmul. `norm` is the norm before the matmul, or None.
     """
     users = list(linear.users)
     if len(users) == 1 and users[0] in free:
@@ -134,7 +138,7 @@ def _first_column(part: fx.Node) -> int:
 
 
 def _residual(add: fx.Node, linear: fx.Node) -> fx.Node | None:
-    """Return the operand that `add` adds to the matmul `linear`; None if it differs from it in dtype or shape."""
+    """Return the other operand of `add`, which adds it to the matmul `linear`; None if dtypes or shapes differ."""
     if len(add.args) != 2 or add.kwargs:
         return None
     left, right = add.args

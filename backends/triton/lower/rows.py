@@ -22,7 +22,7 @@ _WIDEST = 32768
 
 @dataclass(frozen=True)
 class Rows:
-    """The sizes of a tensor viewed as [count, groups, width].
+    """The sizes of a tensor viewed as [count, groups, width]: rows, groups per row, columns per group.
 
     A tensor of two axes has one group per row. A tensor of one axis is a single row.
     """
@@ -35,7 +35,7 @@ class Rows:
 def as_rows(tensor: TensorType) -> Rows:
     """Return the sizes of a tensor viewed as [rows, groups, columns].
 
-    Raises Refused for more than three axes, or a symbol as the size of another axis than the first.
+    Raises Refused for more than three axes, or if an axis other than the first has the name of a dim as its size.
     """
     inner = tensor.shape[1:] if len(tensor.shape) > 1 else tensor.shape
     known = tuple(size for size in inner if isinstance(size, int))
@@ -74,11 +74,11 @@ def want_narrow_rows(call: Call, rows: Rows) -> None:
 
 
 def warps_of(elements: int) -> int:
-    """Return the warps of a program that holds whole rows of `elements` elements in all, and sums over them."""
+    """Return how many warps a program needs if it holds `elements` elements, in whole rows, and sums over rows."""
     return min(_MOST_WARPS, max(1, elements // PER_WARP))
 
 
 def block_of(width: int) -> tuple[int, int]:
-    """Return (columns, warps) of a program, for elementwise kernels on rows of `width` elements."""
+    """Return (columns per program, warps per program) of an elementwise kernel on rows of `width` elements."""
     block = min(1024, max(WARP, triton.next_power_of_2(width)))
     return block, max(1, block // PER_WARP)

@@ -69,7 +69,7 @@ def _advance(call: Call, schedule: Schedule) -> tuple[Value, ...]:
 
 
 def _gather(call: Call, schedule: Schedule, table: Value, indices: Value) -> tuple[Value, ...]:
-    """Add the launch that copies the rows of `table` with these indices, and return the result.
+    """Add the launch that copies the rows `indices` of `table` to a new tensor, and return that tensor.
 
     Raises Refused if a row of the table is not contiguous.
     """

@@ -11,9 +11,9 @@ PLAIN = "plain"
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight [rows, depth] of a matmul.
+    """A weight [rows, depth] of a matmul, perhaps quantized.
 
-    `parts` are the tensors that store it, first its elements, then scales if it has them. `packing` names the order of
+    `parts` are the tensors that store it: first the elements, then scales if it has them. `packing` names the order of
     the stored elements.
     """
 
@@ -24,7 +24,7 @@ class Weight:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of a stored row, without scales: the first tensor's bytes divided by the number of rows."""
+        """Return the stored bytes of a row of the weight, without scales: the bytes of the first tensor / rows."""
         elements = self.parts[0].type
         count = elements.dtype.itemsize
         for size in elements.shape:
@@ -34,14 +34,14 @@ class Weight:
 
     @property
     def argument(self) -> Value | tuple[Value, ...]:
-        """Return the argument `weight` of the matmul kernels: the one tensor of the weight, or a tuple of several."""
+        """Return the argument `weight` of the matmul kernels: the tensor of the weight, or a tuple of several."""
         return self.parts[0] if len(self.parts) == 1 else self.parts
 
 
 def plain_weight(value: Value) -> Weight:
-    """Return the weight [rows, depth] of a matmul that is stored as one unpacked tensor, the operand of `linear`.
+    """Return the weight [rows, depth] of a matmul whose weight `value` is one unpacked tensor.
 
-    Raises Refused if a size is a symbol.
+    Raises Refused if a size is the name of a dim.
     """
     rows, depth = value.type.shape
     if isinstance(rows, str) or isinstance(depth, str):

@@ -36,7 +36,10 @@ _Q_SCALE = 2500.0
 
 @dataclass(frozen=True)
 class Mix:
-    """A decode step to time: the context length of each sequence, with the step's token, and a weight in the mean."""
+    """A decode step to time: the context length of each sequence, including the step's own token.
+
+    `weight` is the weight of its time in the mean over several mixes.
+    """
 
     contexts: tuple[int, ...]
     weight: int = 1
@@ -56,9 +59,9 @@ MIXES: Mapping[int, tuple[Mix, ...]] = {
 
 @dataclass(frozen=True)
 class TimedAttention:
-    """The measurement of a decode attention with some tile sizes: microseconds of a call, for each mix of contexts.
+    """The measurement of decode attention with certain tile sizes: microseconds of a call for each context mix.
 
-    The mixes are those of `mixes_of(problem)`.
+    A mix is the context lengths of a step's sequences. The mixes are those of `mixes_of(problem)`, in order.
     """
 
     problem: DecodeProblem
@@ -72,9 +75,9 @@ class TimedAttention:
 
 
 def mixes_of(problem: DecodeProblem) -> tuple[Mix, ...]:
-    """Return the mixes of context lengths to time a decode attention with.
+    """Return the mixes of context lengths with which decode attention is timed.
 
-    They are cut to as many sequences as its steps have tokens.
+    Each mix has at most as many sequences as a step of `problem` has tokens.
     """
     size = next((size for size in MIXES if problem.tokens <= size), max(MIXES))
     cut = (Mix(mix.contexts[: problem.tokens], mix.weight) for mix in MIXES[size])
@@ -82,9 +85,10 @@ def mixes_of(problem: DecodeProblem) -> tuple[Mix, ...]:
 
 
 def best(found: Sequence[TimedAttention]) -> TimedAttention:
-    """Return the best of several measurements of one decode attention, with different tile sizes.
+    """Return the best of several measurements of the same decode attention with different tile sizes.
 
-    It has the least weighted mean, over the mixes of context lengths, of its time / the least time of all.
+    For each mix of context lengths, divide the measured time by the least time of all measurements. The best one has
+    the least weighted mean of these ratios.
     """
     weights = [mix.weight for mix in mixes_of(found[0].problem)]
     least = [min(times) for times in zip(*(one.times for one in found), strict=True)]
@@ -98,7 +102,7 @@ def best(found: Sequence[TimedAttention]) -> TimedAttention:
 def make_schedule(machine: Machine, problem: DecodeProblem, tiles: DecodeTiles) -> tuple[Schedule, Value]:
     """Return the schedule (the launches) of an attention call with these tile sizes, and its result.
 
-    The inputs are those of the op, in its order.
+    The inputs of the schedule are those of the attention op, in the op's order.
     """
     bucket = BucketClass(name="tuning", tokens=(1, problem.tokens))
     schedule = Schedule(machine.sm, machine.cores, bucket, dependent=machine.dependent)
@@ -131,9 +135,9 @@ def _attributes(problem: DecodeProblem) -> dict[str, Any]:
 
 
 def _types(problem: DecodeProblem) -> dict[str, TensorType]:
-    """Return the types of the attention op's inputs by name, in its order.
+    """Return the types of the attention op's inputs by name, in the op's order.
 
-    q, k and v have the strides of slices of one matmul's result.
+    q, k and v have the strides that they have as slices of one matmul's result.
     """
     dtype, heads, dim = DTYPES[problem.dtype], problem.cache_heads, problem.dim
     q_heads = problem.group * problem.kv_heads
@@ -159,10 +163,10 @@ def _table(dim: int) -> torch.Tensor:
 
 
 class Steps:
-    """Inputs of decode steps with one mix of context lengths. The pool holds the keys and values.
+    """The inputs of successive decode steps with one mix of context lengths. A pool holds the keys and values.
 
-    Each step reads other pages than the one before, in random order. After the last page of the pool, the first is used
-    again.
+    Each step reads other pages than the step before, in random order. After the last page of the pool, the first one is
+    used again.
     """
 
     def __init__(self, problem: DecodeProblem, mix: Mix, pool: Pool) -> None:
@@ -183,19 +187,22 @@ class Steps:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Return the sizes of a step's dims T, B and P (tokens, sequences, pages of the longest one) by name."""
+        """Return the sizes of the dims by name: T (tokens of a step), B (sequences), P (pages of the longest)."""
         count = len(self.mix.contexts)
         return {"T": count, "B": count, "P": max(self.needed)}
 
     @cached_property
     def inputs(self) -> list[list[torch.Tensor]]:
-        """Return the input tensors of each step of a CUDA graph, in the op's order."""
+        """Return the input tensors of each step in the CUDA graph that is timed, in the op's order."""
         count = min(LAUNCHES[1], max(LAUNCHES[0], TRAFFIC // self.bytes))
         return [list(self._named(step).values()) for step in range(count)]
 
     @cached_property
     def expected(self) -> torch.Tensor:
-        """Return the first step's result by the op's reference, computed over a renumbered copy of its pages."""
+        """Return the expected result of the first step, computed by the op's reference.
+
+        The reference reads a copy of that step's pages, with new page numbers.
+        """
         # Use the stored inputs: steps may since have written to the memory that these were copied from.
         given = dict(zip(_types(self.problem), self.inputs[0], strict=True))
         own, page = self._pages(0).long(), self.problem.page
@@ -210,11 +217,11 @@ class Steps:
 
     @cached_property
     def _first(self) -> torch.Tensor:
-        """Return a copy of the first step's pages, made before the first launch."""
+        """Return a copy of the first step's pages of keys and values, made before a kernel writes to them."""
         return self._kv[self._pages(0).long()]
 
     def restore(self) -> None:
-        """Restore the contents of the first step's pages: steps of other mixes may have written to them."""
+        """Restore the contents of the first step's pages, because steps of other mixes may have written to them."""
         self._kv[self._pages(0).long()] = self._first
 
     def _pages(self, step: int) -> torch.Tensor:
@@ -244,7 +251,7 @@ class Steps:
 
 
 def checked(machine: Machine, tiles: DecodeTiles, steps: Steps) -> Launcher:
-    """Return a launcher of attention with these tile sizes, after running the first step and checking its result.
+    """Return a launcher of attention with these tile sizes, after a run on the first of `steps` with a correct result.
 
     Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
     """
@@ -258,7 +265,7 @@ def checked(machine: Machine, tiles: DecodeTiles, steps: Steps) -> Launcher:
 
 
 def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
-    """Return the mean seconds of a step with these tile sizes, in a CUDA graph of all the steps.
+    """Return the mean seconds of a step with these tile sizes, timed as a CUDA graph of all `steps`.
 
     Raises RuntimeError for wrong results, and Triton's errors for tiles that do not fit.
     """
@@ -267,7 +274,10 @@ def seconds_of(machine: Machine, tiles: DecodeTiles, steps: Steps) -> float:
 
 
 class AttentionBench:
-    """A benchmark of decode attention over pages from a pool. It makes new inputs only if the problem changes."""
+    """A benchmark of decode attention over pages of a memory pool. It makes new inputs only when the problem changes.
+
+    A problem is the sizes and dtypes of a call.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool

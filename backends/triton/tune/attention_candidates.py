@@ -20,9 +20,9 @@ def candidates(problem: DecodeProblem, machine: Machine) -> list[DecodeTiles]:
 
 
 def _sizes_of_forms(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
-    """Yield candidates for caches with different widths of keys and values. Their kernels load nothing early.
+    """Yield tile sizes to time for caches in which keys and values have different widths.
 
-    To load early is to load keys before the previous kernel has ended.
+    The kernels for such caches load no keys before the previous kernel has ended.
     """
     for keys, stages, programs, warps in product((16, 32, 64), (3, 5), (1, 2), (4, 8)):
         tiles = DecodeTiles(keys, stages, programs, warps=warps, early=0)
@@ -43,12 +43,15 @@ def _sizes(problem: DecodeProblem, machine: Machine) -> Iterator[DecodeTiles]:
 
 
 def _bytes(problem: DecodeProblem, tiles: DecodeTiles) -> int:
-    """Return the shared memory of a program in bytes: tiles of keys and values in flight, in half of the stages."""
+    """Return the bytes of shared memory that a program needs, for the tiles of keys and values in flight.
+
+    Half of the loop's stages hold tiles.
+    """
     position = problem.position_bytes // problem.cache_heads
     return (tiles.stages - 1) // 2 * tiles.keys * position
 
 
 def more_candidates(problem: DecodeProblem, tiles: DecodeTiles) -> list[DecodeTiles]:
-    """Return variants of the best tile sizes so far, with other numbers of prefetched tiles or of stages."""
+    """Return variants of the best tile sizes so far, `tiles`, with other numbers of prefetched tiles or stages."""
     ahead = [replace(tiles, ahead=ahead) for ahead in (0, 2, 4)] if problem.append else []
     return [*ahead, replace(tiles, stages=3), replace(tiles, stages=7)]

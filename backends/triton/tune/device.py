@@ -40,8 +40,8 @@ class Machine:
 def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
     """Compile the kernels of a schedule into Triton's cache on disk, without using the GPU.
 
-    `sizes` are the sizes of the dims by name. The cache key depends on the arguments, so Triton computes it from mock
-    arguments.
+    `sizes` maps dims, such as "T", to their sizes. Triton computes its cache key from a kernel's arguments, so this
+    function passes mock arguments.
     """
     target = GPUTarget("cuda", schedule.sm, WARP)
     backend = make_backend(target)
@@ -60,9 +60,9 @@ def compile_launches(schedule: Schedule, sizes: Mapping[str, int]) -> None:
 
 
 def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
-    """Return a mock of a kernel argument with the properties that Triton compiles for. Tensors are 16-byte aligned.
+    """Return a mock of a kernel argument, with the properties that Triton compiles for. Tensors are 16-byte aligned.
 
-    `sizes` are the sizes of the dims by name.
+    `sizes` maps dims, such as "T", to their sizes.
     """
     if isinstance(value, Value):
         return MockTensor(value.type.dtype)
@@ -73,10 +73,10 @@ def _stand_in(value: Argument, sizes: Mapping[str, int]) -> Any:
 
 @dataclass
 class Launcher:
-    """A schedule with allocated buffers, for steps of one size. A call launches its kernels on the given inputs.
+    """A schedule (kernel launches) with its buffers allocated, for steps of one size. A call launches its kernels.
 
-    `result` is the tensor that the schedule computes, None if it only writes states. `sizes` are the sizes of the dims
-    by name.
+    `result` is the tensor that the schedule computes; None if it only updates states, such as the KV cache. `sizes`
+    maps dims, such as "T", to their sizes.
     """
 
     schedule: Schedule
@@ -113,9 +113,9 @@ class Launcher:
 
 
 class Pool:
-    """GPU memory full of normal random numbers with deviation 0.02, to use as weights or pages of keys and values.
+    """GPU memory full of normal random numbers of deviation 0.02. Benchmarks use it as weights or as keys and values.
 
-    `copy` is the bandwidth of a copy on this GPU: bytes read and written, per second.
+    `copy` is the bandwidth of a copy on this GPU: bytes read plus bytes written, per second.
     """
 
     def __init__(self) -> None:
@@ -126,9 +126,9 @@ class Pool:
         self.copy = POOL / median_seconds(lambda: self._memory[:half].copy_(self._memory[half:]), ROUNDS)
 
     def of(self, dtype: torch.dtype, least: int) -> torch.Tensor:
-        """Return the pool's memory as one vector of `dtype`, at least `least` bytes.
+        """Return the pool's memory as one vector of `dtype`, of at least `least` bytes.
 
-        It is reallocated only for another dtype or a larger size.
+        The memory is reallocated only for another dtype or a larger size.
         """
         count = max(POOL, least) // dtype.itemsize
         if not self._filled or self._memory.dtype is not dtype or self._memory.numel() < count:

@@ -29,9 +29,9 @@ _BUCKETS = {1: (1, 1), 16: (2, 16), 32: (17, 32), 64: (33, 64)}
 
 @dataclass(frozen=True)
 class TimedLinear:
-    """The measurement of a matmul with these tile sizes: microseconds of one call.
+    """The measurement of a matmul with certain tile sizes: microseconds of one call.
 
-    `fraction` is the bandwidth at which it reads the weight, divided by the bandwidth of a copy.
+    `fraction` is the bandwidth at which the matmul reads its weight, divided by the bandwidth of a copy on this GPU.
     """
 
     problem: LinearProblem
@@ -43,7 +43,7 @@ class TimedLinear:
 def make_schedule(machine: Machine, problem: LinearProblem, tiles: AnyTiles | None) -> tuple[Schedule, Value]:
     """Return the schedule (the launches) of a matmul with these tile sizes, and its result.
 
-    If `tiles` is None, they are the best known. The inputs are, in order: x, weight, the norm's weight, residual.
+    If `tiles` is None, use the best known tile sizes. The inputs are, in order: x, weight, the norm's weight, residual.
     """
     dtype = DTYPES[problem.dtype]
     bucket = BucketClass(name="tuning", tokens=_BUCKETS[problem.tokens])
@@ -74,7 +74,7 @@ def launcher(machine: Machine, problem: LinearProblem, tiles: AnyTiles) -> Launc
 
 
 class LinearBench:
-    """A benchmark of matmuls. Each call reads another weight: the next part of a pool of random numbers."""
+    """A benchmark of matmuls. Each call uses another weight, the next part of a memory pool, so none is in a cache."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -82,7 +82,7 @@ class LinearBench:
         self._place = 0
 
     def weight(self, problem: LinearProblem) -> torch.Tensor:
-        """Return the next part of the pool of random numbers as a weight [rows, depth] of the matmul."""
+        """Return the next part of the pool of random numbers, as a weight [rows, depth] for the matmul `problem`."""
         count = problem.rows * problem.depth
         memory = self.pool.of(DTYPES[problem.dtype], 2 * problem.bytes)
         if self._place + count > memory.numel():
@@ -92,7 +92,7 @@ class LinearBench:
         return weight
 
     def inputs(self, problem: LinearProblem) -> list[torch.Tensor]:
-        """Return random inputs of a matmul: x, the next weight, the norm's weight, residual."""
+        """Return inputs for one call of a matmul: x, the next weight of the pool, the norm's weight, residual."""
         dtype, tokens = DTYPES[problem.dtype], STEPS[problem.tokens]
         vectors = self._vectors_of(dtype)
 

@@ -16,14 +16,14 @@ AnyTiles = MatvecTiles | Tiles
 
 
 def candidates(problem: LinearProblem, machine: Machine) -> list[AnyTiles]:
-    """Return the tile sizes to time for a matmul: the best known, and all with a sensible number of programs."""
+    """Return the tile sizes to time for a matmul: the best known ones, and all with a sensible number of programs."""
     first, _ = known_tiles(problem.product(), problem.tokens, machine.sm)
     found = _matvec_candidates(problem) if problem.tokens == 1 else _tile_candidates(problem, machine)
     return list(dict.fromkeys([first, *found]))
 
 
 def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
-    """Yield tile sizes for one row of x, with 64 to 256 bytes of weights per thread.
+    """Yield tile sizes to time for one row of x, such that a thread loads 64 to 256 bytes of weights at once.
 
     A thread has 128 registers of 4 bytes if four blocks run at once on a multiprocessor.
     """
@@ -37,9 +37,10 @@ def _matvec_candidates(problem: LinearProblem) -> Iterator[MatvecTiles]:
 
 
 def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles]:
-    """Yield tile sizes for several rows of x. Small tiles and splits make at most two programs per multiprocessor.
+    """Yield tile sizes to time for several rows of x. There are at most two programs per multiprocessor.
 
-    The number of stages fills the shared memory of a multiprocessor with one program, or with two.
+    The number of loop stages is the largest with which one program, or two, fit into the multiprocessor's shared
+    memory.
     """
     for block_n, splits, block_k, programs in product((16, 32, 64, 128), (1, 2, 4, 8), (128, 256), (1, 2)):
         blocks = -(-problem.columns // block_n)
@@ -58,9 +59,9 @@ def _tile_candidates(problem: LinearProblem, machine: Machine) -> Iterator[Tiles
 def stages_that_fit(
     problem: LinearProblem, machine: Machine, block_n: int, block_k: int, splits: int, programs: int
 ) -> int:
-    """Return the most stages of a matmul's loop that fit if `programs` programs share one multiprocessor.
+    """Return the most loop stages of a matmul kernel with which `programs` programs fit into one multiprocessor.
 
-    The limit is shared memory. They are at most 8, and at most one more than the iterations of a program.
+    The limit is its shared memory. The result is at most 8, and at most one more than the iterations of a program.
     """
     block = (block_n * (2 if problem.gated else 1) + problem.tokens) * block_k * DTYPES[problem.dtype].itemsize
     steps = -(-problem.depth // (splits * block_k))
@@ -68,6 +69,6 @@ def stages_that_fit(
 
 
 def more_candidates(problem: LinearProblem, tiles: AnyTiles) -> list[AnyTiles]:
-    """Return variants of the best tile sizes so far, with other numbers of prefetched lines or of warps."""
+    """Return variants of `tiles`, the best tile sizes so far, with other numbers of prefetched lines or of warps."""
     more: list[AnyTiles] = [replace(tiles, lines=lines) for lines in (0, 4, 8, 32)]
     return [*more, replace(tiles, warps=12 - tiles.warps)] if problem.tokens > 1 and tiles.warps in (4, 8) else more

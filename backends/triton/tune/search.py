@@ -27,7 +27,7 @@ _FIRST = 0.75
 
 
 class Timed(Protocol):
-    """A measurement of a kernel with some tile sizes: the microseconds of one call.
+    """A measurement of a kernel with certain tile sizes: the microseconds of one call.
 
     `problem` holds the sizes and dtypes of the call.
     """
@@ -42,9 +42,9 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class Subject:
-    """The functions that tune one kernel, such as that of matmuls. A problem is the sizes and dtypes of a call.
+    """The functions that tune one kernel, such as the matmul kernel. A problem is the sizes and dtypes of a call.
 
-    - `read`: returns the problem of a choice, an entry of the tuning log
+    - `read`: returns the problem that an entry of the tuning log (a choice) describes
     - `bench`: makes a benchmark that times kernels on the memory of a pool
     - `compile_all`: compiles the kernels of (machine, problem, tile sizes) into Triton's cache
     - `candidates`, `more_candidates`: return the tile sizes to time first, then the variants of the best
@@ -81,10 +81,10 @@ SUBJECTS = {
 
 
 def measure(choice: Choice, target: Target, seconds: float) -> Choice:
-    """Time kernels for about `seconds`, and return `choice`, an entry of the tuning log, with the best tile sizes.
+    """Time kernels for about `seconds`, to find the best tile sizes of a call. Return `choice` with these tile sizes.
 
-    `choice` names the kernel, and the sizes and dtypes of its call. Its own tile sizes are timed first. Raises
-    BackendError if they do not run.
+    `choice` is an entry of the tuning log: kernel, sizes and dtypes of its call, and the tile sizes so far, which are
+    timed first. Raises BackendError if these do not run.
     """
     assert target.sm is not None
     machine = Machine(target.sm, target.cores, dependent="dependent_launch" in target.features)
@@ -130,7 +130,7 @@ def _compilers() -> ProcessPoolExecutor:
 
 
 def _ready() -> None:
-    """Do nothing in a process of the pool but import this module. The sleep makes each process take one call."""
+    """Do nothing; a process imports this module before it. The sleep makes each process of the pool take one call."""
     time.sleep(0.2)
 
 
@@ -139,7 +139,7 @@ def _processes() -> int:
 
 
 def compilers() -> ProcessPoolExecutor:
-    """Return a new pool of spawned processes for compiling. A fork is not possible, as it breaks the CUDA context."""
+    """Return a new pool of processes that compile kernels. They are spawned, because a fork breaks the CUDA context."""
     return ProcessPoolExecutor(_processes(), mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -151,10 +151,11 @@ def measure_all(
     jobs: Sequence[tuple[Any, Any]],
     deadline: float,
 ) -> list[Any]:
-    """Compile and measure (problem, tile sizes) jobs, and return the measurements in the order of measuring.
+    """Compile and time kernels: each job is (problem, tile sizes). Return the measurements in the order of timing.
 
-    `compile_all` runs in `compilers`; `bench` then times each job as soon as it is compiled. Jobs not measured at the
-    deadline (of `time.monotonic`) are left out. So are tile sizes that do not fit or that return wrong results.
+    `compile_all` runs in the processes `compilers`; `bench` times each job as soon as it is compiled. `deadline` is a
+    time of `time.monotonic`. Jobs not timed by then are left out, and so are tile sizes that do not fit or return wrong
+    results.
     """
     found: list[Any] = []
     compiled = {compilers.submit(compile_all, machine, problem, tiles): (problem, tiles) for problem, tiles in jobs}

@@ -83,8 +83,8 @@ def compile_checkpoint(
     trace
         Record of the passes: full has the program before and after each, summary their changes only, none nothing.
     tune
-        Time tile sizes of kernels on this machine's GPU, some seconds for each that no log or cache has. With a tuning
-        log, also time the backends of calls that it lacks.
+        Time tile sizes of kernels on this machine's GPU: some seconds for each kernel and shape that neither the tuning
+        log nor the cache has. With a tuning log, also time the backends of calls that the log lacks.
     tuning_log
         Take tile sizes, and the backends of calls, from a compile that timed them: an artifact, or its tuning.json.
     checkpoints
@@ -145,10 +145,10 @@ def _folders(text: str | None) -> dict[str, str]:
 
 
 def _print_report(report: "CompileReport", output: str, started: float, total: float, *, servable: bool) -> None:
-    """Print the result of a compile. `output` is the path as the user wrote it.
+    """Print the result of a compile. `output` is the artifact's path as the user wrote it.
 
-    `started` are the seconds of imports, `total` those of everything. `servable` says whether `ingot run` can run it
-    here.
+    `started` is the seconds that imports took, and `total` the seconds of the whole command. `servable` is True if this
+    machine can run the artifact; the command `ingot run` is then suggested.
     """
     out = console()
     out.print(f"\nCompiled {output} in {total:.1f} s\n", style="bold", markup=False, soft_wrap=True)

@@ -77,8 +77,9 @@ def _lines(found: "SidesDiff") -> list[str]:
 
 
 def _alike(pairs: "tuple[PairDiff, ...]") -> "dict[str, list[PairDiff]]":
-    """Return the pairs of programs that differ, grouped by the text of their diff. Bucket classes often have the same
-    diff.
+    """Return the pairs of programs that differ, grouped by the text of their difference.
+
+    Programs of different bucket classes (ranges of step sizes) often differ in the same way, and are then printed once.
     """
     found: dict[str, list[PairDiff]] = {}
     for pair in pairs:

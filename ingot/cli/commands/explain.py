@@ -159,8 +159,9 @@ def _row(call: "Call", columns: int) -> tuple[object, ...]:
 
 
 def _others(call: "Call") -> Iterator[str]:
-    """Yield a text for each backend that does not compute the call: its cost and times, or the reason of
-    its refusal.
+    """Yield a text for each backend that was not chosen for the call.
+
+    It has the backend's cost and times, or the reason why the backend refused the call.
     """
     others = {backend: claim for backend, claim in call.claims.items() if backend != call.backend}
     for backend, claim in others.items():

@@ -131,7 +131,7 @@ def _conversation(prompt: str | None, system: str | None) -> list[dict[str, str]
 
 @dataclass
 class _Answer:
-    """The last output of a request, the seconds until its first token, and from that to the last."""
+    """The result of one request: its last output, the seconds until its first token, and the seconds after that."""
 
     output: "RequestOutput"
     first_token_s: float
@@ -193,7 +193,10 @@ def _tell_phases(seconds: Mapping[str, float]) -> None:
 
 
 def _bold(text: str) -> str:
-    """Return the text with escapes for bold if stdout is a terminal. Rich would turn a prompt's tabs into spaces."""
+    """Return the text with terminal escapes for bold; unchanged if stdout is no terminal.
+
+    Rich is not used, because it would turn the tabs of a prompt into spaces.
+    """
     out = console()
     return f"\x1b[1m{text}\x1b[22m" if out.is_terminal and not out.no_color and sys.stdout.isatty() else text
 

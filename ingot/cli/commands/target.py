@@ -54,9 +54,9 @@ def _no_gpu() -> str:
 
 
 def _features(target: "Target") -> list[dict[str, Any]]:
-    """Return the features of a GPU that kernels may use, one dict each. "there" says whether the target has it.
+    """Return one dict for each GPU feature that kernels may use. "there" says whether the target has the feature.
 
-    For a missing feature, "needs" is what it requires and "without" what Ingot uses instead.
+    If the target lacks it, "needs" is what the feature requires and "without" is what Ingot uses instead.
     """
     from ingot.ir.machine.gpus import FEATURES, NVLINK, WITHOUT_NVLINK
 

@@ -55,7 +55,11 @@ def why_artifacts_differ(
 
 
 def _requested(checkpoint: str, options: Sequence[str]) -> "Document":
-    """Return the document of a compile of the checkpoint with these options. Its digest is the `request_key`."""
+    """Return a JSON document of everything that determines the artifact of this checkpoint, compiled with these
+    options.
+
+    The digest of the document is the `request_key`, by which the compile cache finds an artifact.
+    """
     parser = App(name="why-miss")
     parser.default(compile_checkpoint)
     try:

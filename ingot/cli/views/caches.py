@@ -11,7 +11,10 @@ _NONE = "cache groups  none: the model has no paged KV cache"
 
 
 def print_caches(out: "Console", caches: dict[str, Any]) -> None:
-    """Print the cache groups of an artifact, and notes about them. `caches` is a `CacheSummary` as JSON."""
+    """Print an artifact's cache groups (sets of KV caches that share pages), and notes about them.
+
+    `caches` is a `CacheSummary` as JSON.
+    """
     groups = caches["groups"]
     if groups:
         columns = ("cache group", "keeps", "page>", "between steps>", "in a step>", "layers", "a token in each layer")
@@ -35,9 +38,10 @@ def print_caches(out: "Console", caches: dict[str, Any]) -> None:
 
 
 def scratch_text(one: dict[str, Any]) -> str:
-    """Return a text about the scratch pages of a cache group, a dict of a `CacheSummary` as JSON.
+    """Return a line about a cache group's scratch pages, which hold keys and values of a long prompt during one step.
 
-    If it has none, say why. Return "" for a group without a window, which never has any.
+    `one` describes the group, as in the JSON of `CacheSummary`. If the group has no scratch pages, the line says why.
+    It is "" for a group without a sliding window, which never needs them.
     """
     if one["scratch_pages"]:
         return (

@@ -20,11 +20,12 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Choice:
-    """A call of a final program and the choice of its backend. `region` is the region that contains the call, or "".
+    """A call of a final program, with the backend that computes it and the reasons.
 
-    `candidates` are the costs of the backends that can compute it; `refusals` are the reasons of the others. `decision`
-    says how one of several backends was chosen that can compute it by itself. `tiles` are the tile sizes of the kernels
-    of the call or its region.
+    `program` is the program's title, such as "decode". `region` is the region (calls compiled together) that contains
+    the call; "" if none does. `candidates` maps each backend that can compute the call to its claimed cost. `refusals`
+    has the reasons of the other backends. `decision` says how a backend was chosen, if several can compute the call
+    outside regions; else it is None. `tiles` are the tile sizes of the kernels of the call or its region.
     """
 
     program: str
@@ -61,9 +62,9 @@ def choices_json(artifact: Artifact, wanted: Filter) -> Any:
 
 
 def choices_of(artifact: Artifact, wanted: Filter) -> list[Choice]:
-    """Return the calls that match the filter, in order. Views are left out: they compute nothing.
+    """Return the calls that match the filter, in order, with their backends. Raises OptionError if none match.
 
-    Raises OptionError if none match.
+    Calls that only return views of a tensor are left out: no backend computes them.
     """
     stored: Any = artifact.read_json("choices.json")
     programs = read_programs(artifact.read_text(FINAL))
@@ -137,7 +138,10 @@ def print_choices(artifact: Artifact, wanted: Filter) -> None:
 
 
 def _print_decisions(choices: Sequence[Choice]) -> None:
-    """Print the calls that several backends can compute by themselves: the times, or why the cheapest claim won."""
+    """Print how the backend was chosen for each call that several backends can compute outside regions.
+
+    A row has the backends' times or, if they were not timed, why the cheapest claim won.
+    """
     rows = [
         (
             one.program,
@@ -156,7 +160,9 @@ def _print_decisions(choices: Sequence[Choice]) -> None:
 
 
 def _print_tiles(choices: Sequence[Choice]) -> None:
-    """Print the tile sizes of each kernel, one row for each kernel of a region or call."""
+    """Print the tile sizes of kernels, one row for each kernel of a region (calls compiled together) or of a single
+    call.
+    """
     rows = {
         (_place(one), str(tiles)): (
             _place(one),
@@ -175,7 +181,9 @@ def _print_tiles(choices: Sequence[Choice]) -> None:
 
 
 def _place(choice: Choice) -> str:
-    """Return as text the program and the region or call to which kernels belong."""
+    """Return a text that names the call's program and the region or call that the kernels compute, as in "decode,
+    region r0".
+    """
     return f"{choice.program}, " + (f"region {choice.region}" if choice.region else f"%{choice.name}")
 
 

@@ -12,10 +12,10 @@ from ingot.ir.errors import OptionError
 
 @dataclass(frozen=True)
 class Filter:
-    """Conditions that everything shown must match. None means any.
+    """The options --layer, --op and --name. An item must match all three to be shown; None matches everything.
 
-    `layers` are the first and last layer of a range. `op` names an op with or without its namespace ("linear", "slice"
-    for aten.slice.Tensor). `name` is a pattern for a value's name, with * and ?.
+    `layers` is a range: its first and last layer. `op` names an op with or without its namespace ("linear", "slice" for
+    aten.slice.Tensor). `name` is a pattern for the name of a value, with * and ?.
     """
 
     layers: tuple[int, int] | None = None
@@ -24,8 +24,9 @@ class Filter:
 
     @staticmethod
     def of(layer: str | None, op: str | None, name: str | None) -> "Filter":
-        """Return the filter for the options --layer ("3" or "2-5"), --op and --name. Raises OptionError for a wrong
-        layer.
+        """Return the filter for the texts of --layer ("3" or "2-5"), --op and --name.
+
+        Raises OptionError if `layer` is malformed.
         """
         if layer is None:
             return Filter(None, op, name)
@@ -44,7 +45,9 @@ class Filter:
         return " ".join(f"{option} {value}" for option, value in given if value is not None)
 
     def holds(self, name: str, ops: Iterable[str], layers: Iterable[int]) -> bool:
-        """Return whether an item matches that has this name, any of these ops and any of these layers."""
+        """Return whether an item matches: by its name, by at least one of its `ops`, and by at least one of its
+        `layers`.
+        """
         if self.layers is not None and not any(self.layers[0] <= layer <= self.layers[1] for layer in layers):
             return False
         if self.name is not None and not fnmatchcase(name, self.name):
@@ -52,11 +55,13 @@ class Filter:
         return self.op is None or any(_is_op(op, self.op) for op in ops)
 
     def takes(self, line: Line) -> bool:
-        """Return whether a line of a program's text matches. Only declarations and calls can."""
+        """Return whether a line of a program's text matches. Only calls and declarations of inputs, params and states
+        can match.
+        """
         return bool(line.name) and line.kind != "region" and self.holds(line.name, [line.op], line.layers)
 
     def check(self, programs: Iterable[ProgramLines]) -> None:
-        """Raise OptionError if no program has the filter's op or layer, which is a misspelling."""
+        """Raise OptionError if no program contains the filter's op or layer, which is then probably misspelled."""
         lines = [line for program in programs for line in program.lines]
         ops = sorted({line.op for line in lines if line.op})
         if self.op is not None and not any(_is_op(op, self.op) for op in ops):
@@ -86,17 +91,17 @@ def _is_op(op: str, wanted: str) -> bool:
 
 @dataclass(frozen=True)
 class Shown:
-    """A line to print. `asked` is True if it matches the filter, and False if it is context."""
+    """A line to print. `asked` is True if the line matches the filter, and False if it is printed as context."""
 
     text: str
     asked: bool
 
 
 def excerpt(program: ProgramLines, wanted: Filter) -> list[Shown]:
-    """Return the lines of a program that match the filter, with context; empty if none match.
+    """Return the lines of a program that match the filter, with context; empty if no line matches.
 
-    Context is the program's header, the definitions of values that the lines use, and the regions that contain them. A
-    line of dots replaces the lines between.
+    Context is the program's header, the definitions of the values that a line uses, and the first and last lines of its
+    region. A line of dots replaces the lines left out.
     """
     lines = program.lines
     asked = {index for index, line in enumerate(lines) if wanted.takes(line)}
@@ -121,5 +126,5 @@ def excerpt(program: ProgramLines, wanted: Filter) -> list[Shown]:
 
 
 def _scope(line: Line) -> str:
-    """Return the region in which a line's names are defined; "" for the program itself."""
+    """Return the region whose names the line defines and uses; "" for the program itself."""
     return "" if line.kind == "region" else line.region

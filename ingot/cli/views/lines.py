@@ -18,10 +18,12 @@ _DECLARED = ("input", "param", "state")
 class Line:
     """One line of a program's text.
 
-    `kind` is its keyword, such as "input", or "call", or "}" at the end of a region. `name` is the value that it
-    defines, `op` the op that it calls, and `uses` the values that it reads. `region` is the region that contains it, or
-    "". `layers` are the model's layers that it belongs to: a call names them in its comment. A declaration has those of
-    the calls that read it, and a line in a region those of the region's calls.
+    `kind` is its first word, such as "input", "param" or "region", "call" for a call, and "}" at the end of a region.
+    `name` is the value that the line defines, `op` the op that it calls, and `uses` the values that it reads. `region`
+    is the region that contains the line, or "".
+
+    `layers` are the model's layers that the line belongs to. A call names its layers in its comment. A declaration
+    belongs to the layers of the calls that read it; a line in a region, to the layers of the calls of that region.
     """
 
     text: str
@@ -34,32 +36,37 @@ class Line:
 
     @property
     def backend(self) -> str:
-        """Return the backend after "@" in the line: of a region's code, or of the call; "" if there is none."""
+        """Return the backend that the line names after "@", for a call or for a region's code; "" if it names none."""
         return next((word[1:] for word in self.text.partition("  #")[0].split(" ") if word.startswith("@")), "")
 
 
 @dataclass(frozen=True)
 class ProgramLines:
-    """The lines of a program. `title` is its bucket class, with its entry if that is not main."""
+    """The lines of one program's text. `title` names the program's entry, unless that is main, and its bucket class.
+
+    Titles are, for example, "decode", and "draft@decode" for the entry draft.
+    """
 
     title: str
     lines: tuple[Line, ...]
 
     def calls(self) -> Iterator[Line]:
-        """Yield the lines of calls that are not in a region, in order."""
+        """Yield the lines that are calls of the program itself, in order; calls inside regions are left out."""
         return (line for line in self.lines if line.kind == "call" and not line.region)
 
     def body(self, call: Line) -> list[Line]:
-        """Return the lines in the region that `call` calls; empty if it calls an op."""
+        """Return the lines inside the region that the line `call` calls; empty if it calls an op and no region."""
         region = call.op.removeprefix("region.") if call.op.startswith("region.") else None
         return [line for line in self.lines if line.region == region and line.kind != "region"]
 
     def computed_by(self, call: Line) -> list[str]:
-        """Return the op of a call, or of a region's call, followed by the ops in that region."""
+        """Return the names of the ops that the line `call` runs: its own target first, then the ops of the region that
+        it calls.
+        """
         return [call.op, *(line.op for line in self.body(call) if line.op)]
 
     def readers(self, name: str) -> set[str]:
-        """Return the ops that read the value `name`, also in regions and through views such as slice."""
+        """Return the names of the ops that read the value `name`, also in regions and through views such as slice."""
         return set(self._readers(name, list(self.calls())))
 
     def _readers(self, name: str, among: Sequence[Line]) -> Iterator[str]:
@@ -74,7 +81,10 @@ class ProgramLines:
 
 
 def read_programs(text: str) -> list[ProgramLines]:
-    """Return the programs in a text, in order. Raises ParseError if it does not begin with a program."""
+    """Return the programs in `text` (one or several, one after another), in order.
+
+    Raises ParseError if the text does not begin with a program.
+    """
     found: list[list[Line]] = []
     region = ""
     for raw, tokens in zip(text.split("\n"), scan(text), strict=True):
@@ -113,8 +123,9 @@ def _line(raw: str, tokens: Sequence[Token], region: str) -> Line:
 
 
 def _with_layers(lines: Sequence[Line]) -> Iterator[Line]:
-    """Yield the lines. Declarations receive the layers of the calls that read them, lines in a region those of its
-    calls.
+    """Yield the lines with their `layers` filled in.
+
+    A declaration gets the layers of the calls that read it. A line in a region gets the layers of that region's calls.
     """
     users: dict[str, set[int]] = {}
     for line in lines:

@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 
 def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
-    """Return pairs of a name and a text about weights, peak activations, KV cache, slots, and their sum
-    for the limits.
+    """Return table rows, each a name and a text, about the memory that serving the plans takes.
+
+    There are rows for weights, activations at their peak, KV cache and per-sequence states. The last row is their sum:
+    the minimum, and the sum for the compiled limits.
     """
     from ingot.ir.cache.memory import MemoryNeed  # not at the top: `--help` loads no schemas
 
@@ -45,22 +47,28 @@ def memory_rows(plans: "Plans") -> list[tuple[str, object]]:
 
 
 def _slots_text(slot: int, sequences: int) -> str:
-    """Return the memory of states with a slot of `slot` bytes for each sequence, for `sequences` sequences."""
+    """Return a text about the memory of states kept once per sequence, such as a convolution's.
+
+    `slot` is the bytes for one sequence; `sequences` is the maximum number of running sequences.
+    """
     kept = KEPT_PER_SEQUENCE * sequences
     return f"{size_text(slot)} a sequence, {size_text(slot * sequences)} for {sequences}, and up to {kept} kept"
 
 
 def _scratch_text(need: "MemoryNeed") -> str:
-    """Return the memory of the scratch pages, which cache groups with a window take in addition to the pages of
-    sequences.
+    """Return a text about the memory of scratch pages.
+
+    Cache groups with a sliding window use scratch pages during one step with a long prompt, besides the sequences'
+    pages.
     """
     pages = ", ".join(f"{one.pages} of {name}" for name, one in need.scratch.items() if one.pages)
     return f"{size_text(need.scratch_bytes)} ({pages}) for reads of one step"
 
 
 def _pages(name: str, need: "MemoryNeed") -> str:
-    """Return as text how many pages of the group `name` a sequence holds between steps, and how many more in its
-    largest step.
+    """Return a text about how many pages of the cache group `name` one sequence holds.
+
+    It has the maximum between steps, and how many more the sequence's largest step needs.
     """
     pages, extra = f"{need.groups[name].pages_per_sequence} pages", need.extra_in_step(name)
     return f"{pages}, and {extra} more in its largest step" if extra else pages

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 
 def print_numerics(out: "Console", report: "NumericsReport") -> None:
-    """Print the report. An error is the largest over the logits of all positions of the sample requests."""
+    """Print the report of --check-numerics: the error of each pass.
+
+    An error is the largest over the logits of all positions of the sample requests.
+    """
     tokens = ", ".join(map(str, report.sample))
     out.print("\nNumerics", style="bold")
     out.print(f"every contract is kept, on requests of {tokens} tokens", markup=False, soft_wrap=True)

@@ -21,19 +21,24 @@ _EXE_SHOWN = 12  # hexadecimal digits of an executable's id: enough to distingui
 
 
 def read_plans(artifact: Artifact) -> Plans:
-    """Return the plans of all entries, as rank 0 runs them. Raises ArtifactError."""
+    """Return the plans of all entries; of an artifact for several ranks, those of rank 0. Raises ArtifactError."""
     return read_plan_file(artifact).of(0)
 
 
 def buckets_of(plans: Plans) -> list[tuple[str, BucketPlan]]:
-    """Return the plan of every bucket class of every entry, each with its title, such as "decode" or "draft@decode"."""
+    """Return the plan of every bucket class (range of step sizes) of every entry, each with its title.
+
+    A title is, for example, "decode", or "draft@decode" for the entry draft.
+    """
     return [(trace_name(key, one.bucket.name), one) for key, plan in plans.plans.items() for one in plan.buckets]
 
 
 @dataclass(frozen=True)
 class Step:
-    """An instruction of a plan. `index` counts within its bucket class; `line` is the call in the program's text that
-    it runs.
+    """An instruction of a plan, with the call in the program's text that it runs.
+
+    `bucket` is the title of its bucket class (range of step sizes), such as "decode", and `index` its index among the
+    instructions of this class. `line` is the call's line in `program`.
     """
 
     bucket: str
@@ -43,8 +48,9 @@ class Step:
     program: ProgramLines
 
     def taken_by(self, wanted: Filter) -> bool:
-        """Return whether the instruction matches the filter by its ops, those of its region included, and by any
-        value's name.
+        """Return whether the instruction matches the filter.
+
+        Its ops include those of the region that it runs; its names are those of its call, its results and its states.
         """
         ops = self.program.computed_by(self.line)
         names = [self.line.name, *filter(None, (*self.instruction.results, *self.instruction.updates))]
@@ -52,10 +58,9 @@ class Step:
 
 
 def steps_of(artifact: Artifact, plans: Plans) -> Iterator[Step]:
-    """Yield all instructions of the plans, each with the line of its call.
+    """Yield all instructions of the plans, each with the line of its call in the program's text.
 
-    A plan has one for each call that computes something, in the program's order. Raises ArtifactError if the two
-    differ.
+    Raises ArtifactError if a plan and its program have different numbers of instructions and calls.
     """
     programs = {program.title: program for program in read_programs(artifact.read_text(FINAL))}
     for name, bucket in buckets_of(plans):
@@ -80,8 +85,9 @@ def filtered_steps(artifact: Artifact, wanted: Filter) -> list[Step]:
 
 
 def plan_json(artifact: Artifact, wanted: Filter) -> Any:
-    """Return the content of plan.json or, with a filter, a list of the matching instructions with bucket class and
-    index.
+    """Return the content of plan.json or, with a filter, a list of the matching instructions.
+
+    A listed instruction also has the title of its bucket class ("bucket") and its index there ("index").
     """
     if not wanted:
         return artifact.read_json("plan.json")
@@ -92,9 +98,7 @@ def plan_json(artifact: Artifact, wanted: Filter) -> Any:
 
 
 def print_plan(artifact: Artifact, wanted: Filter) -> None:
-    """Print the instructions of every bucket class and their memory or, with a filter, only the matching
-    instructions.
-    """
+    """Print the instructions of every bucket class and their memory; with a filter, only the matching instructions."""
     plans = read_plans(artifact)
     if wanted:
         rows = [_row(step.bucket, step.index, step.instruction) for step in filtered_steps(artifact, wanted)]

@@ -15,14 +15,17 @@ _PLANNED = "PLANNED"  # the last stage of every pipeline
 
 
 def final_texts(artifact: Artifact) -> dict[str, str]:
-    """Return the text of the final programs, of all entries and bucket classes together, under the key ""."""
+    """Return the text of the final programs, of all entries and bucket classes, as the only item of a dict. Its key is
+    "".
+    """
     return {"": artifact.read_text(FINAL)}
 
 
 def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the program after the pass `name`, by bucket class; "" if the pass ran once for all classes.
+    """Return the text of each program after the pass `name`.
 
-    If the pass ran in several stages, the keys name the stage too. Raises OptionError if the pass did not run.
+    The key is the bucket class (range of step sizes), such as "decode", or "" if the pass ran once for all classes. If
+    the pass ran in several stages, the stage is part of the key. Raises OptionError if the pass did not run.
     """
     try:
         runs = artifact.trace.runs(name)
@@ -36,9 +39,10 @@ def texts_of_pass(artifact: Artifact, name: str) -> dict[str, str]:
 
 
 def texts_of_stage(artifact: Artifact, name: str) -> dict[str, str]:
-    """Return the program at the end of the stage `name`, by bucket class; "" for a program of all classes.
+    """Return the text of each program at the end of the stage `name`, such as "FUSED".
 
-    Raises OptionError for an unknown stage, and ArtifactError if the artifact has no trace.
+    The key is the bucket class (range of step sizes), such as "decode", or "" for a program of all classes. Raises
+    OptionError for an unknown stage, and ArtifactError if the artifact has no trace.
     """
     wanted = name.upper()
     if wanted == _PLANNED:  # of all bucket classes, one after another
@@ -67,8 +71,9 @@ def _where(run: TraceEntry) -> str:
 
 
 def _with_stage(text: str, stage: str) -> str:
-    """Return the program's text with `stage` in its first line. A trace may show the program with its
-    previous stage.
+    """Return the program's text with `stage` as the stage in its first line.
+
+    A trace can show the last program of a stage with the stage before it.
     """
     header, _, body = text.partition("\n")
     words = [f"stage={stage}" if word.startswith("stage=") else word for word in header.split(" ")]
@@ -76,9 +81,10 @@ def _with_stage(text: str, stage: str) -> str:
 
 
 def excerpts(texts: Mapping[str, str], wanted: Filter) -> dict[str, list[Shown]]:
-    """Return the lines of each text that match the filter, by title; titles without a match are left out.
+    """Return the lines of each text that match the filter, with context. `texts` and the result have program titles as
+    keys.
 
-    Raises OptionError if nothing matches.
+    Titles without a matching line are left out. Raises OptionError if nothing matches.
     """
     programs = {title: read_programs(text) for title, text in texts.items()}
     wanted.check(program for several in programs.values() for program in several)
@@ -92,7 +98,7 @@ def excerpts(texts: Mapping[str, str], wanted: Filter) -> dict[str, list[Shown]]
 
 
 def print_programs(texts: Mapping[str, str], wanted: Filter) -> None:
-    """Print the texts or, with a filter, the matching lines and their context, which is dim on a terminal."""
+    """Print the texts of programs; with a filter, only the matching lines and their context (dim on a terminal)."""
     if not wanted:
         for text in texts.values():
             print_program_text(text)
@@ -102,7 +108,7 @@ def print_programs(texts: Mapping[str, str], wanted: Filter) -> None:
 
 
 def programs_json(texts: Mapping[str, str], wanted: Filter) -> dict[str, str]:
-    """Return the texts by title or, with a filter, their matching lines and the context."""
+    """Return the texts of programs by title; with a filter, only the matching lines and their context."""
     if not wanted:
         return dict(texts)
     return {title: "".join(f"{line.text}\n" for line in lines) for title, lines in excerpts(texts, wanted).items()}

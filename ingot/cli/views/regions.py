@@ -14,7 +14,11 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a region: the value that it defines, the index of its instruction, its layers, and its line of text."""
+    """A call of a region in a program's text.
+
+    `name` is the value that the call defines, `instruction` the index of its instruction in the plan, and `text` its
+    line.
+    """
 
     name: str
     instruction: int
@@ -24,8 +28,10 @@ class Call:
 
 @dataclass(frozen=True)
 class RegionView:
-    """A region to print. `program` is the title of the program that has it, `body` the region's text, `calls` its
-    calls.
+    """A region (calls that one compiler compiles together) to print.
+
+    `program` is the title of the program that contains it, such as "decode". `body` is the text inside the region, and
+    `calls` are the program's calls of the region.
     """
 
     name: str
@@ -50,10 +56,10 @@ class RegionView:
 
 
 def regions_of(artifact: Artifact, asked: str, wanted: Filter) -> list[RegionView]:
-    """Return the regions that `asked` names: "r0" in all programs, or "r0@extend" in one.
+    """Return the regions that `asked` names: "r0" in all programs, or "r0@extend" in one program.
 
-    The filter's layers select their calls; its op and name select lines of their bodies. Raises OptionError if nothing
-    matches.
+    The filter's layers select calls of these regions; its op and name select lines inside them. Raises OptionError if
+    nothing matches.
     """
     name, _, title = asked.partition("@")
     plans = read_plans(artifact)

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
 
 def known_columns(step: "StepTime") -> int:
-    """Return how many columns of measured times a step has: 0 if it was only predicted, 1 if its calls were timed, and
-    2 if a trace has times too.
+    """Return how many columns of measured times the table of a step has.
+
+    It is 0 if the times were only predicted, 1 if the calls were timed, and 2 if a profiler's trace has times too.
     """
     traced = any(one.traced is not None for one in step.kinds)
     return 2 if traced else 1 if step.measured is not None else 0
@@ -53,9 +54,10 @@ def print_step_time(step: "StepTime") -> None:
 
 
 def _times(roofline: float, predicted: float, known: Sequence[float | None]) -> list[str]:
-    """Return the time cells of a row. `known` are its measurements, None where one is missing.
+    """Return the time cells of a table row. `known` has the measured seconds, one for each column; None where one is
+    missing.
 
-    The last cell is the roofline's share of the first measurement or, without one, of the predicted time.
+    The last cell is the share that the roofline's time has in the first measurement, or else in the predicted time.
     """
     taken = known[0] if known and known[0] is not None else predicted
     share = f"{roofline / taken:.0%}" if roofline and taken > 0 else "–"

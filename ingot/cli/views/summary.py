@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def summary(artifact: Artifact) -> dict[str, Any]:
     """Return the summary of an artifact as JSON values, with sizes in bytes.
 
-    Times are None if the artifact has no timings. "passes" is None if it has no trace. "hub" is the checkpoint's commit
-    on the hub, None for a local one.
+    Times are None if the artifact has no timings, and "passes" is None if it has no trace. "hub" is the commit of the
+    checkpoint on the Hugging Face hub; None for a local checkpoint.
     """
     manifest, plans = artifact.manifest, read_plans(artifact)
     backends: dict[str, int] = {}
@@ -190,9 +190,9 @@ def _options_text(options: dict[str, Any]) -> str:
 
 
 def _sizes(artifact: Artifact) -> dict[str, int]:
-    """Return the bytes of an artifact's files by top-level folder, the largest first.
+    """Return the bytes of an artifact's files, by folder at the top level, the largest first.
 
-    "other" is the sum of single files, and "total" that of all files.
+    "other" is the sum of the files outside these folders, and "total" is the sum of all files.
     """
     sizes: dict[str, int] = {}
     for entry in artifact.manifest.files:

@@ -14,9 +14,9 @@ _BYTES_PER_ELEMENT = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "bf16": 2, "f16": 
 
 
 def weights_json(artifact: Artifact, wanted: Filter) -> dict[str, Any]:
-    """Return the content of weights.json or, with a filter, the weights that match.
+    """Return the content of weights.json or, with a filter, only the weights that match.
 
-    A weight matches by its name, its layers, or the ops that read it. Raises OptionError if nothing matches.
+    A weight matches by its name, its layers, or the ops that read it. Raises OptionError if none match.
     """
     index: Any = artifact.read_json("weights.json")
     if not isinstance(index, dict):
@@ -38,7 +38,10 @@ def weights_json(artifact: Artifact, wanted: Filter) -> dict[str, Any]:
 
 
 def print_weights(artifact: Artifact, wanted: Filter = NO_FILTER) -> None:
-    """Print every weight that matches the filter, with its file and recipe."""
+    """Print a table of the weights that match the filter: type, size, place in the artifact's files, and recipe.
+
+    A recipe is how the weight is made from checkpoint tensors.
+    """
     rows, total = [], 0
     shown: dict[str, str] = {}
     try:
@@ -66,9 +69,10 @@ _OUTPUT = re.compile(r"(?<=\))\.(\w+)")
 
 
 def _recipe_text(name: str, recipe: str, shown: dict[str, str]) -> str:
-    """Return the recipe of the param `name` as text; only its result's name if an earlier param has the same steps.
+    """Return the recipe of the param `name` as text. A recipe is how a param is made from checkpoint tensors.
 
-    `shown` maps each recipe, without result names, to the first param that has it; this function adds to it.
+    If an earlier param has the same steps and takes another of their results, name only the result and that param.
+    `shown` maps the steps printed so far to their first param; this function adds to it.
     """
     steps, results = _OUTPUT.sub("", recipe), dict.fromkeys(_OUTPUT.findall(recipe))
     first = shown.setdefault(steps, name)

@@ -34,11 +34,11 @@ Call = Callable[[Sequence[torch.Tensor]], object]
 
 
 def time_call(body: Program, candidates: Sequence[Candidate], target: Target) -> dict[str, tuple[BackendTime, ...]]:
-    """Time the one call in `body` with each candidate backend. Return the times by backend, one for each step of
-    `timed_steps`.
+    """Time the one call in `body` with each candidate backend on this machine. Return the times by backend.
 
-    It runs on as many threads as the target has cores, or on the current GPU, and frees its GPU memory. Raises
-    BackendError if inputs cannot be made or code does not load, and any error of a call that fails.
+    A backend has one time for each step size of `timed_steps`. On a CPU the call uses as many threads as the target has
+    cores. On a GPU its memory is freed at the end. Raises BackendError if inputs cannot be made or code does not load,
+    and any error of a call that fails.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(target.cores if target.device == "cpu" else threads)
@@ -58,9 +58,10 @@ def time_call(body: Program, candidates: Sequence[Candidate], target: Target) ->
 
 
 def _time_step(body: Program, calls: Mapping[str, Call], step: TimedStep, device: str) -> dict[str, float]:
-    """Return the seconds of one call in a step, by backend. `calls` run each backend's code on a list of inputs.
+    """Return the seconds of one call in a step of this size, by backend.
 
-    The backends take turns, so that a slowdown of the machine affects all of them.
+    `calls` maps each backend to a function that runs its code on a list of inputs. The backends take turns, so that a
+    slowdown of the machine affects all of them.
     """
     sets = _input_sets(body, step, device)
     for call in calls.values():
@@ -79,7 +80,9 @@ def _calls_of_round(seconds: float, sets: int, device: str) -> int:
 
 
 def _round(call: Call, sets: Sequence[Sequence[torch.Tensor]], count: int, device: str) -> float:
-    """Run a call `count` times, each on the next set of inputs, and return the mean seconds of one."""
+    """Run a call `count` times and return the mean seconds of one run. Each run takes the next of the input lists
+    `sets`.
+    """
     work = [partial(call, inputs) for inputs in itertools.islice(itertools.cycle(sets), count)]
     if device == "cuda":
         return row_seconds(work) / count
@@ -90,8 +93,9 @@ def _round(call: Call, sets: Sequence[Sequence[torch.Tensor]], count: int, devic
 
 
 def _input_sets(body: Program, step: TimedStep, device: str) -> list[list[torch.Tensor]]:
-    """Return several copies of the inputs of a call. Together they exceed the caches, so each call reads
-    from memory.
+    """Return several equal lists of inputs for the call in `body`.
+
+    Together they are larger than the processor's caches, so that each run reads its inputs from memory.
     """
     generator = torch.Generator(device).manual_seed(1)
     first = inputs_for(body, step, device, generator)
@@ -101,12 +105,14 @@ def _input_sets(body: Program, step: TimedStep, device: str) -> list[list[torch.
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor with the same strides, which are part of a call's types."""
+    """Return a copy of a tensor with the same strides, because code is compiled for them."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
-    """Load the candidate's code and return it as a function of the inputs of `body`, in order."""
+    """Load the candidate's code. Return a function that runs it on a list of inputs, one for each placeholder of
+    `body`.
+    """
     node, backend = call_of(body), candidate.backend
     built = None if candidate.executable is None else (candidate.executable, Path(str(candidate.folder)))
     if built is not None and BACKENDS[backend].executable is not None:
@@ -118,7 +124,10 @@ def _loaded(candidate: Candidate, body: Program, context: LoadContext) -> Call:
 
 
 def _bound(function: Callable[..., Any], body: Program, node: fx.Node) -> Call:
-    """Return `function` as a function of the inputs of `body` alone; the call's attributes are filled in."""
+    """Return a function that calls `function` for the call `node` with a list of inputs of `body`.
+
+    It fills in the arguments of the call that are no tensors.
+    """
     place = {source: index for index, source in enumerate(body.placeholders())}
 
     def call(inputs: Sequence[torch.Tensor]) -> object:

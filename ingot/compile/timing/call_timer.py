@@ -26,10 +26,13 @@ MeasureCall = Callable[[Program, Sequence[Candidate], Target], Mapping[str, tupl
 
 @dataclass
 class CallTimer:
-    """Finds the times of calls that several backends can compute: in the cache, or by running them on this machine.
+    """Finds the times of calls that several backends can compute: in the cache, or by running the calls on this
+    machine.
 
-    `untimed` is a reason to time nothing; "" means that calls are timed. `on_done` is called with the number of timed
-    calls and the total. `measure` replaces the timing in a worker process. At most `most` different calls are timed.
+    untimed   reason to time nothing; "" lets calls be timed
+    on_done   called with the number of timed calls and the total
+    measure   replaces the timing in a worker process
+    most      maximum number of different calls to time
     """
 
     emitter: Emitter
@@ -43,11 +46,10 @@ class CallTimer:
     def time(
         self, contests: Sequence[Contest], anyway: Callable[[], Sequence[Region]] = tuple
     ) -> list[BackendTimes | str]:
-        """Return the times of each contest, or the reason why there are none. A contest is a call with the backends
-        that claim it.
+        """Return for each contest the times of its backends, or the reason why they are not timed.
 
-        Contests must be distinct. `anyway` returns regions that the compile needs next: they are compiled in parallel
-        with the code that timing needs.
+        A contest is a call with the backends that can compute it; contests must be distinct. `anyway` returns regions
+        that the compile needs next: they are compiled in parallel with the code that timing needs.
         """
         reasons = {one.key: self._refusal(one) for one in contests}
         self.emitter.tune([region for one in contests if not reasons[one.key] for region in _regions(one)])
@@ -81,7 +83,10 @@ class CallTimer:
         return ""
 
     def _known(self, contest: Contest) -> dict[str, tuple[BackendTime, ...]] | None:
-        """Return the cached times of a call, by backend; None if a backend's are missing."""
+        """Return the cached times of a contest (a call that several backends can compute), by backend.
+
+        None if the times of one of the backends are not cached.
+        """
         found = {}
         for region in _regions(contest):
             times = find_times(self.emitter.key(region), self._measured(contest))
@@ -91,7 +96,11 @@ class CallTimer:
         return found
 
     def _built(self, contests: Sequence[Contest], anyway: Sequence[Region]) -> dict[str, list[Candidate]]:
-        """Return the backends of each call with their compiled code, by the contest's key. They compile in parallel."""
+        """Return for each contest (a call that several backends can compute) its backends with their compiled code.
+
+        The keys are those of the contests. The code is compiled in parallel with the regions `anyway`, which the
+        compile needs next.
+        """
         regions = {
             f"{number}.{one.backend}": one for number, contest in enumerate(contests) for one in _regions(contest)
         }
@@ -130,7 +139,7 @@ class CallTimer:
         return found
 
     def _measured(self, contest: Contest) -> dict[str, Any]:
-        """Return the JSON that identifies a measurement in the cache: the call, the steps, and the machine with its
+        """Return the JSON that identifies a measurement in the cache: the call, the step sizes, the machine and its
         libraries.
         """
         steps = [[one.tokens, one.sequences, one.context] for one in timed_steps(contest.body)]
@@ -140,7 +149,7 @@ class CallTimer:
 
 
 def _regions(contest: Contest) -> list[Region]:
-    """Return one region for each backend of the contest. All have the same call."""
+    """Return one region for each backend of the contest, to be compiled by it. All contain the contest's call."""
     return [Region("call", contest.body, backend) for backend in contest.backends]
 
 

@@ -28,10 +28,10 @@ MeasureTiles = Callable[[str, Choice, float], Choice]
 
 @dataclass
 class Tuner:
-    """Finds the fastest tile sizes for a target: in the cache, or by timing on this machine's GPU.
+    """Finds the fastest tile sizes of kernels for a target: in the cache, or by timing on this machine's GPU.
 
-    Sizes from a given tuning log stay. `seconds` is the time for each choice. `on_done` is called with the number of
-    timed choices and the total. `measure` replaces the timing in a worker process.
+    Tile sizes from a tuning log are not timed again. `seconds` is the time to spend on each kernel and problem.
+    `on_done` is called with the number of timed ones and the total. `measure` replaces the timing in a worker process.
     """
 
     target: Target
@@ -44,15 +44,16 @@ class Tuner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop the worker process, which holds some GPU memory until then."""
+        """Stop the worker process, which holds some GPU memory as long as it runs."""
         if self._worker is not None:
             self._worker.close()
             self._worker = None
 
     def tuned(self, backends: Mapping[str, Backend], regions: Sequence[Region]) -> dict[str, Backend]:
-        """Return the backends by name, with the fastest tile sizes for the regions that they compile.
+        """Return the backends by name, those with kernels for `regions` replaced by ones that use the fastest tile
+        sizes.
 
-        Raises TargetError if sizes must be timed and the GPU is not present.
+        Raises TargetError if tile sizes must be timed and this machine lacks the target's GPU.
         """
         result = dict(backends)
         for name, backend in backends.items():
@@ -105,8 +106,9 @@ class Tuner:
 
 
 def _file(choice: Choice, compiler: str) -> Path:
-    """Return the file in the cache for the tile sizes of one kernel and problem. `compiler` is a digest of GPU,
-    compiler and kernel sources.
+    """Return the path in the cache for the tile sizes of the kernel and problem of `choice`.
+
+    `compiler` is a digest of GPU, compiler and kernel sources.
     """
     key = digest_json({"kernel": choice.kernel, "problem": choice.problem, "compiler": compiler})
     return cache_folder("tuning") / f"{key}.json"

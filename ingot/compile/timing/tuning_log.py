@@ -20,9 +20,10 @@ LACKS = "the given log has none"
 
 
 def read_log(given: str | Path | Mapping[str, Any], target: Target) -> TuningLog:
-    """Return a tuning log. `given` is the path of its file or of an artifact, or the log's JSON values.
+    """Return the tuning log (tile sizes and backends of calls, from an earlier compile) that the user gave.
 
-    Raises OptionError if it is no log, and TargetError if it is for another target.
+    `given` is the path of the log's file or of an artifact, or the log's JSON values. Raises OptionError if it is no
+    log, and TargetError if it is for another target.
     """
     value: object = given
     where = "tuning_log"
@@ -46,7 +47,8 @@ _EXPECTED = f"an artifact that has a {TUNING}, or that file"
 
 
 def artifact_log(artifact: Artifact, target: Target) -> TuningLog | None:
-    """Return the tuning log of an artifact: the tile sizes and backends that it was compiled with; None if it has none.
+    """Return the tuning log of an artifact: the tile sizes and backends that it was compiled with; None if it has no
+    log.
 
     Raises ArtifactError if the log cannot be read.
     """
@@ -76,8 +78,9 @@ def _first(error: ValidationError | TypeError) -> str:
 
 
 def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Target) -> TuningLog:
-    """Return the tuning log that an artifact stores, of the tile sizes and the calls of a compile. Each is listed once,
-    in a fixed order.
+    """Return the tuning log that an artifact stores: the tile sizes and the timed calls of its compile.
+
+    Each kernel's problem and each call is listed once, in a fixed order.
     """
     tiles, backends = {one.key: one for one in choices}, {one.key: one for one in calls}
     return TuningLog(
@@ -89,7 +92,9 @@ def log_of(choices: Iterable[Choice], calls: Iterable[BackendTimes], target: Tar
 
 
 def with_reasons(choices: Sequence[Choice], log: TuningLog | None) -> tuple[Choice, ...]:
-    """Return the tile sizes. Those that the log lacks get a `reason` that says so. Without a log, change nothing."""
+    """Return the tile sizes, with a `reason` added to those that the given tuning log lacks. Without a log, change
+    nothing.
+    """
     known = frozenset(choice.key for choice in log.choices) if log is not None else None
     return tuple(
         choice if known is None or choice.key in known else choice.model_copy(update={"reason": LACKS})

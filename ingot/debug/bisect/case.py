@@ -29,8 +29,8 @@ WINDOW = 128
 
 @dataclass
 class Case:
-    """An artifact to bisect, with the compile request and the traced model that it was made from. `runs` counts the
-    programs that were interpreted."""
+    """An artifact to bisect, with the request that it was compiled from and the traced model. `runs` counts the
+    programs that have been interpreted so far."""
 
     artifact: Artifact
     request: Request
@@ -40,8 +40,12 @@ class Case:
 
     @staticmethod
     def open(artifact: str | Path, checkpoint: str | Path | None = None) -> "Case":
-        """Open an artifact and trace its model again. `checkpoint` is the folder that was compiled, if it has moved.
-        Raises IngotError if artifact or checkpoint cannot be read, or if the outputs of an entry cannot be compared."""
+        """Open an artifact for bisecting, and trace its model again. `checkpoint` is the folder of the compiled
+        checkpoint, needed only if it has moved.
+
+        Raises IngotError if the artifact or checkpoint cannot be read, or if bisecting cannot compare the model's
+        outputs.
+        """
         load_user_ops()
         opened = open_artifact(artifact)
         request = Request.of_artifact(opened, checkpoint)
@@ -56,13 +60,14 @@ class Case:
 
     @cached_property
     def final_programs(self) -> list[Program]:
-        """Return the last programs of the compile, from which the artifact's plan was made: one for each entry and
-        bucket class."""
+        """Return the programs at the end of the pipeline, from which the artifact's plan was made. There is one for
+        each entry (such as `main` or a draft model) and each bucket class (a range of step sizes that share a
+        lowering)."""
         parts = re.split(r"(?m)^(?=program )", self.artifact.read_text("program.ir"))
         return [parse_program(part) for part in parts if part]
 
     def read(self, name: str) -> torch.Tensor:
-        """Return the checkpoint's tensor of this name; it is read once."""
+        """Return the checkpoint tensor `name`. It is read from disk only once."""
         if name not in self._read:
             self._read[name] = self.request.checkpoint.read(name)
         return self._read[name]
@@ -72,8 +77,8 @@ class Case:
         return Params(self.read)
 
     def prompts(self, seed: int = 0) -> list[list[int]]:
-        """Return random token sequences to run programs on. Another `seed` draws other sequences. Their lengths cross
-        pages, and the model's attention windows of up to WINDOW tokens."""
+        """Return random prompts, as token ids, to run programs on. Some are longer than a cache page, and one is longer
+        than the model's attention window if that has up to WINDOW tokens. Another `seed` draws other tokens."""
         windows = [
             Mask.named(str(node.kwargs.get("mask", CAUSAL.name))).size
             for entry in self.model.entries.values()
@@ -89,9 +94,11 @@ class Case:
 
 
 def recorded_requests(artifact: Artifact, case: Case) -> list[list[int]]:
-    """Return token sequences to run the artifact on: drawn prompts, then the requests of its golden run, which may have
-    shown the fault first. An artifact for several devices has no golden run. Raises ArtifactError if the golden run is
-    malformed."""
+    """Return token sequences to run the artifact on: random prompts, then the requests of the golden run, the short run
+    that was recorded when the artifact was made. A fault may have shown in that run first.
+
+    An artifact for several devices has no golden run. Raises ArtifactError if the golden run is malformed.
+    """
     if not (artifact.folder / GOLDEN).exists():
         return case.prompts()
     return [*case.prompts(), *map(list, read_golden(artifact).requests)]

@@ -26,18 +26,19 @@ def bisect(
     checkpoint: str | Path | None = None,
     output: str | Path | None = None,
 ) -> Verdict:
-    """Find the part that makes `artifact` compute something other than the model on its checkpoint, and write a
-    reproducer.
+    """Find the part of the compiler that makes `artifact` compute something other than the model on its checkpoint.
 
-    The correct result is that of the traced program on the checkpoint's tensors, in float64. Every later program is
-    compared with it, then the artifact's execution with its programs. `oracle` also checks the traced program:
-    "transformers", or a Python file that defines `oracle(requests)`. `checkpoint` is the folder that was compiled, if
-    it has moved. The reproducer goes into the folder `output`, which must not exist yet; by default none is written.
+    First, each program of the compile is compared with the program that was traced from the model definition, run in
+    float64. Then the artifact's execution is compared with its final programs. With an `oracle`, the traced program
+    itself is compared too. An oracle is "transformers", or a Python file that defines `oracle(requests)`.
 
-    A culprit is confirmed twice: with its change the outputs are wrong, and without it they are right. If only the
-    first check accuses a pass and nothing else is found, the verdict is UNCONFIRMED.
+    `checkpoint` is the folder of the compiled checkpoint, needed only if it has moved. `output` is a new folder for a
+    script that reproduces the fault; by default none is written.
 
-    Raises IngotError if artifact, checkpoint or oracle cannot be used.
+    A faulty pass is confirmed on other prompts: with its faulty rewrite the outputs are wrong, and without it they are
+    right. The verdict is UNCONFIRMED if that fails and nothing else is found.
+
+    Raises IngotError if the artifact, checkpoint or oracle cannot be used.
     """
     folder = None if output is None else Path(output)
     if folder is not None and folder.exists():
@@ -52,7 +53,8 @@ def bisect(
 
 
 def _can_be_made(folder: Path) -> bool:
-    """Return whether a folder can be created: whether its nearest existing parent is a writable folder."""
+    """Return whether a folder can be created: its nearest existing parent must be a folder that this process may write
+    to."""
     above = next(path for path in folder.absolute().parents if path.exists())
     return above.is_dir() and os.access(above, os.W_OK)
 
@@ -95,8 +97,8 @@ _UNCONFIRMED = (
 
 
 def _is_confirmed(case: Case, culprit: Culprit, blame: Blame) -> bool:
-    """Return whether the fault also occurs with other prompts, and is then present with the accused rewrite and absent
-    without it."""
+    """Check an accused rewrite on other prompts. Return whether the fault occurs with it and not without it. A fault
+    that makes a program invalid needs no check and is always confirmed."""
     if culprit.what == "structure":
         return True
     place = base_of(culprit.chain, culprit.place - 1)
@@ -133,8 +135,8 @@ def _verdict(culprit: Culprit, blame: Blame) -> Verdict:
 
 
 def _layer(site: Site | None, blame: Blame) -> int | None:
-    """Return the layer of the blamed node, from its source line or its param's name, else from the rewrite's source
-    line. None if unknown."""
+    """Return the decoder layer of a fault; None if unknown. It is read from the source line or param name of the faulty
+    node `site`, or else from the source line of the faulty rewrite."""
     texts = [] if site is None else [site.origin, site.node.replace("layers.", "layer ")]
     texts += [] if blame.rewrite is None else [blame.rewrite.origin]
     return next((found for text in texts if (found := layer_of(text)) is not None), None)

@@ -15,15 +15,16 @@ _BY_VERIFY = "`ingot verify` checks that it computes what it did when it was com
 
 
 def refuse_unjudged(program: Program, where: str) -> None:
-    """Raise OptionError if bisecting cannot compare the outputs of an entry. `program` is the traced program of the
-    entry; `where` names the artifact."""
+    """Raise OptionError if bisecting cannot compare the outputs of a program, for example since it returns no logits.
+    `program` is the traced program of an entry, such as `main`; `where` names the artifact for the error."""
     if found := _reason(program):
         reason, hint = found
         raise OptionError(f"the entry '{program.name}' {reason}", where=where, expected=_SAMPLES, hint=hint)
 
 
 def _reason(program: Program) -> tuple[str, str] | None:
-    """Return why an entry cannot be bisected, and a hint at what works instead. None if it can."""
+    """Return why bisecting cannot compare the outputs of `program`, and a hint at what works instead; None if it
+    can."""
     ending = find_ending(program.ending.name)
     if ending.name == POOL.name:
         return "makes vectors, and programs are judged by their logits", _BY_NUMERICS

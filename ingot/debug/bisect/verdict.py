@@ -9,9 +9,11 @@ from ingot.ir.artifact.record import Rewrite
 
 
 class Kind(enum.Enum):
-    """The kind of part that is at fault. HEALTHY: no fault was found. OVERFLOW: the model's own values exceed its
-    dtype, and no pass is at fault. UNCONFIRMED: the first check accuses a pass, the second does not, and nothing else
-    was found."""
+    """The kind of part that bisecting finds at fault, such as a pass or a backend.
+
+    HEALTHY: no fault was found. OVERFLOW: the model's own values exceed its dtype, and no pass is at fault.
+    UNCONFIRMED: the prompts of the first check accuse a pass, other prompts do not, and nothing else was found.
+    """
 
     HEALTHY = "healthy"
     PASS = "pass"
@@ -26,14 +28,20 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a bisection: the part that makes the results wrong.
+    """The result of a bisection: which part makes the results wrong, and where.
 
-    `blamed` is the pass, the backend, the recipe's step, or the place in the definition. `rewrite` is the faulty
-    rewrite of a pass. `node` is the call that computes a wrong result from right inputs, in the program of `entry` and
-    `bucket`; for a recipe or weights it is the param. `tensor` is its first wrong value, `origin` the model's source
-    line, and `layer` its layer. `found` says what is wrong, with numbers. `note` is what the user must know before
-    acting on the verdict. `runs` counts the programs that were run. `reproducer` is a script that reproduces the fault
-    alone; `golden` is its program before the fault, as text.
+    blamed       the pass, backend, recipe step, or line of the model definition that is at fault
+    rewrite      the faulty rewrite of a pass
+    node         the call that computes a wrong result from right inputs, in the program of `entry` and `bucket`;
+                 for a recipe or weights, the param
+    tensor       the first wrong result of the node
+    origin       the node's source line in the model definition
+    layer        the node's decoder layer
+    found        what is wrong, with numbers
+    note         what the user must know before acting on the verdict
+    runs         the number of programs that were run
+    reproducer   the path of a script that reproduces only this fault
+    golden       the path of the reproducer's program before the fault, as text
     """
 
     kind: Kind
@@ -53,7 +61,7 @@ class Verdict:
     golden: Path | None = None
 
     def __bool__(self) -> bool:
-        """Return whether a confirmed fault was found."""
+        """Return whether a fault was found and confirmed."""
         return self.kind not in (Kind.HEALTHY, Kind.UNCONFIRMED)
 
     def to_json(self) -> dict[str, Any]:

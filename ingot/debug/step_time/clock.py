@@ -23,9 +23,12 @@ from ingot.runtime.artifact import Artifact
 
 @dataclass(frozen=True)
 class StepClock:
-    """Predicts the times of an artifact's steps, and measures them with `measure`. `kernels` are the recorded kernel
-    launches of each executable, by its id. `trace` is the file for a profiler trace of the measured steps. Only steps
-    of the entry main are measured."""
+    """Predicts the times of an artifact's steps on its GPU and, with `measure`, measures them too. Only steps of the
+    entry `main` are measured.
+
+    `kernels` maps ids of executables to their recorded kernel launches. `trace` is a file to write a profiler trace of
+    the measured steps to.
+    """
 
     folder: Path
     device: Device
@@ -37,8 +40,8 @@ class StepClock:
 
     @staticmethod
     def of(artifact: Artifact, *, measure: bool, trace: Path | None = None) -> "StepClock | None":
-        """Return the clock of an artifact; None if it is not for a GPU, or for one with unknown bandwidth. In these
-        cases `measure` raises OptionError."""
+        """Make the clock of an artifact. Return None if the artifact is not for a GPU, or for one of unknown bandwidth;
+        with `measure`, raise OptionError instead."""
         target = str(artifact.manifest.target.get("name"))
         device = device_of(target) if artifact.manifest.target.get("device") == "cuda" else None
         if device is None:
@@ -54,8 +57,9 @@ class StepClock:
         return StepClock(artifact.folder, device, plans, kernels, limits_of(artifact).page_size, measure, trace)
 
     def timed(self, costs: BucketCosts, program: Program, choices: Mapping[str, Sequence[Choice]]) -> BucketCosts:
-        """Return `costs` with times for the step and each call. `choices` are the tile sizes of kernels, by node or
-        region. Raises TargetError if the step must be measured and cannot run here."""
+        """Return a copy of `costs` with the times of the step and of each call. `choices` are the tile sizes of
+        kernels, by the name of the node or region. Raises TargetError if the step must be measured but cannot run on
+        this machine."""
         plan, bucket = self._plan(costs)
         sizes = step_sizes(costs.step, program, self.page_size)
         served = served_size(plan, bucket, costs.step, self.device.gpu)

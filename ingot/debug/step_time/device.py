@@ -10,7 +10,8 @@ from ingot.ir.machine.gpus import TYPICAL, Gpu, matmul_rate
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU with its bandwidth in bytes a second, and the time constants of the kernels that run on it."""
+    """A GPU that step times are predicted for: its memory bandwidth in bytes a second, and the measured time constants
+    of kernels."""
 
     gpu: Gpu
     bandwidth: int
@@ -21,15 +22,16 @@ class Device:
 
     @property
     def slower_memory(self) -> float:
-        """Return the memory bandwidth of the GPU that the constants were measured on, divided by this GPU's. Times of
-        memory-bound kernels scale with it."""
+        """Return the factor for times of memory-bound kernels that were measured on another GPU: that GPU's memory
+        bandwidth divided by this one's."""
         measured = self.times.gpu.bandwidth
         assert measured is not None
         return measured / self.bandwidth
 
     @property
     def basis(self) -> str:
-        """Return a phrase that names the GPU that the constants were measured on, and whether they are scaled."""
+        """Return text for reports: which GPU the time constants were measured on, and whether they are scaled to this
+        GPU."""
         measured = self.times.gpu.product
         if measured == self.gpu.product:
             return f"constants measured on {measured}"
@@ -37,8 +39,9 @@ class Device:
 
 
 def device_of(target: str) -> Device | None:
-    """Return this machine's GPU if it matches the target, else the typical GPU of the target. None for a target that is
-    not a GPU, or for a GPU of unknown bandwidth. Published numbers take precedence over the driver's."""
+    """Return the GPU to predict step times for: this machine's, if it matches `target` such as "sm_90", else a typical
+    GPU of the target. None if the target is not a GPU, or the bandwidth is unknown. Published numbers take precedence
+    over the driver's."""
     typical = TYPICAL.get(target)
     try:
         here = find_gpu()

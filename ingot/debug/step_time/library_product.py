@@ -18,11 +18,12 @@ _PART_BYTES = 2 * 4
 
 
 def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kernel: KernelTime, device: Device) -> float:
-    """Return the seconds of a matmul after its launch. `product` is [rows, columns, depth], `done` the flops and bytes.
+    """Predict the seconds of a library's matmul on a GPU, without its launch. `product` is [rows, columns, depth], and
+    `done` has its flops and bytes. `kernel` has the measured constants of such matmuls.
 
-    A multiprocessor computes its tiles one after another. Each tile reads its operands at `kernel.stream` bytes a
-    second, and multiplies all of its rows and columns, full or empty. If the depth is split, one more launch adds the
-    parts. It costs `kernel.wave` seconds and its memory traffic.
+    Of all tilings, the fastest by this model counts. A multiprocessor computes one tile after another. It reads
+    operands at `kernel.stream` bytes a second, and multiplies whole tiles even if they are partly empty. If the depth
+    is split, adding the partial sums costs `kernel.wave` seconds for another launch, and memory traffic.
     """
     moving = done.bytes / (kernel.bandwidth * device.bandwidth)
     return min(max(moving, computing) + adding for computing, adding in _cuts(product, dtype, kernel, device))
@@ -31,8 +32,9 @@ def product_seconds(product: tuple[int, int, int], done: Cost, dtype: str, kerne
 def _cuts(
     product: tuple[int, int, int], dtype: str, kernel: KernelTime, device: Device
 ) -> Iterator[tuple[float, float]]:
-    """Yield two times for each possible tiling of a matmul [rows, columns, depth]. They are the seconds of the busiest
-    multiprocessor, and the seconds to add the parts if the depth is split."""
+    """Yield two times, in seconds, for each tiling that a library may choose for a matmul of [rows, columns, depth].
+    The first is the time of the busiest multiprocessor. The second is the time to add partial sums; 0 unless the depth
+    is split."""
     rows, columns, depth = product
     rate = kernel.rate * device.rate(dtype) / device.gpu.cores
     for high, wide in _SIZES:

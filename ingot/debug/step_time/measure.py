@@ -38,8 +38,9 @@ _VIEWS = frozenset(map(target_name, VIEWS))
 def measure_artifact(
     folder: Path, step: StepShape, served: StepSizes | None, trace: Path | None = None
 ) -> StepMeasurement:
-    """Load an artifact with just enough pages for `step`, and time the step. `served` is the size of the graph that
-    replays it, None if the host launches its calls. Raises IngotError if the artifact does not run on this machine."""
+    """Load an artifact with just enough cache pages for `step`, and time the step. `served` has the sizes of the CUDA
+    graph that replays the step, None if the host launches its calls. `trace` is a file to write a profiler trace to.
+    Raises IngotError if the artifact does not run on this machine."""
     limits = limits_of(open_artifact(folder))
     return measure_step(load_artifact(folder, num_pages=step.pages(limits.page_size)), step, served, trace)
 
@@ -47,10 +48,11 @@ def measure_artifact(
 def measure_step(
     loaded: Loaded, step: StepShape, served: StepSizes | None = None, trace: Path | None = None
 ) -> StepMeasurement:
-    """Time a step of the entry main. `served` is the size of the CUDA graph that replays it; its calls are then padded
-    to that size. `trace` is the file for a profiler trace.
+    """Time a step of the entry `main`, as a whole and each instruction alone. `served` has the sizes of the CUDA graph
+    that replays the step, None if there is none; calls are padded to these sizes. `trace` is a file to write a profiler
+    trace to.
 
-    Afterwards the states hold arbitrary values, so nothing else may be served.
+    Afterwards the KV caches and other states hold arbitrary values, so the loaded artifact must not serve requests.
     """
     executor = loaded.executor
     inputs = step_inputs(
@@ -84,7 +86,8 @@ def measure_step(
 
 
 def _alike(call: Call) -> object:
-    """Return a key that is equal for calls of the same code on tensors of equal dtype, shape and strides."""
+    """Return a key for calls that take the same time. It is equal for calls of the same code on tensors of equal dtype,
+    shape and strides."""
     instruction = call.instruction
     values = (*call.args, *(value for _, value in sorted(call.kwargs.items())))
     return instruction.calls or instruction.target, instruction.backend, tuple(map(_kind, values))
@@ -95,8 +98,9 @@ def _kind(value: object) -> object:
 
 
 def _rotated(calls: Sequence[Call], resident: set[int]) -> list[Call]:
-    """Return the calls, followed by the same calls on copies of their weights and caches. Together they exceed the
-    device's last-level cache. `resident` are the data pointers of params and states."""
+    """Return the calls, and the same calls on copies of their weights and caches. All data together exceeds the GPU's
+    last-level cache, so that each call reads from memory as in a real step. `resident` has the data pointers of weights
+    and states."""
     size = sum(_resident_bytes(call, resident) for call in calls)
     wanted = _CACHES * torch.cuda.get_device_properties().L2_cache_size
     copies = 0 if size < _COPIED else min(_COPIES, math.ceil(wanted / size)) - 1
@@ -117,14 +121,14 @@ def _on_copies(call: Call, resident: set[int]) -> Call:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor with the same strides, which compiled kernels rely on."""
+    """Return a copy of a tensor with the same strides, since compiled kernels depend on strides."""
     like = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return like.copy_(tensor)
 
 
 def _time_row(calls: Sequence[Call]) -> InstructionTime:
-    """Return the device and host time of one call. All calls run many times in a CUDA graph, or one by one if no graph
-    can hold them."""
+    """Return the mean device time and host time of one of these equal calls. They run many times in a CUDA graph, or
+    one by one if a graph cannot capture them."""
     row = list(itertools.islice(itertools.cycle(calls), len(calls) * math.ceil(_CALLS / len(calls))))
 
     def run() -> None:
@@ -144,7 +148,8 @@ def _time_row(calls: Sequence[Call]) -> InstructionTime:
 
 
 def _captured(run: Callable[[], None]) -> torch.cuda.CUDAGraph | None:
-    """Capture a CUDA graph of what `run` launches. Return None if it synchronizes with the host."""
+    """Capture in a CUDA graph what `run` launches. Return None if it cannot be captured, because it synchronizes with
+    the host."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class InstructionTime:
-    """Seconds of one call, measured in a sequence of equal calls: its time on the device, and the host's time to launch
-    it."""
+    """The measured time of one instruction in seconds: on the device, and of the host to launch it. It is the mean over
+    a sequence of equal calls."""
 
     device: float
     host: float
@@ -14,9 +14,12 @@ class InstructionTime:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Seconds of a step from a profiler's trace. `calls` are the seconds that each instruction adds to the step, None
-    if its kernels were not found. `step` is the time between the ends of two steps. It is None for steps that wait for
-    the host, which the profiler slows down."""
+    """The times of a step from a profiler trace, in seconds. `calls` has the time that each instruction adds to the
+    step, None if its kernels were not found in the trace.
+
+    `step` is the time between the ends of two steps. It is None if the host launches the calls of the steps, since the
+    profiler slows the host down.
+    """
 
     calls: tuple[float | None, ...]
     step: float | None
@@ -24,8 +27,9 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class StepMeasurement:
-    """The measured times of a step. `seconds` is the time of one step in a sequence of steps, as they are served.
-    `instructions` are the times of its instructions, in order. `trace` is None if no trace was recorded."""
+    """The measured times of a step. `seconds` is the time of a whole step, measured over a sequence of steps as in
+    serving. `instructions` has the time of each instruction, measured alone, in order. `trace` has the times from a
+    profiler trace, None without one."""
 
     seconds: float
     instructions: tuple[InstructionTime, ...]

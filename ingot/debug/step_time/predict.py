@@ -11,8 +11,8 @@ from ingot.ir.machine.gpu_times import HostTime, KernelTime
 
 
 def device_seconds(work: Work, device: Device) -> float:
-    """Return the predicted device time of a call within a sequence of calls. The time in the tuning log takes
-    precedence over the model of its kernels."""
+    """Predict the device time of a call that runs among other calls. If the tuning log has a measured time for its
+    kernel, that time is used; otherwise the time is modelled from flops, bytes and launches."""
     choice = work.choice
     # The time of attention depends on contexts, which the log does not record.
     if choice is not None and choice.microseconds is not None and choice.kernel == LINEAR:
@@ -36,22 +36,22 @@ def _carried(work: Work, launch: Launched, kernel: KernelTime, device: Device) -
 
 
 def host_seconds(work: Work, host: HostTime) -> float:
-    """Return the seconds that the host needs to launch a call."""
+    """Predict the seconds that the host needs to launch a call, from the time constants in `host`."""
     if work.compiled:
         return host.call + host.kernel * len(work.launches)
     return host.library if work.launches else host.view
 
 
 def captured_seconds(device: Iterable[float], device_model: Device) -> float:
-    """Return the time of a step that is replayed from a CUDA graph. `device` are the seconds of its calls. The gap
-    between two steps on the GPU `device_model` is added."""
+    """Predict the time of a step that is replayed from a CUDA graph: the sum of `device`, the device seconds of its
+    calls, and the gap between two steps. `device_model` is the GPU."""
     return sum(device) + device_model.times.between
 
 
 def launched_seconds(host: Sequence[float], device: Sequence[float], around: float) -> float:
-    """Return the time of a step that the host launches call by call. `host` and `device` are the seconds of each call
-    on the host and on the device. A call begins after its launch and after the end of the previous call. `around` is
-    the host's time before the first call."""
+    """Predict the time of a step whose calls the host launches one by one. `host` and `device` have the seconds of each
+    call on the host and on the device. A call begins when it has been launched and the previous call has ended.
+    `around` is the host's time before the first launch."""
     launched, ended = around, 0.0
     for launching, running in zip(host, device, strict=True):
         launched += launching

@@ -16,10 +16,11 @@ from ingot.ir.masks import CAUSAL, Mask
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch of the kernel `name`. Its programs run in `waves`, one after another; a wave fills the device.
+    """A kernel launch and how it fills the GPU. Its programs (thread blocks) run in `waves`; a wave is as many programs
+    as run at the same time.
 
-    The busiest multiprocessor has `uneven` times the mean work. A library's kernel has the defaults, which describe a
-    launch that fills the device evenly.
+    `uneven` is the work of the busiest multiprocessor divided by the mean. The defaults describe a launch that fills
+    the GPU evenly; they are used for kernels of libraries.
     """
 
     name: str
@@ -28,8 +29,8 @@ class Launched:
 
 
 def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
-    """Return how the recorded launch of a compiled kernel runs in a step with these dim sizes. All its programs have
-    equal work."""
+    """Return how a recorded kernel launch fills the GPU in a step. `sizes` are the sizes of the step's symbolic dims,
+    which determine the grid. All programs (thread blocks) are assumed to have equal work."""
     x, y, z = (evaluate(size, sizes) for size in launch.grid)
     programs = x * y * z
     if not programs:
@@ -39,15 +40,15 @@ def launched(launch: Launch, sizes: Mapping[str, int], gpu: Gpu) -> Launched:
 
 
 def uneven(programs: int, cores: int) -> float:
-    """Return the work of the busiest multiprocessor divided by the mean, for `programs` of equal work on `cores`
-    multiprocessors."""
+    """Return the work of the busiest multiprocessor divided by the mean. A launch has `programs` thread blocks of equal
+    work, and the GPU `cores` multiprocessors."""
     return -(-programs // cores) * cores / programs
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prefill attention of `sequences` sequences with `tokens` new tokens each, after which each has `context`
-    positions. `heads` are those of q. `mask` names the positions that a token attends to."""
+    """The prefill attention of a step. Each of `sequences` sequences has `tokens` new tokens, and `context` positions
+    after the step. `heads` are the query heads. `mask` names the attention mask, such as "causal"."""
 
     sequences: int
     tokens: int
@@ -56,16 +57,16 @@ class Prompts:
     mask: str = CAUSAL.name
 
     def launched(self, name: str, rows: int, cores: int) -> Launched:
-        """Return how the prefill attention kernel `name` runs on `cores` multiprocessors, with tiles of `rows` tokens
-        of a head. A multiprocessor takes one tile after another. Each tile waits for its first keys and so counts as a
-        wave."""
+        """Return how the prefill attention kernel `name` fills a GPU of `cores` multiprocessors. A tile is `rows`
+        tokens of one head. A multiprocessor computes one tile after another, and waits for the first keys of each, so
+        each tile counts as a wave."""
         tiles = -(-self.tokens // rows) * self.sequences * self.heads
         return Launched(name, -(-tiles // cores), self.uneven(rows, cores))
 
     def uneven(self, rows: int, cores: int) -> float:
-        """Return the work of the busiest multiprocessor divided by the mean. A tile of `rows` tokens of a head covers
-        all positions that its rows attend to; empty rows count as work. The longest tiles begin first, each on the next
-        free multiprocessor."""
+        """Return the work of the busiest multiprocessor divided by the mean of the useful work. A tile of `rows` tokens
+        of one head computes all positions that any of its tokens attends to, even for rows that are empty. The tiles
+        with the most work begin first, each on the next free multiprocessor."""
         mask = Mask.named(self.mask)
 
         def seen(first: int, last: int) -> int:
@@ -87,19 +88,20 @@ _WARPS = 8
 
 @dataclass(frozen=True)
 class Contexts:
-    """Decode attention of `tokens` tokens with `context` cached positions each. The context is split as the kernel does
-    it on the device, with the tile sizes of `choice`."""
+    """The decode attention of a step: `tokens` tokens that attend to `context` cached positions each. The kernel splits
+    each context into parts for several thread blocks, by the tile sizes in `choice`."""
 
     tokens: int
     context: int
     choice: Choice
 
     def launched(self, name: str, cores: int) -> Launched:
-        """Return how the decode attention kernel `name` runs on `cores` multiprocessors.
+        """Return how the decode attention kernel `name` fills a GPU of `cores` multiprocessors. A split is the part of
+        a context that one thread block reads, in whole tiles.
 
-        A split covers whole tiles. The splits that always exist may load their first tile before the previous kernel
-        has ended, so that tile takes no time. Further splits must read the lengths first. Only the first wave counts:
-        programs of later waves begin while others read.
+        A minimum number of splits always exists, and these may load their first tile before the previous kernel has
+        ended, which costs no time. Any further splits must read the context lengths first. Only one wave counts, since
+        thread blocks of later waves begin while others read.
         """
         problem, tiles = DecodeProblem.of(self.choice), DecodeTiles(**self.choice.tiles)
         limits = split_limits(problem, tiles, cores)
@@ -119,7 +121,8 @@ class Contexts:
 
 
 def _longest(works: Sequence[int], workers: int) -> int:
-    """Return the total work of the busiest worker, if each worker takes the next item of `works` when it is free."""
+    """Return the total work of the busiest of `workers` workers. Each worker takes the next item of `works` as soon as
+    it is free."""
     ends = [0] * workers
     for work in works:
         heapq.heapreplace(ends, ends[0] + work)

@@ -23,8 +23,11 @@ def record_trace(
     served: Mapping[str, torch.Tensor],
     path: Path,
 ) -> None:
-    """Write a torch profiler trace of some steps to `path`, compressed if its name ends in .gz. First run the inputs
-    `launched` call by call, each call in a span with its number. Then run the inputs `served` as in serving."""
+    """Write a torch profiler trace of some steps to `path`, compressed if its name ends in .gz.
+
+    The first steps run on the inputs `launched`, call by call; each call is in a profiler span named by its number.
+    Then steps run on the inputs `served` as in serving, which may replay a CUDA graph.
+    """
     with torch.cuda.stream(stream), profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in range(_LAUNCHED):
             numbers = itertools.count()

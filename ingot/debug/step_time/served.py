@@ -13,8 +13,9 @@ from ingot.runtime.step import StepInputs, StepSizes
 
 
 def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> StepSizes | None:
-    """Return the dims of the CUDA graph that replays a step of a bucket class, which may be larger than the step's.
-    None if no graph does, so that the host launches the step's calls."""
+    """Return the sizes of the CUDA graph that replays a step, which may be padded to larger sizes than the step's. None
+    if the step has no graph, so that the host launches its calls. `bucket` is the plan of the step's bucket class, a
+    range of step sizes."""
     if step.tokens == step.sequences:
         held = (size for size, one in decode_steps(plan).items() if one is bucket and step.tokens <= size.T)
         return min(held, key=lambda size: size.T, default=None)
@@ -23,15 +24,15 @@ def served_size(plan: Plan, bucket: BucketPlan, step: StepShape, gpu: Gpu) -> St
 
 
 def computed_size(plan: Plan, bucket: BucketPlan, step: StepShape) -> StepSizes:
-    """Return the dims with which the host launches the calls of a step. A step with prompts is padded to larger
-    dims."""
+    """Return the sizes of a step whose calls the host launches one by one. Some steps with prompts are padded to larger
+    sizes."""
     size = StepSizes(step.tokens, step.sequences, step.sequences, P=1)  # for any context
     whole = bucket.bucket
     return size if whole.q_max is not None or has_few_tokens(whole) else filled_up(size, plan)
 
 
 def padded(inputs: StepInputs, size: StepSizes) -> dict[str, torch.Tensor]:
-    """Return a step's inputs, by name, with the padding that a CUDA graph of this size adds."""
+    """Return a step's inputs, by name, padded to the sizes `size` of a CUDA graph."""
     host = HostInputs(inputs.layout, size)
     host.fill(inputs)
     return inputs.layout.views(host.flat.host, size)

@@ -19,8 +19,8 @@ def time_step(
     captured: bool,
     taken: StepMeasurement | None = None,
 ) -> tuple[list[CallTime], StepTime]:
-    """Return the times of the calls `works`, and the time of their step. `captured` states that a CUDA graph replays
-    the step. `taken` are measured times; without them, measured fields are None."""
+    """Return the times of each call of a step, and of the step itself. `works` has the work of each call. `captured`
+    says that a CUDA graph replays the step. `taken` has measured times; without it, all measured times are None."""
     calls = [_call_time(work, device) for work in works]
     if taken is not None:
         calls = [
@@ -64,5 +64,6 @@ def _call_time(work: Work, device: Device) -> CallTime:
 
 
 def _dtype(works: Sequence[Work]) -> str:
-    """Return the dtype of the first matmul, since matmuls have most of the flops; f32 if there is none."""
+    """Return the dtype of the step's first matmul, for the GPU's rate; matmuls have most of the flops. "f32" without a
+    matmul."""
     return next((work.dtype for work in works if work.kind == "products"), "f32")

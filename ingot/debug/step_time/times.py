@@ -10,9 +10,15 @@ GAPS = "gaps"  # the kind for time in which no call runs
 
 @dataclass(frozen=True)
 class CallTime:
-    """Seconds of one call. `kind` is its group in totals, such as "attention". `roofline` is the lower bound on the
-    device, set by `bound`: "memory" or "compute". `predicted` comes from the model of its kernels. `measured` is its
-    time in a sequence of equal calls, `traced` what it adds to a step in a profiler's trace; None if not measured."""
+    """The time of one call on the device, in seconds.
+
+    kind        its group in totals, such as "attention"
+    bound       what limits the roofline: "memory" or "compute"
+    roofline    the lower bound by the GPU's bandwidth and matmul rate
+    predicted   the time that the model of its kernels predicts
+    measured    its time in a sequence of equal calls; None if not measured
+    traced      the time that it adds to a step in a profiler trace; None if not traced
+    """
 
     kind: str
     bound: str
@@ -23,14 +29,14 @@ class CallTime:
 
     @property
     def taken(self) -> float:
-        """Return the measured seconds of the call, or the predicted ones if it was not measured."""
+        """Return the measured seconds of the call; if it was not measured, the predicted seconds."""
         return self.predicted if self.measured is None else self.measured
 
 
 @dataclass(frozen=True)
 class KindTime:
-    """Total seconds of all calls of one kind, such as "attention", in a step. `calls` counts them without views, which
-    run nothing on the device."""
+    """The total seconds of a step's calls of one kind, such as "attention". `calls` is the number of these calls
+    without views, which run nothing on the device."""
 
     kind: str
     calls: int
@@ -42,9 +48,9 @@ class KindTime:
 
 @dataclass(frozen=True)
 class Gap:
-    """The time that equal calls of a step take above their roofline. `what` describes the calls, `seconds` is the total
-    of the gap, and `closing` says in words what would close it. `traced` is the total by a profiler's trace, None
-    without one."""
+    """The time that equal calls of a step take above their roofline, the lower bound by bandwidth and flops. `what`
+    describes the calls, `seconds` is the sum over them, and `closing` is advice how to close the gap. `traced` is the
+    sum by a profiler trace, None without one."""
 
     what: str
     calls: int
@@ -55,11 +61,12 @@ class Gap:
 
 @dataclass(frozen=True)
 class StepTime:
-    """The time of a step on the GPU `device`, in seconds.
+    """The time of a step on a GPU, in seconds.
 
-    `bandwidth` (bytes a second) and `rate` (flops a second of matmuls in the model's dtype) are published numbers.
-    `basis` is the source of the prediction's constants. If `captured`, a CUDA graph replays the step; otherwise the
-    host launches its calls one by one. `traced` is the time between two steps in a profiler's trace.
+    `bandwidth` (bytes a second) and `rate` (matmul flops a second in the model's dtype) are the GPU's published
+    numbers. `basis` says which GPU the constants of the prediction were measured on. `captured` says that a CUDA graph
+    replays the step; otherwise the host launches its calls one by one. `traced` is the time between two steps in a
+    profiler trace.
     """
 
     device: str
@@ -78,8 +85,9 @@ class StepTime:
 def kind_times(
     calls: list[CallTime], predicted: float, measured: float | None, traced: float | None = None
 ) -> tuple[KindTime, ...]:
-    """Return the total time of each kind of call in a step. The last item is the time of the step outside its calls,
-    which is negative if calls overlap. `predicted`, `measured` and `traced` are the seconds of the whole step."""
+    """Return the total time of each kind of call in a step, such as "attention". The last item, "gaps", is the time of
+    the step in which no call runs; it is negative if calls overlap. `predicted`, `measured` and `traced` are the
+    seconds of the whole step, None if unknown."""
     found = [_kind_time(kind, [one for one in calls if one.kind == kind and one.predicted]) for kind in KINDS]
     between = KindTime(
         GAPS,
@@ -104,6 +112,6 @@ def _kind_time(kind: str, calls: list[CallTime]) -> KindTime:
 
 
 def total(seconds: Sequence[float | None]) -> float | None:
-    """Return the sum of `seconds`; None if one of them is unknown or there are none."""
+    """Return the sum of `seconds`. None if the list is empty or an item is None, which means unknown."""
     known = [one for one in seconds if one is not None]
     return sum(known) if known and len(known) == len(seconds) else None

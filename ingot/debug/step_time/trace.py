@@ -24,8 +24,8 @@ _SECONDS = 1e-6  # seconds per unit of a trace
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel that ran from `begin` to `end`, in seconds. `call` is the number of the call in its step that launched
-    it, None if unknown."""
+    """A kernel that ran from `begin` to `end`, in seconds. `call` is the number, within its step, of the call that
+    launched the kernel; None if unknown."""
 
     name: str
     begin: float
@@ -34,15 +34,15 @@ class _Kernel:
 
 
 def read_trace(path: Path, calls: int) -> StepTrace:
-    """Return the time of a step and of its `calls` calls, as medians over the steps of a trace.
+    """Read a profiler trace that `record_trace` wrote. Return the time of a step and of each of its `calls` calls, as
+    medians over the traced steps. Raises InternalError for a trace without spans of calls.
 
-    In the trace, each call of a launched step has a span named "ingot call" and its number; kernels launched in the
-    span belong to the call. If steps were also replayed from a CUDA graph, times are those of the replays, which run
-    the kernels in the same order. A kernel may begin before the previous one ends. It therefore adds to a replayed step
-    the time from the previous one's end to its own end. In a step that waits for the host, only the time in which the
-    kernel runs counts.
+    Steps that the host launched have a span "ingot call N" around each call, which shows the kernels of the call. If a
+    CUDA graph replayed steps too, the times of these replays are returned. A graph runs the same kernels in the same
+    order.
 
-    Raises InternalError for a trace without such spans.
+    A kernel may begin before the previous kernel ends. In a replay, it adds the time from the previous kernel's end to
+    its own end. In a launched step, gaps between kernels are the host's, so only time in which the kernel runs counts.
     """
     launched, replayed = _steps(_events(path))
     if not launched:
@@ -62,8 +62,8 @@ def _events(path: Path) -> list[dict[str, Any]]:
 
 
 def _steps(events: Sequence[dict[str, Any]]) -> tuple[list[list[_Kernel]], list[list[_Kernel]]]:
-    """Return two lists of steps: those launched call by call, and those replayed from a graph. A step is the list of
-    its kernels, in the order in which they end."""
+    """Find the steps in a profiler trace. Return two lists: the steps that the host launched call by call, and the
+    steps that were replayed from a CUDA graph. A step is the list of its kernels, in the order in which they end."""
     spans = sorted(
         (event["ts"], event["ts"] + event["dur"], int(event["name"].removeprefix(CALL)))
         for event in events
@@ -94,8 +94,9 @@ def _of(kernel: _Kernel, call: int | None) -> _Kernel:
 
 
 def _numbered(step: Sequence[_Kernel], known: Sequence[_Kernel]) -> list[_Kernel]:
-    """Return the kernels of a replayed step with call numbers, taken from the matching kernels of the launched step
-    `known`. A graph has a few more kernels, which copy inputs and tokens."""
+    """Find which call launched each kernel of a replayed step. The kernels of `known`, a step launched call by call,
+    have the numbers of their calls; equal sequences of kernels match. A replay has a few more kernels, which copy
+    inputs and tokens."""
     matcher = SequenceMatcher(None, [one.name for one in step], [one.name for one in known], autojunk=False)
     calls = {
         block.a + place: known[block.b + place].call
@@ -106,8 +107,8 @@ def _numbered(step: Sequence[_Kernel], known: Sequence[_Kernel]) -> list[_Kernel
 
 
 def _added(step: Sequence[_Kernel], wanted: Counter[int | None], calls: int, *, waiting: bool) -> list[float | None]:
-    """Return the seconds that each of the `calls` calls adds to a step. None for a call without all its kernels;
-    `wanted` counts the kernels of each call. With `waiting`, the time between kernels does not count."""
+    """Return the seconds that each of the `calls` calls adds to a step. None for a call whose kernels are not all in
+    the step; `wanted` has the number of kernels of each call. With `waiting`, the time between kernels is left out."""
     added: list[float | None] = [0.0] * calls
     found = Counter(kernel.call for kernel in step)
     ended = step[0].begin

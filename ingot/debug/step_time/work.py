@@ -43,11 +43,18 @@ _KIND_OF = {
 
 @dataclass(frozen=True)
 class Work:
-    """The work of the call of node `name`. `what` describes the call, and `kind` is its group in totals.
+    """The work of a call in a step, from which its time is predicted.
 
-    `least` is its minimal cost; `done` is the actual one, with padding rows and written results. `dtype` is that of its
-    operands. `launches` are its kernel launches, none for a view; if not `compiled`, they are a library's. `product` is
-    the [rows, columns, depth] of a library's matmul. `choice` has the tile sizes of a matmul or of attention.
+    name       the call's node
+    what       a description of the call, such as its ops
+    kind       its group in totals, such as "attention"
+    least      the minimal flops and bytes
+    done       the actual flops and bytes, with padding rows and all written results
+    dtype      the dtype of its operands
+    launches   its kernel launches; none for a view
+    compiled   False if the kernels are a library's
+    product    [rows, columns, depth] of a library's matmul, else None
+    choice     the tile sizes of a matmul or attention kernel, None if it has none
     """
 
     name: str
@@ -70,9 +77,9 @@ def works(
     choices: Mapping[str, Sequence[Choice]],
     kernels: Mapping[str, tuple[Launch, ...]],
 ) -> list[Work]:
-    """Return the work of each call of a lowered program in a step. `choices` are tile sizes by node or region, and
-    `kernels` the launches of executables by id. Raises ArtifactError if the plan's instructions are not those of the
-    program."""
+    """Return the work of each call of a lowered program in a step of the given `shape`. `choices` has tile sizes by the
+    name of the node or region. `kernels` has recorded kernel launches by the id of the executable. Raises ArtifactError
+    if the plan's instructions do not match the program's calls."""
     nodes = [node for node in program.calls() if node.target is not operator.getitem]
     if len(nodes) != len(plan.instructions):
         raise ArtifactError(
@@ -116,15 +123,15 @@ def _work(
 
 
 def _calls(node: fx.Node, program: Program) -> list[fx.Node]:
-    """Return the calls that a node computes: the node itself, or the calls inside its region, without views."""
+    """Return the calls that a node runs: the calls inside its region without views, or else only the node itself."""
     if not isinstance(node.target, RegionCall):
         return [node]
     return [one for one in program.regions[node.target.name].body.calls() if one.target not in VIEWS]
 
 
 def _what(names: Sequence[str], product: fx.Node | None) -> str:
-    """Describe a call for readers: a matmul by the shape of its weight, another call by its ops. `names` are its ops,
-    `product` is the matmul among them."""
+    """Describe a call for reports: a matmul by the shape of its weight, any other call by its ops. `names` are the ops
+    of the call or region, and `product` is its matmul, None without one."""
     if product is None:
         return " + ".join(dict.fromkeys(names))
     weight = _weight(product)
@@ -140,7 +147,7 @@ def _weight(product: fx.Node) -> tuple[int, ...] | None:
 
 
 def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
-    """Return the rows, columns and depth of a single matmul; None if its weight is not a matrix."""
+    """Return [rows, columns, depth] of the matmul `node`, with padded rows; None if its weight is not a matrix."""
     weight, result = _weight(node), node.meta["type"]
     if weight is None or len(weight) != 2 or not isinstance(result, TensorType):
         return None
@@ -148,8 +155,8 @@ def _product(node: fx.Node, shape: Shape) -> tuple[int, int, int] | None:
 
 
 def _dtype(node: fx.Node) -> str:
-    """Return the dtype of a call's first floating-point operand: of x in a matmul, of q in attention. f32 if there is
-    none."""
+    """Return the dtype of the first floating-point operand of a call, such as x of a matmul or q of attention; "f32" if
+    it has none."""
     for source in node.all_input_nodes:
         value_type = source.meta["type"]
         if isinstance(value_type, TensorType) and value_type.dtype.is_floating_point:
@@ -158,8 +165,8 @@ def _dtype(node: fx.Node) -> str:
 
 
 def _done(node: fx.Node, program: Program, sizes: Mapping[str, int]) -> Cost:
-    """Return the actual cost of a call in a step with these dim sizes. Its bytes are at least those of its results,
-    which the minimal cost may leave out."""
+    """Return the actual flops and bytes of a call in a step; `sizes` are the sizes of symbolic dims. The bytes include
+    at least the results, which the minimal cost may leave out."""
     if node.target in VIEWS:
         return Cost()
     cost = call_cost(node, program, sizes)

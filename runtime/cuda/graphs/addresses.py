@@ -14,7 +14,8 @@ _Place = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Addresses:
-    """The address, shape and strides of each tensor, by name, when the graph named `what` was captured."""
+    """The address, shape and strides that each tensor had when a CUDA graph was captured, by name. `what` names the
+    graph in errors."""
 
     what: str
     places: Mapping[str, _Place]
@@ -24,7 +25,8 @@ class Addresses:
         return cls(what, {name: _place(tensor) for name, tensor in tensors.items()})
 
     def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raise InternalError if one of the captured tensors is missing in `tensors`, or has moved."""
+        """Raise InternalError if a tensor of the capture is missing in `tensors`, or has another address, shape or
+        strides now."""
         for name, (address, shape, strides) in self.places.items():
             then = f"{address:#x}, shape {list(shape)}, strides {list(strides)}"
             if name not in tensors:

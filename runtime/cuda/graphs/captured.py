@@ -26,11 +26,13 @@ class Graphs:
     """Captures and launches CUDA graphs of steps, on the current stream.
 
     choice         chooses the next graph to capture before a step needs it
-    buckets        the bucket class of each size of step that a graph can hold
-    layout         the layout of step inputs
+    buckets        all sizes of step for which a graph can be captured, each with the plan of its bucket class (range of
+                   step sizes that shares one compiled plan)
+    layout         where each input is in the buffer of step inputs
     step_outputs   describes the outputs that the graphs return
-    sizes          the dims that are known at load time: `pages`, `R` device rows, `S` state slots
-    memory         the memory that the graphs share
+    sizes          the symbolic dims that are known at load time: `pages`, `R` (maximum running sequences), `S` (slots
+                   of convolution and scan states)
+    memory         the memory that all graphs share
     resident       weights and states by name: each launch checks that no tensor has moved; None: no checks
     seconds        (attribute) how long each capture took, by the sizes of the graph
     """
@@ -58,7 +60,8 @@ class Graphs:
     def launch(
         self, inputs: Mapping[str, torch.Tensor], size: StepSizes, step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs` by a captured graph, and return its handle.
+        """Start a step on `inputs` by replaying a CUDA graph, and return the step's handle: a LateStep if some inputs
+        are filled only later.
 
         size               the sizes of the graph, which is captured first if needed
         step               the sizes of the step; its inputs are padded to `size`
@@ -71,8 +74,8 @@ class Graphs:
         return graph.launch(inputs, step, returns_logprobs=returns_logprobs)
 
     def capture(self, size: StepSizes) -> StepGraph:
-        """Return the graph of these sizes, after capturing it if needed. Raises InternalError for sizes that no graph
-        can have."""
+        """Return the CUDA graph of these sizes, and capture it first if needed. Raises InternalError if no graph can
+        have these sizes."""
         if size not in self._graphs:
             if size not in self._buckets:
                 raise InternalError(f"no graph can hold steps of {size.T} tokens of {size.B} sequences")
@@ -88,7 +91,8 @@ class Graphs:
         return self._graphs[size]
 
     def capture_for(self, rows: int) -> None:
-        """Capture the smallest graph that can hold a decode step of `rows` sequences; do nothing if none can."""
+        """Capture the smallest CUDA graph that can replay a decode step of batch size `rows`. Do nothing if no graph
+        can."""
         if (size := next((size for size in self._buckets if rows <= size.B and not size.shares), None)) is not None:
             self.capture(size)
 
@@ -97,8 +101,8 @@ class Graphs:
             self.capture(size)
 
     def capture_next(self, seconds: float = math.inf) -> bool:
-        """Capture the graph that is most likely needed next, if its capture fits into `seconds`. Return whether one was
-        captured."""
+        """Capture the CUDA graph that is most likely needed next, if that takes at most about `seconds`. Return whether
+        a graph was captured."""
         size = self._choice.next(self._graphs)
         if size is None or self._expected(size) > _CERTAIN * seconds:
             return False
@@ -106,8 +110,8 @@ class Graphs:
         return True
 
     def _expected(self, size: StepSizes) -> float:
-        """Return the seconds that capturing this graph may take: the longest capture so far of its bucket class, else
-        of any class. Return infinity if none was captured yet."""
+        """Return how many seconds the capture of this CUDA graph may take: the longest capture so far of the same
+        bucket class (range of step sizes), else of any class. Return infinity if none was captured yet."""
         same_class = [taken for other, taken in self.seconds.items() if self._buckets[other] is self._buckets[size]]
         return max(same_class or self.seconds.values(), default=math.inf)
 

@@ -28,35 +28,37 @@ _APART = 12
 
 
 class GraphChoice(Protocol):
-    """Chooses the captured graph for each step, and the next graph to capture.
+    """Chooses the CUDA graph that replays each step, and the next graph to capture.
 
-    The results of steps never depend on how much time there was for capturing. If two graphs, or a graph and single
-    launches, might round differently, only the sizes of this and earlier steps decide between them.
+    The results of steps must not depend on how many graphs there was time to capture. So if a graph might round
+    differently from another graph or from single launches, the choice depends only on the sizes of this and earlier
+    steps.
     """
 
     def serving(self, step: StepSizes, most: int, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the sizes of the graph to replay for a step; None: run the step without a graph.
+        """Return the sizes of the CUDA graph to replay for a step; None: run the step without a graph. If no graph of
+        the returned sizes exists, the caller captures it.
 
         step       the sizes of the step
-        most       the most tokens of one sequence in it
-        captured   the sizes that have a graph; the caller captures another one if this returns its sizes
+        most       the most tokens of one sequence in the step
+        captured   the sizes for which a graph exists
         """
         ...
 
     def filled_up(self, step: StepSizes) -> StepSizes | None:
-        """Return the sizes to pad a step to that runs without a graph; None: do not pad it. So it rounds like the graph
-        that may serve such steps later."""
+        """Return the sizes to pad a step to that runs without a CUDA graph; None: do not pad it. They are the sizes of
+        the graph that may replay such steps later, so that the results are rounded equally."""
         ...
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the sizes of the next graph to capture before a step needs it, or None. `captured` has the sizes with
-        a graph."""
+        """Return the sizes of the CUDA graph to capture next, before a step needs it; None if none is left. `captured`
+        has the sizes for which a graph exists."""
         ...
 
 
 class DecodeChoice:
-    """Chooses among graphs of decode steps. `classes` has the bucket class of each size that a graph can hold; `when`
-    says when to capture them."""
+    """Chooses among CUDA graphs of decode steps. `classes` has all sizes for which a graph can be captured, each with
+    its bucket class (range of step sizes that shares one compiled plan). `when` says when to capture them."""
 
     def __init__(self, classes: Mapping[StepSizes, BucketClass], when: Capture) -> None:
         self._classes = {size: classes[size] for size in sorted(classes, key=lambda size: (size.T, size.G))}
@@ -86,19 +88,24 @@ class DecodeChoice:
         return None if least is None else replace(least, P=step.P)
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the sizes without a graph that are nearest to the last decode step; of two, the larger one. Sizes with
-        shared prefixes come last, and only after a step had some. None: all are captured."""
+        """Return the sizes of the graph to capture next: those nearest to the last decode step that have no graph yet;
+        of two equally near ones, the larger. None: all are captured.
+
+        Graphs for cascade attention (shared prefixes) come last, and only after a step could use it.
+        """
         missing = [size for size in self._classes if size not in captured and (self._shares or not size.shares)]
         return min(missing, key=lambda size: (size.shares, abs(size.B - self._seen), -size.B), default=None)
 
     def _least(self, step: StepSizes) -> StepSizes | None:
-        """Return the smallest sizes of a graph that can hold the step; None if the step is too large."""
+        """Return the smallest sizes for which a graph can be captured and to which the step can be padded; None if the
+        step is too large."""
         candidates = (size for size in self._classes if size.shares == step.shares)
         return next((size for size in candidates if size.T >= step.T and size.L >= step.L), None)
 
     def _larger(self, size: StepSizes, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the sizes of the smallest captured graph that may serve steps of `size`: of the same bucket class, and
-        at most twice as large. None if there is no such graph."""
+        """Return the sizes of the smallest captured graph to which steps of `size` may be padded; None if there is
+        none. It must be of the same bucket class (range of step sizes that shares one compiled plan), and at most twice
+        as large."""
         own = self._classes[size]
         if not has_few_tokens(own):
             return None
@@ -108,10 +115,11 @@ class DecodeChoice:
 
 
 class PromptChoice:
-    """Chooses among graphs of steps that prefill. `classes` has the bucket class of each size that a graph can hold.
+    """Chooses among CUDA graphs of steps that prefill. `classes` has all sizes for which a graph can be captured, each
+    with its bucket class (range of step sizes that shares one compiled plan).
 
-    A graph is captured while the host waits, or after several steps needed it. Until then such steps are padded to the
-    same sizes and launched without a graph.
+    A graph is captured while the host is idle, or after several steps needed it. Until then such steps are padded to
+    the sizes of the graph and launched without it.
     """
 
     def __init__(self, plan: Plan, classes: Mapping[StepSizes, BucketPlan]) -> None:
@@ -139,13 +147,13 @@ class PromptChoice:
         return filled_up(step, self._plan) if "T" in self._plan.dims else None
 
     def next(self, captured: Collection[StepSizes]) -> StepSizes | None:
-        """Return the sizes without a graph that most steps needed; of equals, those of fewest sequences, then fewest
-        tokens. None: all are captured."""
+        """Return the sizes of the graph to capture next: those that most steps needed and that have no graph yet. Of
+        equals, take the sizes with fewest sequences, then with fewest tokens. None: all are captured."""
         missing = [size for size in self._wanted if size not in captured]
         return max(missing, key=self._wanted.__getitem__, default=None)
 
 
 def _rank(size: StepSizes) -> tuple[bool, int, int]:
-    """Return the sort key of a size in the order of captures: fewest sequences first, then fewest tokens, as when load
-    begins. Long steps, which occur only while prompts wait, come last."""
+    """Return the sort key of a graph's sizes, for the order of captures: fewest sequences first, then fewest tokens,
+    because load begins with few requests. Long steps, which occur only while prompts queue, come last."""
     return size.T > ALWAYS_CAPTURED, size.B, size.T

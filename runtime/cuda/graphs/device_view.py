@@ -7,10 +7,10 @@ import torch
 
 
 def device_view(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
-    """Return a device tensor over the memory of `tensor`, without a copy. The memory must be the device's or pinned.
-    Pinned memory has the same address on both sides (CUDA C++ programming guide, "Unified Virtual Address Space").
+    """Return a GPU tensor over the memory of `tensor`, without a copy. The memory must be the GPU's, or pinned host
+    memory, which has the same address on the GPU (CUDA C++ programming guide, "Unified Virtual Address Space").
 
-    With `keep`, the view keeps the memory alive. Without, the memory may later hold other data.
+    With `keep`, the returned tensor keeps the memory alive. Without, the memory may be freed and hold other data later.
     """
     extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     raw = torch.as_tensor(_Bytes(tensor.data_ptr(), extent * tensor.itemsize, tensor if keep else None), device="cuda")
@@ -21,8 +21,8 @@ def device_view(tensor: torch.Tensor, *, keep: bool) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Bytes:
-    """`count` bytes of memory at `address`, with the CUDA Array Interface, version 3. The tensor made from it keeps
-    this object alive, and so the tensor `owner`, which has the memory."""
+    """A buffer of `count` bytes at `address` that torch can make a tensor from (CUDA Array Interface, version 3). The
+    tensor keeps this object alive, and with it `owner`, the tensor to which the memory belongs."""
 
     address: int
     count: int

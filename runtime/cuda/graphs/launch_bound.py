@@ -21,11 +21,12 @@ _SHARE = 0.56
 
 @dataclass(frozen=True)
 class LaunchBound:
-    """How long a step of one bucket class takes the host and the GPU.
+    """How long a step of one bucket class (range of step sizes that shares one compiled plan) takes the host and the
+    GPU.
 
     launching   seconds that the host needs to launch the calls
-    matmuls     seconds that the GPU needs for one row of the matmuls with weights, by the dim that counts the rows
-                (`T`, `L`, …)
+    matmuls     seconds that the GPU needs for one row of all matmuls with weights, by the dim that counts their rows:
+                `T` (tokens), `L` (rows of logits), …
     """
 
     launching: float
@@ -45,7 +46,7 @@ class LaunchBound:
 
     def holds(self, size: StepSizes) -> bool:
         """Return whether a step of these sizes is launch-bound: the host takes longer to launch it than the GPU takes
-        to compute its matmuls."""
+        to compute its matmuls. Then a CUDA graph saves time."""
         dims = asdict(size)
         rows = {dim: dims[dim] if isinstance(dim, str) else dim for dim in self.matmuls}
         return self.launching > sum(rows[dim] * seconds for dim, seconds in self.matmuls.items())
@@ -57,8 +58,8 @@ def _is_view(instruction: Instruction, bucket: BucketPlan) -> bool:
 
 
 def _multiplies(call: Instruction) -> bool:
-    """Return whether a call multiplies rows by its weights. A compiled region counts as such; an embedding lookup does
-    not."""
+    """Return whether a call multiplies activations by weights. A compiled region (fused calls) is assumed to; an
+    embedding lookup does not."""
     op = OPS.get(call.target.removeprefix("ingot."))
     return op.multiplies if op is not None else call.target.startswith("exe.")
 

@@ -10,12 +10,12 @@ from ingot.ir.errors import BackendError, InternalError
 
 
 class GraphMemory:
-    """The memory for activations and outputs that all captured graphs of an executor share. Each launched graph
-    overwrites the values of the one before; `launches` counts launches.
+    """The memory for activations and outputs that all CUDA graphs of an executor share. Each launch of a graph
+    overwrites what the launch before wrote. `launches` counts launches.
 
-    arena    bytes to allocate at the first capture. Else a large graph captured after small ones would find no large
-             enough block and allocate more
-    strict   raise an error if a launch overwrites an output that a caller still holds
+    arena    bytes to allocate at the first capture, enough for the largest graph. Otherwise a large graph captured
+             after small ones would find no large enough block, and allocate more
+    strict   for debugging: raise an error if a launch overwrites an output that a caller still holds
     """
 
     def __init__(self, arena: int, *, strict: bool = False) -> None:
@@ -28,8 +28,8 @@ class GraphMemory:
 
     @contextmanager
     def captured(self, graph: torch.cuda.CUDAGraph, what: str, where: str = "") -> Iterator[None]:
-        """Capture the work of the code within as `graph`, on the current stream. Raises BackendError if it cannot be
-        captured; `what` and `where` are for its text."""
+        """Capture the work inside the `with` block as `graph`, on the current stream. Raises BackendError if it cannot
+        be captured; `what` names the graph and `where` the place in that error."""
         if self._keeper is None and self._arena:
             self._keeper, arena = torch.cuda.CUDAGraph(), self._arena  # the pool lives as long as any graph in it
             with self.captured(self._keeper, "the memory of graphs"):
@@ -44,8 +44,8 @@ class GraphMemory:
             raise BackendError(f"{what} cannot be captured: {problem}", where=where)
 
     def begin_launch(self) -> None:
-        """Count a launch of a graph, which overwrites the memory. With `strict`, raises InternalError if a caller still
-        holds an output."""
+        """Count a launch of a CUDA graph, which will overwrite the shared memory. With `strict`, raises InternalError
+        if a caller still holds an output of an earlier launch."""
         held = [name for name, tensor in self._lent if tensor() is not None]
         self._lent.clear()
         if held:
@@ -56,7 +56,7 @@ class GraphMemory:
         self.launches += 1
 
     def lend(self, outputs: Mapping[str, torch.Tensor], launch: int) -> dict[str, torch.Tensor]:
-        """Return views of `outputs`, by name, which launch number `launch` wrote. Raises InternalError if a later
+        """Return views of the outputs that launch number `launch` wrote, by name. Raises InternalError if a later
         launch has overwritten them."""
         if launch != self.launches:
             raise InternalError("the outputs of a step are read after a later step has overwritten them")

@@ -35,14 +35,17 @@ _MAY_LOOK = frozenset({"reference", "rowwise"})
 
 
 def graph_sizes(largest: int, candidates: Sequence[int] = GRAPH_ROWS) -> list[int]:
-    """Return the batch sizes to capture graphs for, ascending: the candidates below `largest`, and `largest`, or the
-    largest candidate if that is smaller."""
+    """Return the batch sizes to capture CUDA graphs for, ascending: all `candidates` below `largest`, and `largest`
+    itself. If `largest` exceeds every candidate, the largest candidate takes its place."""
     return sorted({*(size for size in candidates if size < largest), min(largest, candidates[-1])})
 
 
 def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
-    """Return the sizes of decode steps that graphs can hold, each with its bucket class. Such a step has one token per
-    sequence. If the plan can read shared prefixes once, sizes of steps that do so come after the others."""
+    """Return all sizes of decode steps for which a CUDA graph can be captured, each with its bucket class (range of
+    step sizes that shares one compiled plan). Such a step has one token per sequence.
+
+    If the plan has cascade attention (reading shared prefixes once), sizes of steps that use it come last.
+    """
     rows = graph_sizes(plan.dims.get("B", (1, 0))[1])
     sizes = [StepSizes(size, size, size, most_pages(plan)) for size in rows]
     if "G" in plan.dims:
@@ -51,9 +54,11 @@ def decode_steps(plan: Plan) -> dict[StepSizes, BucketPlan]:
 
 
 def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
-    """Return the sizes of prompt steps that graphs can hold, each with its bucket class, except classes of few tokens.
+    """Return all sizes of prompt steps for which a CUDA graph can be captured, each with its bucket class (range of
+    step sizes that shares one compiled plan). Bucket classes of few tokens are left out.
 
-    These are all short steps, and those long steps that recur, are launch-bound on `gpu`, and need little GPU memory.
+    These are all short steps, and those long steps that occur often, are launch-bound on `gpu`, and need little GPU
+    memory.
     """
     if "T" not in plan.dims:
         return {}  # the entry takes no tokens
@@ -76,8 +81,9 @@ def prompt_steps(plan: Plan, gpu: Gpu) -> dict[StepSizes, BucketPlan]:
 
 
 def _recurs(tokens: int, rows: int, plan: Plan) -> bool:
-    """Return whether steps padded to `tokens` tokens and `rows` rows recur while prompts wait. Such steps have as many
-    tokens as a step may have, or DEFAULT_MIXED_TOKENS prompt tokens and one token of each decoding sequence."""
+    """Return whether steps that are padded to `tokens` tokens and `rows` sequences occur again and again while prompts
+    queue. These have the maximum number of tokens, or DEFAULT_MIXED_TOKENS prompt tokens plus one token of each
+    decoding sequence."""
     sizes = _prompt_tokens(plan)
     if tokens == sizes[-1]:
         return True
@@ -86,8 +92,8 @@ def _recurs(tokens: int, rows: int, plan: Plan) -> bool:
 
 
 def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
-    """Return the token counts, after padding, of steps with prompts and decoding sequences that no graph can hold.
-    `captured` has the sizes that graphs can hold."""
+    """Return the token counts, after padding, of mixed steps (prompts and decoding sequences) that no CUDA graph can
+    replay. `captured` has all sizes for which a graph can be captured."""
     held = {size.T for size in captured}
     if "T" not in plan.dims:
         return []
@@ -96,8 +102,8 @@ def mixed_tokens(plan: Plan, captured: Collection[StepSizes]) -> list[int]:
 
 
 def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
-    """Return the sizes to pad a prompt step of these sizes to: those of the graph that could hold it, captured or not,
-    or one of few sizes for other steps."""
+    """Return the sizes to pad a prompt step to. They are the sizes of the CUDA graph that could replay it, captured or
+    not; if no graph could, they are one of a few fixed sizes."""
     tokens = next(size for size in _prompt_tokens(plan) if size >= step.T)
     needed = max(step.B, step.L)
     rows = next((count for count in _prompt_rows(plan, tokens) if needed <= count), None)
@@ -105,8 +111,8 @@ def filled_up(step: StepSizes, plan: Plan) -> StepSizes:
 
 
 def has_few_tokens(bucket: BucketClass) -> bool:
-    """Return whether a bucket class is for steps of few tokens. Its kernels round a row equally at every step size;
-    other classes use matmul libraries, which may not."""
+    """Return whether a bucket class (range of step sizes that shares one compiled plan) is for steps of few tokens. Its
+    kernels round a row equally at every step size. Other classes use matmul libraries, which may not."""
     return bucket.tokens[1] <= GPU_FEW_TOKENS
 
 
@@ -125,8 +131,8 @@ def _capturable(plan: Plan, sizes: Sequence[StepSizes], most: int) -> dict[StepS
 
 
 def bucket_serving(plan: Plan, tokens: int, most: int) -> BucketPlan | None:
-    """Return the plan's bucket class for a step of `tokens` tokens, with at most `most` of one sequence; None if no
-    class holds it."""
+    """Return the plan's bucket class (range of step sizes that shares compiled code) for a step of `tokens` tokens,
+    with at most `most` tokens of one sequence. None if the step is too large for all classes."""
     return next((one for one in plan.buckets if one.bucket.holds(tokens, most)), None)
 
 
@@ -135,8 +141,9 @@ def most_pages(plan: Plan) -> int:
 
 
 def is_capturable(bucket: BucketPlan) -> bool:
-    """Return whether a CUDA graph can hold all instructions of a bucket class: each is compiled code, a call of a
-    kernel library, an aten op, or an op that declares that it runs on the device alone."""
+    """Return whether a CUDA graph can contain all instructions of a bucket class (range of step sizes that shares one
+    compiled plan). Each must be compiled code, a call of a kernel library, an aten op, or an op that declares that it
+    runs on the device alone."""
     return all(
         one.calls is not None or one.backend not in _MAY_LOOK or one.target.startswith("aten.") or _on_device(one)
         for one in bucket.instructions
@@ -149,10 +156,11 @@ def _on_device(instruction: Instruction) -> bool:
 
 
 def graph_arena(steps: Mapping[StepSizes, BucketPlan]) -> int:
-    """Return the bytes that suffice for the activations of each of these steps, given with their bucket classes.
+    """Return how many bytes of activation memory suffice for every CUDA graph in `steps`. The mapping has the sizes of
+    each graph's steps, and their bucket class (range of step sizes that shares one compiled plan).
 
-    The plan has the bytes of the largest step of a class. They shrink with the tokens or rows of logits of a step,
-    except for some numbers per sequence.
+    The plan has the bytes for the largest step of a bucket class. A smaller step is assumed to need less, in proportion
+    to its tokens or to its rows of logits, whichever is more.
     """
     return max(
         (math.ceil(_share(size, bucket) * bucket.memory.activations) for size, bucket in steps.items()), default=0

@@ -16,7 +16,8 @@ from ingot.runtime.step import StepInputs, StepLayout, StepSizes
 
 
 class PinnedInts:
-    """An i32 tensor in pinned memory, initially zero: `host` for the CPU, `device` for kernels."""
+    """An i32 tensor in pinned host memory, initially zero, as two views of the same memory: `host` for the CPU,
+    `device` for GPU kernels."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self.host = torch.zeros(shape, dtype=torch.int32, pin_memory=True)
@@ -24,23 +25,24 @@ class PinnedInts:
 
 
 def move(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy an i32 tensor by a kernel on the current stream, between pinned host memory and the device."""
+    """Copy the i32 tensor `source` to `target` by a kernel on the current stream. One is on the GPU, the other in
+    pinned host memory."""
     torch.bitwise_or(source, 0, out=target)
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Start copying a host tensor to a device on the current stream, and return the copy. The caller may change
-    `tensor` after this returns.
+    """Start copying a host tensor to a GPU on the current stream, and return the copy. The caller may change `tensor`
+    at once.
 
-    From pageable memory torch would wait for the stream, and so for the running step. The intermediate pinned copy
-    returns to torch's allocator, which does not reuse it before the device has read it.
+    The copy goes through pinned memory. Without it, torch would wait for the stream, and so for the running step.
+    torch's allocator does not reuse the pinned memory before the GPU has read it.
     """
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class PaddedInputs:
-    """The inputs of a step on the host, padded to `sizes`; only padding until `fill`. `memory` is the i32 tensor to
-    keep them in, with `layout.words(sizes)` elements; None: a new one."""
+    """The inputs of a step on the host, padded to `sizes`. Before `fill` all of them are padding. `memory` is the i32
+    tensor that holds them, with `layout.words(sizes)` elements; None: allocate one."""
 
     def __init__(self, layout: StepLayout, sizes: StepSizes, memory: torch.Tensor | None = None) -> None:
         self.layout = layout
@@ -56,8 +58,11 @@ class PaddedInputs:
             array[...] = one.padding
 
     def fill(self, inputs: Mapping[str, torch.Tensor]) -> None:
-        """Copy the inputs of a step, except late ones, and pad the rest of each input. Ignore inputs that are not in
-        the layout. Plain tensors include the late inputs."""
+        """Copy the inputs of a step and pad each of them. Ignore inputs that are not in the layout.
+
+        Late inputs (those whose values are known only after the step's forward pass has begun) are left to `fill_late`.
+        But if `inputs` is a plain dict of tensors, it has the late inputs too, and they are copied.
+        """
         stamp: object = None
         arrays: Mapping[str, np.ndarray]
         if isinstance(inputs, StepInputs):
@@ -81,7 +86,8 @@ class PaddedInputs:
         self._filled = {**self._filled, **counts}
 
     def fill_late(self, inputs: StepInputs) -> None:
-        """Copy the late inputs of a step, after `fill` has copied its other inputs."""
+        """Copy the late inputs of a step, which are known only after its forward pass has begun. Call it after `fill`,
+        which copies all other inputs."""
         counts = _counts(inputs.sizes)
         for one, array in self._late:
             count = counts[one.dim]
@@ -89,7 +95,7 @@ class PaddedInputs:
             array[count:] = one.padding
 
     def sent(self, device: torch.device) -> dict[str, torch.Tensor]:
-        """Start copying the padded inputs to a device, and return the copies by name."""
+        """Start copying the padded inputs to a GPU, and return the copies by name."""
         return self.layout.views(to_device(self.memory, device), self.sizes)
 
 
@@ -98,8 +104,8 @@ def _counts(sizes: StepSizes) -> dict[str, int]:
 
 
 class DeviceInputs:
-    """The inputs of steps of these sizes on the device, initially padding. `flat` is their one i32 buffer, and `views`
-    has each input by name as a view of it."""
+    """The inputs of steps of the padded sizes `sizes` on the GPU, in one i32 buffer `flat`. `views` has each input by
+    name, as a view of that buffer. Initially all of them are padding."""
 
     def __init__(self, layout: StepLayout, sizes: StepSizes, device: torch.device) -> None:
         self.layout = layout

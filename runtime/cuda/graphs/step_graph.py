@@ -22,16 +22,18 @@ _IN_FLIGHT = 2
 
 
 class StepGraph:
-    """Two CUDA graphs for steps up to one size, which alternate: one runs while the inputs of the other are written.
+    """Two CUDA graphs for steps of the same padded size, used in turn: while one runs, the host writes the inputs of
+    the other.
 
-    bucket         the bucket class that computes the steps
-    layout         the layout of step inputs
+    bucket         the instructions of the steps
+    layout         where each input is in the buffer of step inputs
     step_outputs   describes the outputs that the steps return
     size           the sizes that each step is padded to
-    dims           all dims of such a step, those known at load time included
-    memory         the memory that all graphs share
+    dims           the value of every symbolic dim at these sizes, including those known at load time
+    memory         the memory that all graphs of an executor share
 
-    The constructor captures on the current stream, without waiting for work there. Raises BackendError if that fails.
+    The constructor captures both on the current stream, without waiting for work there. Raises BackendError if that
+    fails.
     """
 
     def __init__(
@@ -61,16 +63,20 @@ class StepGraph:
     def launch(
         self, inputs: Mapping[str, torch.Tensor], step: StepSizes, *, returns_logprobs: bool
     ) -> CudaStepHandle | LateStep:
-        """Start a step on `inputs`, of the sizes `step`, on the current stream, and return its handle. Its `outputs`
-        are valid until the next launch; what its other methods return must be read before the second next launch."""
+        """Start a step on `inputs` on the current stream, and return its handle: a LateStep if some inputs are filled
+        only later. `step` has the step's sizes without padding.
+
+        The handle's `outputs` are valid until the next launch. The results of its other methods, such as `tokens`, must
+        be read before the launch after the next.
+        """
         graph = self._graphs[self._turn]
         self._turn = (self._turn + 1) % _IN_FLIGHT
         return graph.launch(inputs, step, returns_logprobs=returns_logprobs)
 
 
 class _OneGraph:
-    """One CUDA graph of steps up to one size, with pinned host memory for its inputs and for the outputs that the host
-    reads."""
+    """One CUDA graph of steps of one padded size, with pinned host memory for its inputs, and for the outputs that the
+    host reads after every step."""
 
     def __init__(
         self,
@@ -137,8 +143,8 @@ class _OneGraph:
         return CudaStepHandle(self._bucket, outputs, read, self._retired, returns_logprobs=returns_logprobs, lend=lend)
 
     def _read(self, step: StepSizes, launch: int, name: str) -> list[int]:
-        """Return the output `name` of launch number `launch`, a step of the sizes `step`. Raises InternalError if a
-        later launch has overwritten it."""
+        """Return the values of the output `name` of launch number `launch`, without padding. `step` has the sizes of
+        that step. Raises InternalError if a later launch has overwritten them."""
         if launch != self._launches:
             raise InternalError(f"the {name} of a step are read after a later step has overwritten them")
         values: list[int] = self.read[name].host[: self._step_outputs.size(name, step)].tolist()

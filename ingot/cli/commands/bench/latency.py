@@ -84,9 +84,9 @@ def bench_latency(
 def _measure(
     engine: "BenchEngine", lengths: "Sequence[Lengths]", warm_up: int, count: int, seed: int, progress: "OnProgress"
 ) -> tuple[list[float], bool]:
-    """Serve `warm_up` batches and then `count` measured ones, with requests of `lengths`.
+    """Serve batches of requests with these `lengths`: first `warm_up` batches, then `count` measured ones.
 
-    Return the seconds of each measured batch, and whether an interrupt ended the measurement.
+    Return the seconds of each measured batch, and whether an interrupt ended the measurement early.
     """
     from ingot.bench.drive import drive
     from ingot.bench.workload import make_workload

@@ -31,7 +31,7 @@ def positive(**options: float) -> None:
 def at_most(most: int, artifact: "Artifact", what: str, **options: int) -> None:
     """Raise OptionError if the sum of the options exceeds `most`, a limit that the artifact was compiled for.
 
-    The error calls the limit `what`, as in "tokens of a sequence".
+    The options are passed by name, for the error. The error calls the limit `what`, as in "tokens of a sequence".
     """
     if sum(options.values()) > most:
         asked = " and ".join(f"{_flag(name)} {value}" for name, value in options.items() if value)
@@ -52,8 +52,9 @@ def limit(artifact: "Artifact", name: str) -> int:
 
 
 def check_file(json: str | None) -> None:
-    """Raise OutputError if the file of the option --json cannot be written, so that no measurement is lost. "-" is
-    stdout.
+    """Raise OutputError if the option --json names a file that cannot be written; "-", which is stdout, passes.
+
+    Commands call it before they measure, so that no measurement is lost.
     """
     if json in (None, "-"):
         return

@@ -50,7 +50,7 @@ class Requests:
         options.at_least(0, prefix_len=self.prefix_len)
 
     def lengths(self, artifact: "Artifact") -> "list[Lengths]":
-        """Return the tokens of each request's prompt, with the shared prefix, and of its output.
+        """Return the numbers of tokens of each request: of its prompt with the shared prefix, and of its output.
 
         Raises OptionError if the artifact's maximum sequence is too short.
         """
@@ -70,7 +70,7 @@ class Requests:
         return [Lengths(self.prefix_len + one.prompt, one.output) for one in drawn]
 
     def asked(self) -> dict[str, Any]:
-        """Return the values of the options that apply, by name, for the JSON result."""
+        """Return the values of the options that `dataset` uses, by option name, for the JSON result."""
         equal = {"input_len": self.input_len, "output_len": self.output_len} if self.dataset == "random" else {}
         shared = {name: getattr(self, name) for name in ("dataset", "num_prompts", "prefix_len", "seed")}
         return {**shared, **equal}
@@ -79,7 +79,7 @@ class Requests:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SpreadRequests(Requests):
-    """Requests with ShareGPT's lengths by default."""
+    """Requests, with lengths drawn from ShareGPT's distribution by default."""
 
     dataset: Dataset = "sharegpt"
 

@@ -109,7 +109,10 @@ def _rows(metrics: "Mapping[str, Any]", percentiles: "Sequence[float]") -> "Iter
 
 
 def _slos(texts: "Sequence[str]") -> dict[str, float]:
-    """Return the limits of --goodput in milliseconds, by metric, from texts such as "ttft:200". Raises OptionError."""
+    """Return the options of --goodput as a dict: limits in milliseconds by metric. A text is, for example, "ttft:200".
+
+    Raises OptionError for a malformed text.
+    """
     from ingot.bench.metrics import SLOS
 
     found: dict[str, float] = {}

@@ -24,11 +24,13 @@ def serve(
     arrivals: Sequence[float] | None = None,
     max_concurrency: int | None = None,
 ) -> "tuple[Run, dict[str, Any]]":
-    """Serve requests of these lengths, and return the run and the figures of its steps (`step_metrics`).
+    """Load the artifact, serve a request for each of `lengths`, and return two results: the run and the times of its
+    steps.
 
-    All requests arrive at once, or at `arrivals`, in seconds. Prompts begin with `prefix_len` common tokens. `stream`
-    serves them as streams. At most `max_concurrency` run at a time. Raises KeyboardInterrupt if an interrupt comes
-    before a request is completed.
+    The second result is the dict of `step_metrics`. `arrivals` has a time for each request, in seconds; None lets all
+    arrive at once. Prompts begin with `prefix_len` common tokens. With `stream`, output is streamed token by token. At
+    most `max_concurrency` requests run at a time. Raises KeyboardInterrupt if the user interrupts before any request
+    has completed.
     """
     from ingot.bench.drive import drive
     from ingot.bench.engine import open_engine
@@ -53,7 +55,10 @@ def serve(
 def _warm_up(
     engine: "BenchEngine", lengths: "Sequence[Lengths]", prefix_len: int, seed: int, progress: OnProgress
 ) -> None:
-    """Serve short requests with other prompts and another prefix, to trigger one-time setup. Discard their times."""
+    """Serve short requests before the measurement, so that one-time setup is done; discard their times.
+
+    Their prompts and their shared prefix differ from the measured ones, which the prefix cache must not hold yet.
+    """
     from ingot.bench.drive import drive
     from ingot.bench.workload import Lengths, make_workload
 

@@ -9,10 +9,9 @@ from ingot.ir.errors import OutputError
 
 
 def report(json: str | None, answer: Mapping[str, Any], title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print the title and the rows of a result. `json` is the file to write `answer` to; if it is "-", print only the
-    JSON.
+    """Print the title and the rows of a result, and write its JSON object `answer` to the file `json`, if one is given.
 
-    Raises OutputError if the file cannot be written.
+    If `json` is "-", print only the JSON object. Raises OutputError if the file cannot be written.
     """
     if json == "-":
         print_json(answer)
@@ -28,8 +27,9 @@ def report(json: str | None, answer: Mapping[str, Any], title: str, rows: Sequen
 
 
 def step_rows(steps: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield rows, a name and a text, about where the time of the steps went. `steps` is the result of
-    `step_metrics`.
+    """Yield table rows, each a name and a text, that say where the time of the steps went.
+
+    `steps` is the result of `step_metrics`.
     """
     yield "steps", f"{steps['steps']:,}, of them {steps['decode_steps']:,} with decode only"
     shares = ("launch_share", "launching steps"), ("wait_share", "waiting for them"), ("host_share", "the rest")

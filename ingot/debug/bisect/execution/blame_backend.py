@@ -32,7 +32,8 @@ from ingot.runtime.executor import Executor
 
 @dataclass(frozen=True)
 class Instructions:
-    """The calls of a program, indexed by the numbers of their instructions in the plan."""
+    """A program whose calls can be looked up by the number of their instruction in the plan: `nodes[3]` is the call of
+    instruction 3."""
 
     program: Program
 
@@ -46,7 +47,7 @@ class Instructions:
 
     @cached_property
     def alone(self) -> list[Program]:
-        """Return, for each instruction, a program that holds only its call."""
+        """Return, for each instruction in order, a program that holds only the call of this instruction."""
         return [one_call(self.program, node, self.names) for node in self.nodes]
 
     def results(self, number: int) -> tuple[str, ...]:
@@ -55,11 +56,13 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Misstep:
-    """A faulty instruction: the `number`th of its bucket class, in step `step`.
+    """A faulty instruction of an artifact's plan: instruction `number` of the bucket class `bucket` (a range of step
+    sizes), in step `step`.
 
-    `node` is its call and `alone` a program of only this call. `tensor` names the wrong value, and `text` says what is
-    wrong. If `stray`, that value is no result, but the instruction wrote into it. If `executor`, the instruction did
-    not receive the inputs that the plan names. `inputs` are its actual inputs by name, `results` its results.
+    `node` is the call of the instruction in its program, and `alone` a program of only this call. `tensor` names the
+    wrong tensor, and `text` says what is wrong. If `stray`, the instruction wrote into a tensor that it must not
+    change. If `executor`, the instruction itself is right, but received other inputs than the plan says. `inputs` are
+    the actual inputs of the instruction by name, `results` its actual results.
     """
 
     step: int
@@ -84,11 +87,12 @@ def first_misstep(
     steps: Sequence[Mapping[str, torch.Tensor]],
     swapped: Instruction | None = None,
 ) -> Misstep | None:
-    """Run `steps`, given by their inputs, from states filled with NaN or -1. Return the first faulty instruction; None
-    if all are right.
+    """Run steps of an artifact and check each instruction against the op's reference. Return the first faulty
+    instruction; None if all are right. States, such as KV caches, are filled with NaN or -1 first.
 
-    `programs` are those that the plan was made from, by bucket class; `params` are the right weights. Instructions with
-    the target and backend of `swapped` are computed by the reference instead.
+    `programs` are the final programs of the compile, by bucket class (a range of step sizes). `params` are the right
+    weights by name. `steps` has the inputs of each step by name. Instructions with the target and backend of `swapped`
+    are computed by the reference, to test whether everything else is right.
     """
     calls = {name: Instructions(program) for name, program in programs.items()}
     found = _run(executor, calls, params, steps, swapped, everywhere=False)
@@ -128,9 +132,13 @@ def _run(
 
 @dataclass
 class _Watched:
-    """Runs and checks the calls of one step; the executor calls it for each instruction. `states` are the expected
-    states. `live` are the current values, and `kept` are copies from when they were computed. `everywhere` compares all
-    weights and states after each instruction."""
+    """Checks the instructions of one step. The executor calls this object instead of each instruction; it runs the
+    instruction and compares the results with the reference.
+
+    `states` has the expected contents of the states by name. `live` has the tensors that the step has computed so far,
+    and `kept` copies of them from that time. With `everywhere`, all weights and states are compared after each
+    instruction, to find one that writes where it must not.
+    """
 
     executor: Executor
     calls: Mapping[str, Instructions]
@@ -177,7 +185,8 @@ class _Watched:
         return result
 
     def blame_last(self, error: Exception) -> None:
-        """Blame the last instruction for a step that fails after it, unless another instruction is blamed already."""
+        """Record the last instruction that ran as faulty, because the step raised `error` after it. If a faulty
+        instruction was found before, that one stays."""
         if self.misstep is None and self.last is not None:
             self._blame(self.last, {}, "", f"the step fails after it: {error}")
 
@@ -186,8 +195,8 @@ class _Watched:
         return other is not None and (other.target, other.backend) == (instruction.target, instruction.backend)
 
     def _by_reference(self, call: Call, given: Mapping[str, torch.Tensor]) -> Any:
-        """Return the reference's result for a call, as a tensor or tuple like the call's own result. Write the updated
-        states into `given`, the call's tensors by name."""
+        """Compute a call by its reference instead of its backend. Return the result, as a tensor or tuple like the
+        backend's, and write the updated states into `given`. `given` has the tensors that the call reads, by name."""
         alone = self.calls[call.bucket.bucket.name].alone[call.number]
         results = meaning(alone, {name: copied(value) for name, value in given.items()}, exact=False)
         count = len(results) - len(call.instruction.updates)
@@ -196,8 +205,8 @@ class _Watched:
         return results[0] if count == 1 and not call.instruction.target.startswith("exe.") else results[:count]
 
     def _right(self, name: str) -> torch.Tensor:
-        """Return the expected current content of a value, input, weight or state. Raises KeyError for an unknown
-        name."""
+        """Return the content that a tensor should have now. `name` is the name of a computed value, step input, weight
+        or state. Raises KeyError for an unknown name."""
         for place in (self.kept, self.states, self.params):
             if name in place:
                 return place[name]
@@ -213,8 +222,8 @@ class _Watched:
         return True
 
     def _check_others(self, call: Call, given: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> None:
-        """Blame the call if it wrote into a tensor that it does not update. `given` are the call's tensors, `inputs`
-        copies from before it."""
+        """Record the call as faulty if it wrote into a tensor that it must not change. `given` has the tensors that the
+        call reads, by name, and `inputs` their right contents before the call."""
         for name, value in self._watched_tensors(given).items():
             if name not in call.instruction.updates and not same_bits(value, self._right(name)):
                 place = list(first_changed(value, self._right(name)))
@@ -285,8 +294,8 @@ class _Watched:
 
 @contextlib.contextmanager
 def _poisoned() -> Iterator[None]:
-    """Make torch fill new allocations with NaN or the largest number, so that elements that a kernel does not write are
-    noticed."""
+    """Make torch fill new floating-point tensors with NaN, and others with their largest number, within the `with`
+    block. So elements that a kernel does not write are noticed."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings about ops without a deterministic implementation do not matter here

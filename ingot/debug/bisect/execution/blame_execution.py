@@ -46,11 +46,13 @@ def blame_execution(
     loaded: Loaded | None = None,
     reproducer: Path | None = None,
 ) -> Verdict | None:
-    """Return the fault in the execution of `artifact`; None if it computes what its programs say.
+    """Check the plan, weights and execution of `artifact` against its final programs. Return a verdict on the first
+    fault; None if there is none.
 
-    `programs` are the final ones in program.ir, of every entry and bucket class. `read` returns a tensor of the
-    checkpoint by name; `requests` are token ids to run. `loaded` is the artifact ready to run; it is loaded if absent,
-    and its states are overwritten. The reproducer of a backend's fault goes into the folder `reproducer`.
+    `programs` are the final programs of the compile, one for each entry and bucket class (a range of step sizes).
+    `read` returns a checkpoint tensor by name. `requests` are sequences of token ids to run. `loaded` is the artifact,
+    loaded already; its states are overwritten. By default the artifact is loaded here. `reproducer` is a folder for a
+    script that reproduces a backend's fault.
     """
     plans = read_plans(artifact)
     by_entry: dict[str, dict[str, Program]] = {}
@@ -125,11 +127,13 @@ def _blame_entry(
 def region_keys(
     programs: Mapping[str, Program], made: Collection[str], target: Target, choices: Sequence[Choice] = ()
 ) -> dict[str, dict[str, str]]:
-    """Return the executable id that every region should have, by bucket class and region.
+    """Compute the id of the executable that each region should have in the artifact, by bucket class and region name. A
+    region is a group of calls that one backend compiles together.
 
-    `made` are the executable ids in the artifact, `choices` the tile sizes of its kernels. A backend is left out if
-    none of its ids is in `made`: then other sources or another toolchain made the artifact, and its ids cannot be
-    recomputed.
+    `programs` has a program per bucket class (a range of step sizes). `made` are the ids of the executables that the
+    artifact has, and `choices` the tile sizes of its kernels. Regions of a backend are left out if none of their
+    computed ids is in `made`. Then the artifact was made by other sources or another toolchain, so its ids cannot be
+    computed here.
     """
     keys: dict[str, dict[str, str]] = {}
     same: set[str] = set()
@@ -197,9 +201,11 @@ def _place(node: fx.Node | None) -> dict[str, Any]:
 
 
 def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
-    """Return the fields `node`, `op`, `origin` (source line) and `layer` of a verdict about `node`, a call in a
-    region's body. Layers share a body, which has the origins of the first layer. So `call`, the call of the region,
-    determines the actual layer."""
+    """Return where a verdict locates `node`, a call in a region's body: its name, op, source line (`origin`) and layer.
+
+    Equal layers share one body, whose source lines name the first layer. The actual layer is found from `call`, the
+    call of the region.
+    """
     place = _place(node)
     calls, own = _layer(str(call.meta.get("origin", ""))), place["layer"]
     body = [_layer(str(one.meta.get("origin", ""))) for one in node.graph.nodes if one.op == "call_function"]
@@ -211,7 +217,7 @@ def _inside(call: fx.Node, node: fx.Node) -> dict[str, Any]:
 
 
 def _layer(text: str) -> int | None:
-    """Return the layer number in a call's origin, such as "layer 3, attention.py:112", or in a param's name. None if it
-    has none."""
+    """Return the layer number in a call's source line, such as "layer 3, attention.py:112", or in a param's name, such
+    as "layers.3.mlp". None if the text has none."""
     found = re.search(r"\blayers?[ .](\d+)\b", text)
     return int(found[1]) if found else None

@@ -22,8 +22,9 @@ from ingot.ir.types import DTYPES, StateType, TensorType
 
 @dataclass(frozen=True)
 class PlanFault:
-    """A difference between a plan and its program. `number` is the instruction and `node` its call, None if the
-    difference is not at one instruction. `tensor` names the value concerned, empty if there is none."""
+    """A difference between a plan (the instructions of an artifact) and the program that it was made from. `number` is
+    the index of the wrong instruction and `node` its call; both are None if no single instruction is wrong. `tensor`
+    names the value that is concerned, "" if none is."""
 
     entry: str
     bucket: str | None
@@ -34,9 +35,11 @@ class PlanFault:
 
 
 def plan_fault(plan: Plan, programs: Mapping[str, Program], keys: Mapping[str, Mapping[str, str]]) -> PlanFault | None:
-    """Return the first difference between a plan and its `programs`, given by bucket class; None if there is none.
+    """Compare a plan (the instructions of an artifact) with the programs that it was made from. Return the first
+    difference; None if there is none.
 
-    `keys` are the expected executable ids of regions, by bucket class and region, as far as they are known.
+    `programs` has a program for each bucket class (a range of step sizes). `keys` has the expected id of the executable
+    of each region, by bucket class and region name; unknown ids are left out.
     """
     if (unlike := {bucket.bucket.name for bucket in plan.buckets} ^ programs.keys()) != set():
         return PlanFault(plan.entry, None, f"the bucket class {min(unlike)} is in the plan or in the program alone")
@@ -77,7 +80,8 @@ def _faults(plan: Plan, bucket: BucketPlan, program: Program, keys: Mapping[str,
 
 
 def _fits(output: str, declared: str | None, given: str) -> bool:
-    """Return whether the declared type of an output covers `given`, the type that a bucket class returns."""
+    """Return whether the type of an output in the plan, `declared`, covers the type `given` that one bucket class
+    returns. Both are type texts; `declared` is None if the plan lacks the output."""
     return declared is not None and may_stand_for(parse_type(given), parse_type(declared), output)
 
 
@@ -93,8 +97,12 @@ def _declared(plan: Plan, program: Program) -> Iterator[tuple[str, Mapping[str, 
 def _differences(
     found: Instruction, node: fx.Node, names: Mapping[fx.Node, str], called: dict[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each way in which an instruction differs from its call `node`, in words, with the name of the value
-    concerned. `called` holds the executable id of each region; ids seen for the first time are added."""
+    """Compare an instruction with its call `node`. Yield each difference as a pair: a description, and the name of the
+    wrong value or "".
+
+    `names` has the plan names of nodes. `called` maps names of regions to ids of their executables. For a region that
+    it lacks, the instruction's id is added, so that later calls of the region must have the same id.
+    """
     if isinstance(node.target, RegionCall):
         region = node.target.name
         key = called.setdefault(region, found.target.removeprefix("exe."))
@@ -148,9 +156,12 @@ def _lives(
     program: Program,
     where: tuple[str, str],
 ) -> Iterator[PlanFault]:
-    """Yield lifetime faults of a bucket class: a value must be freed at its last use only, and a view must not have its
-    own buffer. `nodes` are the calls of the instructions, and `names` the plan names of nodes. `where` is the entry and
-    bucket class."""
+    """Yield the faults in the lifetimes of a plan's values. Each value must be freed after its last use, not earlier or
+    later, and a view must not have its own buffer.
+
+    `nodes` are the calls of the instructions, and `names` the plan names of nodes. `where` is the entry and bucket
+    class for the faults.
+    """
     kept = {names[node] for node in program.output_nodes().values()}
     last: dict[str, int] = {}
     for number, node in enumerate(nodes):

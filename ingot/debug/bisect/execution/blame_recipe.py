@@ -22,8 +22,9 @@ Read = Callable[[str], torch.Tensor]
 
 @dataclass(frozen=True)
 class WeightFault:
-    """The first wrong weight, `param`. `step` is the recipe step at fault, None if no single step is. If `packed`, the
-    recipe executes correctly, but the artifact's bytes differ. `text` describes the fault."""
+    """The first wrong weight of an artifact, `param`. Its recipe makes it from checkpoint tensors in steps; `step` is
+    the faulty step, None if no single step is. If `packed`, all steps are right today, but the artifact stores other
+    bytes. `text` describes the fault."""
 
     param: str
     step: Recipe | None
@@ -37,8 +38,12 @@ def weight_fault(
     index: Mapping[str, Mapping[str, Any]],
     read: Read,
 ) -> WeightFault | None:
-    """Return the first of `params` with a wrong tensor in `packed`, the artifact's weights; None if all are right.
-    `index` is the content of weights.json; `read` returns a checkpoint tensor by name."""
+    """Make each weight again from the checkpoint, and compare it with the artifact's. Return the first fault; None if
+    all weights are right.
+
+    `params` has the weights' types and recipes by name, and `packed` the artifact's weights by name. `index` is the
+    content of weights.json. `read` returns a checkpoint tensor by name.
+    """
     checked: dict[Recipe, Results] = {}  # the results of steps that several params share
     for name, spec in params.items():
         if name not in packed or name not in index:
@@ -74,7 +79,8 @@ def weight_fault(
 
 
 def _in_order(recipe: Recipe) -> list[Recipe]:
-    """Return each step of a recipe once, after the steps that it depends on."""
+    """Return the steps of a recipe in an order in which they can run: each step once, after the steps that make its
+    inputs."""
     found: dict[Recipe, None] = {}
 
     def visit(one: Recipe) -> None:
@@ -93,8 +99,8 @@ def _problem(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> str | 
 
 
 def _given(step: Recipe, memo: Mapping[Recipe, Results], read: Read) -> list[torch.Tensor]:
-    """Return the inputs of a recipe step: the results of earlier steps in `memo`, or the checkpoint tensor that a
-    source step reads."""
+    """Return the input tensors of a recipe step. A source step has the checkpoint tensor that it names, which `read`
+    returns. Any other step has the results of earlier steps, which `memo` holds."""
     if step.step == "source":
         return [read(str(step.attr("name")))]
     return [part.execute(read, dict(memo)) for part in step.inputs]
@@ -117,9 +123,12 @@ def _called(step: Recipe) -> str:
 def _explained(
     recipe: Recipe, found: torch.Tensor, memo: Mapping[Recipe, Results], read: Read
 ) -> tuple[Recipe | None, str]:
-    """Find a step of the recipe that, executed in a plausible wrong way, results in the stored tensor `found`. Return
-    the step and a description of that way. If no way is found, the description is empty, and the step is None unless it
-    is the only one. `memo` has the right results of all steps."""
+    """Explain a wrong weight `found` in an artifact: search for a recipe step that makes these bytes if it is executed
+    in a wrong way, for example with swapped inputs. `memo` has the right results of all steps.
+
+    Return the step and a description of the wrong way. If nothing explains the bytes, return "" as the description,
+    with the step if the recipe has only one, else None.
+    """
     steps = _in_order(recipe)
     for step in reversed(steps):
         args = _given(step, memo, read)
@@ -139,7 +148,8 @@ def _explained(
 
 
 def _otherwise(step: Recipe, args: list[torch.Tensor]) -> Iterator[tuple[str, Results]]:
-    """Yield plausible wrong executions of a recipe step: a description, and the result that it has."""
+    """Execute a recipe step in plausible wrong ways, such as with swapped inputs or along another axis. Yield a
+    description and the result of each. `args` are the step's input tensors."""
     attrs = dict(step.attrs)
     dim = attrs.get("dim")
 

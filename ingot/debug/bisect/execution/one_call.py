@@ -15,14 +15,14 @@ from ingot.ir.types import StateType, TensorType, TupleType
 
 
 def instruction_nodes(program: Program) -> list[fx.Node]:
-    """Return the calls that have an instruction in a plan, in order. Nodes that only take one result of a tuple have
-    none."""
+    """Return the calls of a program that are instructions of its plan, in order. Nodes that only take an item of a
+    tuple (getitem) are no instructions."""
     return [node for node in program.calls() if node.target is not operator.getitem]
 
 
 def value_names(program: Program) -> dict[fx.Node, str]:
-    """Return each node's name in a plan. A placeholder or output has its own name, a state the state's name, and any
-    other value the node's name."""
+    """Return the name that each node's value has in the plan. A placeholder, output or state has its own name; any
+    other value has the name of its node."""
     names: dict[fx.Node, str] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -34,8 +34,8 @@ def value_names(program: Program) -> dict[fx.Node, str]:
 
 
 def result_names(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[str, ...]:
-    """Return the plan names of a call's results, states last. A result that nothing reads has an empty name. `names`
-    are the plan names of nodes."""
+    """Return the plan names of the results of a call, updated states last. A result that nothing reads is named "".
+    `names` has the plan names of nodes."""
     value_type = node.meta["type"]
     if not isinstance(value_type, TupleType):
         return (names[node],)
@@ -47,8 +47,8 @@ def result_names(node: fx.Node, names: Mapping[fx.Node, str]) -> tuple[str, ...]
 
 
 def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> Program:
-    """Return a program with only the call `node`. Its inputs, states and results have the plan names in `names`. A
-    result that nothing reads is called `unused` and its index."""
+    """Return a program that holds only the call `node` of `program`. Its inputs, states and outputs have the plan names
+    in `names`. A result that nothing reads is named after its index in the call's tuple, such as "unused0"."""
     alone = Program(program.name, program.stage, {}, bucket=program.bucket)
     values: dict[fx.Node, fx.Node] = {}
     made: dict[str, fx.Node] = {}
@@ -78,8 +78,8 @@ def one_call(program: Program, node: fx.Node, names: Mapping[fx.Node, str]) -> P
 
 
 def meaning(alone: Program, values: Mapping[str, Any], *, exact: bool) -> tuple[torch.Tensor, ...]:
-    """Return the reference results of a one-call program on the inputs and states `values`, by name. They come from the
-    op's reference, or from interpreting a region's body. Updated states are last. With `exact`, compute in float64."""
+    """Compute a one-call program by the op's reference; a region's call is computed by interpreting its body. `values`
+    has the inputs and states by name. Return the results, updated states last. With `exact`, compute in float64."""
     return tuple(interpret(alone, values, exact=exact).values())
 
 
@@ -89,11 +89,11 @@ def wrong_results(
     results: Sequence[torch.Tensor],
     updated: Mapping[str, torch.Tensor],
 ) -> tuple[str, Wrong] | None:
-    """Check the results of a call and the states that it updated against the reference. Return the name of the first
-    wrong one, and what is wrong; None if all are right.
+    """Check the results of one call, and the states that it updated, against the op's reference. Return the name of the
+    first wrong tensor and what is wrong; None if all are right.
 
-    `alone` is the call as a program. `inputs` are its inputs and the states from before the call; `updated` are the
-    states after it.
+    `alone` is a program of only this call. `inputs` has its inputs, and its states from before the call, by name.
+    `updated` has the states after the call.
     """
     plain = meaning(alone, inputs, exact=False)
     count = len(results)
@@ -117,9 +117,11 @@ def wrong_results(
 
 
 def _is_fine(value: torch.Tensor, plain: torch.Tensor, before: torch.Tensor | None = None) -> bool:
-    """Return whether a result has the bits of the reference result `plain` and is finite, so that no float64 run is
-    needed. A result that is not finite may be an overflow. For a state, `before` is its value before the call; then
-    only changed elements must be finite."""
+    """Return whether a result is certainly right: its bits equal the reference's (`plain`) and it is finite. Otherwise
+    a comparison with float64 must decide, since infinities may be an overflow.
+
+    For a state, `before` is its content before the call; then only changed elements must be finite.
+    """
     if value.shape != plain.shape or value.dtype is not plain.dtype or not same_bits(value, plain):
         return False
     if not plain.is_floating_point():
@@ -129,8 +131,8 @@ def _is_fine(value: torch.Tensor, plain: torch.Tensor, before: torch.Tensor | No
 
 
 def coarsest(body: Program) -> torch.dtype | None:
-    """Return the dtype of lowest precision among the values of a region's body; None if none is a floating-point dtype
-    with a tolerance."""
+    """Return the floating-point dtype of lowest precision among the values of a region's body. Only dtypes with a
+    tolerance in TOLERANCES count; None if there are none."""
     types = [node.meta["type"] for node in body.graph.nodes if node.op != "output"]
     dtypes = {item.dtype for item in types if isinstance(item, TensorType)} & TOLERANCES.keys()
     return max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=None)

@@ -22,8 +22,11 @@ _HALF = 0.5 * (1 + 1e-9)
 
 
 def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str | None:
-    """Return how the result of a recipe step is wrong, in words; None if it is right. `step` is the step's name, `args`
-    its input tensors, and `attrs` its attributes."""
+    """Check the result of a recipe step, which makes a weight from other tensors, by independent numpy code. Return
+    what is wrong, in words; None if it is right.
+
+    `step` is the name of the step's kind, such as "cast". `args` are its input tensors and `attrs` its attributes.
+    """
     results = result if isinstance(result, dict) else {"": result}
     if step in _MOVED:
         wanted = _MOVED[step]([_numbers(arg) for arg in args], attrs)
@@ -39,7 +42,7 @@ def step_problem(step: str, args: Tensors, attrs: Attrs, result: Results) -> str
 
 
 def _numbers(tensor: torch.Tensor) -> np.ndarray:
-    """Return a tensor's elements as integers with the same bits, in a row-major array of its shape."""
+    """Return a tensor's elements as an array of integers with the same bits, so that they can be compared exactly."""
     return raw_bits(tensor.contiguous()).numpy()
 
 
@@ -128,7 +131,8 @@ def _double(tensor: torch.Tensor) -> np.ndarray:
 
 
 def _beyond(found: torch.Tensor, wanted: np.ndarray, allowed: np.ndarray | float) -> str | None:
-    """Return where `found` differs from `wanted` by more than `allowed`, in words; None if nowhere."""
+    """Return a description of the elements of `found` that differ from `wanted` by more than `allowed`; None if there
+    are none."""
     if tuple(found.shape) != wanted.shape:
         return f"its shape is {list(found.shape)}, expected {list(wanted.shape)}"
     with np.errstate(invalid="ignore"):
@@ -156,8 +160,8 @@ def _cast(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> s
 
 
 def _affine(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Check a scale and offset. They are computed at least in float32, with one rounding per operation and one to the
-    dtype. Return what is wrong; None if nothing is."""
+    """Check a step that computes `scale * x + offset`. It must compute at least in float32, with one rounding per
+    operation and one to the result's dtype. Return what is wrong; None if nothing is."""
     found, scaled = results[""], _double(args[0]) * attrs["scale"]
     wanted = scaled + attrs["offset"]
     inner = _unit(torch.promote_types(args[0].dtype, torch.float32))
@@ -202,8 +206,8 @@ def _codes(weight: torch.Tensor, format: Format) -> np.ndarray:
 
 
 def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> np.ndarray:
-    """Return an array of `shape` with the scale, or zero point, of each element of a weight. `part` has one for each
-    block of the format."""
+    """Expand the scales, or zero points, of a quantized weight to one per element. `part` has one for each block of
+    elements that the format defines. Return an array of `shape`."""
     (level,) = format.levels
     rows, columns = np.indices(shape)
     each: np.ndarray = _double(part)[rows // (level.rows or shape[0]), columns // (level.columns or shape[1])]
@@ -211,15 +215,17 @@ def _per_element(part: torch.Tensor, shape: tuple[int, ...], format: Format) -> 
 
 
 def _moved(found: torch.Tensor, wanted: torch.Tensor, format: Format) -> str | None:
-    """Check that a lossless format stores the numbers of `wanted` unchanged, in the order of its packing. Return what
-    is wrong; None if nothing is."""
+    """Check that a packed weight `found` of a lossless format holds the numbers of `wanted` unchanged, in the format's
+    order. Return what is wrong; None if nothing is."""
     return _differs(format.layout.unpack(found).contiguous(), _numbers(wanted), wanted.dtype)
 
 
 def _quantize(args: Tensors, attrs: Attrs, results: Mapping[str, torch.Tensor]) -> str | None:
-    """Check a quantized weight. Codes must be in range and off by at most half a quantization step. With a zero point,
-    codes at an end of the range may be off by a whole step. Scales must be the smallest that the range allows. Return
-    what is wrong; None if nothing is."""
+    """Check a quantized weight. Return what is wrong; None if nothing is.
+
+    Codes (the stored integers) must be in range and off by at most half a quantization step. In a format with zero
+    points, codes at an end of the range may be off by a whole step. Scales must be the smallest that the range allows.
+    """
     format = find_format(attrs["format"])
     if results.keys() != set(format.parts):
         return f"it has the results {', '.join(results)}, expected {', '.join(format.parts)}"

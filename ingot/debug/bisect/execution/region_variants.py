@@ -24,8 +24,12 @@ _FACTORS = (0.0, 1e-3, 0.01, 0.1, 1 / 3, 0.5, 0.9, 1.1, 1.5, 2.0, 3.0, 5.0, 10.0
 def explained(
     body: Program, inputs: Sequence[torch.Tensor], found: Sequence[torch.Tensor], dtype: torch.dtype | None
 ) -> tuple[fx.Node, str] | None:
-    """Return the call whose changed variant has the results `found`, and a description of the change. None if no
-    variant that was tried has them. `dtype` is the one of lowest precision in the body."""
+    """Explain the wrong results `found` of a region: search for a change of one call, such as swapped arguments, that
+    yields these results. Return the call and a description of the change; None if no tried change does.
+
+    `inputs` are the tensors that the region ran on. `dtype` is the dtype of lowest precision in the body, which sets
+    the tolerance.
+    """
     given = dict(zip(body.input_types(), inputs, strict=True))
     for node in body.calls():
         for how, change in _ways(node):
@@ -42,7 +46,8 @@ def explained(
 
 
 def _ways(node: fx.Node) -> Iterator[tuple[str, Callable[[fx.Node], None]]]:
-    """Yield changes to try on a call: a description, and a function that applies the change to a copy of the call."""
+    """Yield plausible compiler errors to try on a call, such as swapped arguments. Each is a description, and a
+    function that changes a copy of the call accordingly."""
     tensors = [place for place, arg in enumerate(node.args) if isinstance(arg, fx.Node)]
     if node.target is operator.getitem:
         return
@@ -91,7 +96,7 @@ def _option(name: str, value: Any) -> Callable[[fx.Node], None]:
 
 
 def _replaced(place: int, make: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[fx.Node], None]:
-    """Return a function that changes a call: it applies `make` to the call's argument number `place` first."""
+    """Return a function that changes a call: argument number `place` is passed through `make` before the call."""
 
     def change(node: fx.Node) -> None:
         source = node.args[place]

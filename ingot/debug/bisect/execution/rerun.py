@@ -19,8 +19,8 @@ from ingot.runtime.loaders import find_op, load_executable, load_library
 
 
 def rerun(folder: Path) -> str | None:
-    """Run the instruction of a reproducer that `write_reproducer` wrote into `folder`. Return what is wrong with its
-    results; None if they are right. Raises ArtifactError if the folder is incomplete."""
+    """Run the faulty instruction whose inputs and compiled code `write_reproducer` stored in `folder`. Return what is
+    wrong with its results; None if they are right. Raises ArtifactError if the folder is incomplete."""
     try:
         alone = parse_program((folder / CALL).read_text(encoding="utf-8"))
         instruction = Instruction.model_validate_json((folder / INSTRUCTION).read_text(encoding="utf-8"))
@@ -48,7 +48,8 @@ def _callable(instruction: Instruction, folder: Path) -> Callable[..., Any]:
 
 
 def _strided(tensor: torch.Tensor, value_type: Any) -> torch.Tensor:
-    """Return a tensor with the strides of its type; files store it row-major. `value_type` None keeps it as it is."""
+    """Return a copy of a row-major tensor with the strides that its type in the program requires. For `value_type`
+    None, return the tensor itself."""
     if value_type is None or value_type.strides is None:
         return tensor
     return torch.empty_strided(tensor.shape, value_type.strides, dtype=tensor.dtype).copy_(tensor)

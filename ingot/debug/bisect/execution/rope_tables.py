@@ -10,20 +10,21 @@ Attrs = Mapping[str, Any]
 
 
 def frequencies(attrs: Attrs) -> np.ndarray:
-    """Return the rotary frequency of each pair of elements: the angle per position. `attrs` are the attributes of a
-    `table` recipe step; `rope_type` selects the formula."""
+    """Return the rotary frequency (angle per position) of each pair of head elements. `attrs` are the attributes of the
+    recipe step that makes the rope table; `rope_type` among them selects the formula."""
     pairs = int(attrs["rotary_dim"]) // 2
     return np.array([_FREQUENCY[str(attrs["rope_type"])](attrs, pair) for pair in range(pairs)])
 
 
 def _plain(attrs: Attrs, pair: int) -> float:
-    """Return theta^(-2i/d) for pair i of d elements, the frequency of RoFormer (arXiv 2104.09864)."""
+    """Return theta^(-2i/d), the rotary frequency of pair i among the d rotated elements of a head, as in RoFormer
+    (arXiv 2104.09864)."""
     return math.exp(-math.log(float(attrs["theta"])) * 2 * pair / int(attrs["rotary_dim"]))
 
 
 def _llama3(attrs: Attrs, pair: int) -> float:
-    """Return a pair's frequency by Llama 3's scaling. It is divided if the pair makes few turns in the original
-    context, unchanged if it makes many, and blended between."""
+    """Return a pair's rotary frequency with Llama 3's context scaling. The frequency is divided if the pair makes few
+    turns in the original context, unchanged if it makes many turns, and interpolated in between."""
     plain = _plain(attrs, pair)
     turns = float(attrs["original_max_position"]) * plain / (2 * math.pi)
     low, high = float(attrs["low_freq_factor"]), float(attrs["high_freq_factor"])
@@ -32,8 +33,8 @@ def _llama3(attrs: Attrs, pair: int) -> float:
 
 
 def _dynamic(attrs: Attrs, pair: int) -> float:
-    """Return a pair's frequency by dynamic NTK scaling: theta grows with the ratio of the context to the original
-    context."""
+    """Return a pair's rotary frequency with dynamic NTK scaling: theta grows with the ratio of the context length to
+    the original context length."""
     dim, factor, original = int(attrs["rotary_dim"]), float(attrs["factor"]), float(attrs["original_max_position"])
     more = max(float(attrs["positions"]), original) / original
     theta = float(attrs["theta"]) * (factor * more - factor + 1) ** (dim / (dim - 2))
@@ -41,8 +42,12 @@ def _dynamic(attrs: Attrs, pair: int) -> float:
 
 
 def _yarn(attrs: Attrs, pair: int) -> float:
-    """Return a pair's frequency by YaRN (arXiv 2309.00071). The divisor grows linearly over the pairs: from those that
-    make `beta_fast` turns in the original context to those that make `beta_slow`."""
+    """Return a pair's rotary frequency with YaRN scaling (arXiv 2309.00071), which mixes the plain frequency and the
+    one divided by `factor`.
+
+    The share of the divided one grows linearly over the pairs. It is 0 at the pair that makes `beta_fast` turns in the
+    original context, and 1 at the pair that makes `beta_slow`.
+    """
     dim, original = int(attrs["rotary_dim"]), float(attrs["original_max_position"])
     ends = [
         dim / 2 * math.log(original / (2 * math.pi * float(attrs[beta]))) / math.log(float(attrs["theta"]))
@@ -56,7 +61,8 @@ def _yarn(attrs: Attrs, pair: int) -> float:
 
 
 def _longrope(attrs: Attrs, pair: int) -> float:
-    """Return a pair's frequency by LongRoPE (arXiv 2402.13753), which has a divisor for each pair."""
+    """Return a pair's rotary frequency with LongRoPE scaling (arXiv 2402.13753). It has a divisor for each pair, from
+    one list for short contexts and another for long ones."""
     beyond = int(attrs["positions"]) > float(attrs["original_max_position"])
     return _plain(attrs, pair) / float(attrs["long_factor" if beyond else "short_factor"][pair])
 

@@ -28,12 +28,12 @@ _LONGEST = 512
 def recorded_steps(
     plan: Plan, requests: Sequence[Sequence[int]], *, max_seq_len: int, page_size: int, pages: int, seed: int = 0
 ) -> list[Inputs]:
-    """Return the inputs of the steps that serve `requests` from fresh states.
+    """Build the inputs of steps that serve `requests`, to check every kind of step: chunked prefill, decode, and both
+    in one step. At most eight requests are served, and a short one is repeated to a length that needs all kinds.
 
-    Steps stay within the limits of the plan. Each sequence has at most `max_seq_len` tokens, and the pool has `pages`
-    pages of `page_size` tokens. At most eight requests are served, and a short one is repeated until every kind of step
-    occurs. In every other step, rows sample randomly, have penalties, and return log-probabilities. If possible, decode
-    steps read tokens and positions from the device.
+    Steps stay within the plan's limits and `max_seq_len`; the cache pool has `pages` pages of `page_size` tokens. In
+    every other step, rows sample randomly, have penalties, and return log-probabilities. If the plan allows it, some
+    decode steps read tokens and positions from the device instead of from inputs.
     """
     served = [request for request in requests if request][: min(_REQUESTS, plan.dims["B"][1], pages)]
     limit = min(max_seq_len, pages // max(1, len(served)) * page_size, _LONGEST)
@@ -58,8 +58,8 @@ def recorded_steps(
 
 
 def pages_needed(requests: Sequence[Sequence[int]], page_size: int) -> int:
-    """Return the number of pages that `recorded_steps` needs for these requests, plus one. Every instruction's states
-    are copied and compared completely, so a pool as large as in serving would take minutes."""
+    """Return the number of cache pages that `recorded_steps` needs for these requests, plus one. A pool as large as in
+    serving would take minutes, because all states are copied and compared after every instruction."""
     served = [request for request in requests if request][:_REQUESTS]
     lengths = [len(_repeated(one, _LONGEST, _LENGTH + 1 + at)) for at, one in enumerate(served)]
     return len(lengths) * -(-max(lengths, default=0) // page_size) + 1
@@ -70,8 +70,8 @@ def _repeated(request: Sequence[int], most: int, least: int) -> list[int]:
 
 
 def _counts(length: int, index: int, most: int) -> list[int]:
-    """Return how many tokens of a request each step processes; their sum is `length`. `index` is the request's number,
-    and `most` the limit per step."""
+    """Split a request of `length` tokens into steps. Return the number of tokens in each step, at most `most`. `index`
+    is the request's number; requests of odd and even number are split differently."""
     counts: list[int] = []
     left = length
     while left:
@@ -83,8 +83,8 @@ def _counts(length: int, index: int, most: int) -> list[int]:
 
 
 def _with_options(step: Inputs, ends: Sequence[int], everything: bool, generator: torch.Generator) -> Inputs:
-    """Return a copy of a step in which decoding sequences of odd rows read their token from the device. With
-    `everything`, its rows also use every sampling option. `ends` are the prompt lengths of the requests."""
+    """Return a copy of a step's inputs in which decoding sequences of odd rows read their last token from the device.
+    With `everything`, the sequences also use every sampling option. `ends` has the prompt length of each request."""
     changed = {name: tensor.clone() for name, tensor in step.items()}
     if "token_seqs" not in changed or "q_lens" not in changed:
         return changed

@@ -31,8 +31,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong tensor: the index of its worst element, the value found there, the expected value, and a description.
-    `overflows` marks values that exceed the dtype."""
+    """A description of a wrong tensor: the index of its worst element, the value found there, the expected value, and a
+    text. `overflows` says that a right value would be too large for the dtype."""
 
     index: tuple[int, ...]
     found: float
@@ -45,17 +45,18 @@ class Wrong:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a tensor on the CPU, with the same strides."""
+    """Return a copy of a tensor on the CPU, with the strides of the original."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype).copy_(tensor)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return whether two tensors of one dtype have the same bits; NaN equals itself, and -0 is not 0."""
+    """Return whether two tensors of one dtype are equal bit by bit. NaN equals NaN of the same bits, and -0 differs
+    from 0."""
     return torch.equal(raw_bits(left), raw_bits(right))
 
 
 def first_changed(before: torch.Tensor, after: torch.Tensor) -> tuple[int, ...]:
-    """Return the index of the first element whose bits differ. At least one must differ."""
+    """Return the index of the first element whose bits differ between two tensors. At least one element must differ."""
     return _index((raw_bits(before) != raw_bits(after)).nonzero()[0])
 
 
@@ -72,11 +73,11 @@ def _index(place: torch.Tensor) -> tuple[int, ...]:
 def check_tensor(
     found: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype | None = None
 ) -> Wrong | None:
-    """Return what is wrong with the result `found` of a call; None if it is right.
+    """Check the result `found` of a call. Return what is wrong; None if it is right.
 
-    `plain` is the reference's result, `exact` the reference's result in float64. `dtype` is the one of lowest precision
-    that the call computes in, by default the result's. If the float64 result is not finite either, the inputs are at
-    fault, and any non-finite value is accepted.
+    `plain` is the result of the op's reference in the call's own dtypes, `exact` that in float64. `dtype` is the dtype
+    of lowest precision in the call, which sets the tolerance; the result's by default. Where `exact` is not finite, the
+    inputs are at fault, so any non-finite value is accepted.
     """
     found = found.cpu()
     if found.shape != plain.shape or found.dtype is not plain.dtype:
@@ -110,10 +111,12 @@ def check_tensor(
 
 
 def typical_error(error: torch.Tensor, own: torch.Tensor, size: torch.Tensor, dtype: torch.dtype) -> float:
-    """Return the root mean square of `error` divided by that of the reference's errors `own`. The divisor is at least
-    the error of one rounding of values of `size`.
+    """Return how many times larger the errors of a result are than those of the reference, as a ratio of root mean
+    squares.
 
-    The mean of a few elements is unreliable, so the ratio is reduced for small tensors.
+    `error` are the result's absolute errors, `own` the reference's, and `size` the absolute right values. The
+    reference's error counts as at least one rounding to `dtype`. The ratio is reduced for small tensors, since a mean
+    of a few elements is unreliable.
     """
     eps = torch.finfo(dtype if dtype in TOLERANCES else torch.bfloat16).eps
     standard = max(_rms(own), _ONE_ROUNDING * eps * _rms(size), 1e-300)
@@ -121,9 +124,12 @@ def typical_error(error: torch.Tensor, own: torch.Tensor, size: torch.Tensor, dt
 
 
 def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor) -> Wrong | None:
-    """Return what is wrong with a state after an update; None if it is right. An element may be wrong, not written, or
-    changed where it must not be. `before` is the state before the update, `plain` and `exact` are the reference's, the
-    latter in float64."""
+    """Check a state, such as a KV cache, after an update. Return what is wrong; None if it is right. An element may be
+    wrong, not written, or changed although the update must keep it.
+
+    `before` is the state before the update. `plain` and `exact` are the state that the op's reference makes, in the
+    state's dtype and in float64.
+    """
     found = found.cpu()
     kept = raw_bits(plain) == raw_bits(before)
     moved = raw_bits(found) != raw_bits(before)
@@ -142,8 +148,8 @@ def check_state(found: torch.Tensor, before: torch.Tensor, plain: torch.Tensor, 
 
 
 def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
-    """Return a mask of the elements of `found` that are within one rounding of the reference `plain`. It allows a
-    rewrite of an element that the reference sets to its old value."""
+    """Return a mask of the elements of `found` that are within one rounding of the reference `plain`. It excuses an
+    element that is written again with nearly its old value."""
     if not found.is_floating_point():
         return torch.zeros_like(found, dtype=torch.bool)
     tolerance = TOLERANCES.get(found.dtype, TOLERANCES[torch.bfloat16])
@@ -152,8 +158,8 @@ def _close(found: torch.Tensor, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _not_finite(f: torch.Tensor, p: torch.Tensor, e: torch.Tensor, dtype: torch.dtype) -> Wrong | None:
-    """Return what is wrong with infinities and NaN in a result; None if nothing is. `f`, `p` and `e` are the values
-    found, the reference's, and the reference's in float64."""
+    """Return what is wrong with the infinities and NaN of a result; None if nothing is. `f` is the result, `p` the
+    reference's result, and `e` the reference's in float64."""
     if bool((lost := ~f.isfinite() & e.isfinite()).any()):
         index = _index(lost.nonzero()[0])
         overflows = bool((~p.isfinite() & lost).any()) or bool((e.abs() > torch.finfo(dtype).max).any())

@@ -7,8 +7,8 @@ from ingot.ir.numerics.divergence import first_nonfinite
 
 
 def blame_overflow(case: Case) -> Verdict | None:
-    """Return a verdict on the first tensor of a traced program that overflows its dtype and is finite in float64. None
-    if no tensor overflows."""
+    """Return a verdict on the first tensor of a traced program that has infinities in its own dtype but is finite in
+    float64. None if there is no such tensor."""
     for chain in {chain.entry: chain for chain in case.chains}.values():
         program = chain.links[0].program
         requests = [Request(tuple(prompt), len(prompt)) for prompt in case.prompts()]

@@ -26,10 +26,12 @@ _SAMPLED = frozenset({"tokens", "logprob_ids", "logprobs", "ranks", "last_token"
 
 @dataclass(frozen=True)
 class Culprit:
-    """A faulty pass. `chain` has the programs of the compile, and `place` is the index of the one that the pass made.
+    """A faulty pass. `chain` has the programs of the compile in order; the pass made the program with the index
+    `place`.
 
-    `what` is the kind of fault. "meaning" is another result in float64, "quantization" an error above the format's,
-    "numerics" a broken contract in the model's dtype, and "structure" an invalid program. `text` describes the fault.
+    `what` is the kind of fault. "meaning": the outputs change even in float64. "quantization": errors exceed what the
+    storage format explains. "numerics": errors in the model's dtype exceed what the pass declares. "structure": the
+    program is invalid. `text` describes the fault.
     """
 
     chain: Chain
@@ -44,8 +46,8 @@ class Culprit:
 
 @dataclass
 class Judge:
-    """Compares the programs of one compile with their expected outputs, on prompts drawn by `seed`. Each program runs
-    once; results are kept."""
+    """Checks programs of one compile against their expected outputs, on random prompts drawn by `seed`. Results are
+    kept, so that each program runs only once."""
 
     case: Case
     seed: int = 0
@@ -54,7 +56,8 @@ class Judge:
     _measured: dict[tuple[str, str], dict[str, Measured]] = field(default_factory=dict)
 
     def expectation(self, chain: Chain, place: int) -> Expectation:
-        """Return the outputs that later programs of a chain must have. The program at index `place` defines them."""
+        """Return the outputs that the programs of a chain must have, as computed by its program with the index
+        `place`."""
         link = chain.links[place]
         key = chain.entry, id(link)
         if key not in self._expected:
@@ -75,8 +78,8 @@ class Judge:
         return self._expected[key]
 
     def meaning(self, expected: Expectation, link: Link, *, at_once: bool = False) -> str | None:
-        """Return how the outputs of the program of `link` differ from the expected ones in float64, in words; None if
-        they do not. With `at_once`, the program processes all tokens in one step."""
+        """Run the program of `link` in float64. Return how its outputs differ from the expected ones, in words; None if
+        they do not. With `at_once`, all tokens are processed in one step."""
         key = id(expected), link.computation, at_once
         if key not in self._means:
             self._means[key] = self.meaning_of(expected, link.program, at_once=at_once)
@@ -90,15 +93,16 @@ class Judge:
         return f"in float64 {found.output or 'the program'}, step {found.step}: {found.text}"
 
     def quantization(self, link: Link, program: Program) -> str | None:
-        """Return how `program`, made by the lossy pass of `link`, is less accurate than its formats allow, in words;
-        None if it is not."""
+        """Check the accuracy of `program`, which the quantizing pass of `link` made. Return how it is worse than the
+        storage formats of the weights explain, in words; None if it is not."""
         self.case.runs += 2
         requests = [Request(tuple(prompt), len(prompt)) for prompt in self.case.prompts(self.seed)]
         return broken_quantization(self.case.params, link.before, program, whole(requests, (1, 1)))
 
     def measured(self, expected: Expectation, program: Program, key: str = "") -> dict[str, Measured]:
-        """Run `program` on the steps of `expected`. Return each output by name, computed in the program's own dtypes
-        and in float64. Calls with the same `key` share one run, unless it is empty."""
+        """Run `program` on the steps of `expected`, in its own dtypes and in float64. Return both results of each
+        output, by the output's name. `key` names the result for reuse: a later call with the same key returns it
+        without a run. The result for the key "" is not kept."""
         if not key or (known := self._measured.get((str(id(expected)), key))) is None:
             known = self._run(expected, program)
             if key:
@@ -126,8 +130,9 @@ class Judge:
         return result
 
     def numerics(self, expected: Expectation, before: Link, after: Link) -> str | None:
-        """Return how the pass that made the program of `after` from that of `before` breaks its numerics contract, in
-        words; None if it does not. Both run in the model's own dtype, on the steps of `expected`."""
+        """Check the pass between the programs `before` and `after` on the steps of `expected`, in the model's own
+        dtype. Return how it breaks the numerics that it declares (EXACT, ROUNDING or LOSSY), in words; None if it does
+        not."""
         if before.computation == after.computation or after.one is None:
             return None
         old = self.measured(expected, before.program, before.computation)
@@ -135,8 +140,11 @@ class Judge:
         return self.broken(after.one.numerics, old, new)
 
     def broken(self, numerics: Numerics, old: Mapping[str, Measured], new: Mapping[str, Measured]) -> str | None:
-        """Return how the outputs `new` of a pass break its numerics contract relative to those before it, `old`, in
-        words; None if they do not. Sampled tokens are not compared under ROUNDING, since a near tie may change them."""
+        """Compare the outputs before a pass, `old`, with those after it, `new`. Return how they break the declared
+        `numerics` of the pass, in words; None if they do not.
+
+        Under ROUNDING, sampled tokens are not compared, since rounding may change a near tie.
+        """
         dtype = self.case.request.spec.dtype
         for name in [name for name in new if name in old]:
             if numerics is Numerics.ROUNDING and name in _SAMPLED:
@@ -147,7 +155,8 @@ class Judge:
 
 
 def blame_pass(case: Case, judge: Judge) -> Culprit | None:
-    """Return the first faulty pass on any path through the pipeline; None if all passes keep their contracts."""
+    """Return the first faulty pass of a compile; None if no pass is at fault. The programs of all entries (such as
+    `main`) and bucket classes (ranges of step sizes) are checked."""
     for chain in case.chains:
         found = _structure(chain) or _meaning(chain, judge) or _numerics(chain, judge)
         if found is not None:
@@ -156,8 +165,8 @@ def blame_pass(case: Case, judge: Judge) -> Culprit | None:
 
 
 def breaks_rules(link: Link, program: Program) -> str | None:
-    """Return how `program`, made by the pass of `link`, breaks the rules of its stage or changes the types of outputs,
-    in words. None if it does not."""
+    """Check the structure of `program`, which the pass of `link` made. Return what is invalid, in words; None if
+    nothing is. It must obey the rules of its stage, and have outputs of the same types as before the pass."""
     try:
         verify(program, under=min(link.under, Stage.LOWERED), after=link.name)
     except VerifyError as error:
@@ -179,8 +188,8 @@ def _structure(chain: Chain) -> Culprit | None:
 
 
 def base_of(chain: Chain, place: int) -> int:
-    """Return the index of the program that defines the right outputs at index `place` of a chain. It is the result of
-    the last lossy pass up to there, or 0, the traced program."""
+    """Return the index of the program whose outputs are right for index `place` of a chain. It is the result of the
+    last lossy pass up to there; without one, it is 0, the traced program."""
     lossy = [
         index
         for index, link in enumerate(chain.links[: place + 1])
@@ -190,16 +199,16 @@ def base_of(chain: Chain, place: int) -> int:
 
 
 def segments(chain: Chain) -> list[tuple[int, int]]:
-    """Return the ranges of a chain in which all programs must compute the same, as (first, last) indices. A lossy pass
-    begins a new range."""
+    """Split a chain of programs into ranges in which all programs must have the same outputs. Return the first and last
+    index of each range. Each lossy pass begins a new range."""
     places = range(len(chain.links))
     bases = sorted({base_of(chain, place) for place in places})
     return list(zip(bases, [*(base - 1 for base in bases[1:]), len(chain.links) - 1], strict=True))
 
 
 def _meaning(chain: Chain, judge: Judge) -> Culprit | None:
-    """Find the first pass that changes the results in float64, by bisection: no later pass restores them. None if all
-    keep them."""
+    """Find the first pass of a chain that changes the outputs in float64; None if no pass does. Bisection works, since
+    later passes do not make wrong outputs right again."""
     for base, last in segments(chain):
         link = chain.links[base]
         if link.one is not None and (problem := judge.quantization(link, link.program)):
@@ -221,9 +230,11 @@ def _meaning(chain: Chain, judge: Judge) -> Culprit | None:
 
 
 def _numerics(chain: Chain, judge: Judge) -> Culprit | None:
-    """Find the first pass that breaks its numerics contract in the model's dtype; None if none does. Check passes in
-    order, since the allowed error of a program depends on the program before it. Passes that leave the computation
-    unchanged are skipped."""
+    """Find the first pass of a chain whose errors, in the model's dtype, exceed what it declares; None if no pass does.
+
+    Passes are checked in order, since the allowed error depends on the program before the pass. Passes that leave the
+    computation unchanged are skipped.
+    """
     for base, last in segments(chain):
         expected = judge.expectation(chain, base)
         for place in range(base + 1, last + 1):
@@ -234,7 +245,8 @@ def _numerics(chain: Chain, judge: Judge) -> Culprit | None:
 
 
 def _page_size(chain: Chain) -> int:
-    """Return the tokens of a cache page, from the option of the pass that adds caches; 16 if there is none."""
+    """Return the page size of the KV cache in tokens, as the pass that inserts caches declares it; 16 without such a
+    pass."""
     for link in chain.links:
         size = getattr(link.one, "page_size", None)
         if isinstance(size, int):

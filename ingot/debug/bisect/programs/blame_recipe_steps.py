@@ -12,8 +12,8 @@ from ingot.ir.recipe import Recipe, Results
 
 
 def wrong_step(case: Case, before: Program, after: Program) -> Verdict | None:
-    """Return a verdict on the first recipe step with a wrong result. Only params of `after` with a recipe that `before`
-    lacks are checked. None if all steps are right."""
+    """Check the recipe steps that make the weights which a pass added: the params of `after` with recipes that `before`
+    lacks. Return a verdict on the first step with a wrong result; None if all are right."""
     known = {spec.recipe for spec in before.params.values()}
     for name, spec in after.params.items():
         if spec.recipe in known:

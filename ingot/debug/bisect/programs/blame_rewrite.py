@@ -27,12 +27,12 @@ _UNFIT = (IngotError, ArithmeticError, AssertionError, AttributeError, LookupErr
 
 @dataclass(frozen=True)
 class Blame:
-    """The faulty rewrite of a pass: `before` is the program without it, `after` the program with it. `site` is its
-    faulty node.
+    """The faulty rewrite of a pass: `before` is the program without it, `after` the program with it. `site` is the
+    faulty node in `after`.
 
-    Without a `rewrite`, the pass is faulty outside its rewrites. If `changed`, the current pass does not make the
-    artifact's program. `fuel` is the number of rewrites up to the faulty one. It is None if the pass was not run with
-    limited fuel.
+    `rewrite` is None if the fault is in the pass's code outside its rewrites. `changed` says that the installed pass
+    makes another program than the artifact has. `fuel` is the number of rewrites after which the fault first appears;
+    None if it was not found by limiting the rewrites.
     """
 
     before: Program
@@ -44,8 +44,11 @@ class Blame:
 
 
 def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blame:
-    """Return the faulty rewrite of the pass `culprit`. Run the pass with less and less fuel, if the programs of such
-    runs can be executed; otherwise use the first wrong value. `expected` are the right outputs."""
+    """Find the faulty rewrite of the pass `culprit`. `expected` has the right outputs.
+
+    The pass runs again with limits on the number of its rewrites, to find the rewrite with which the fault appears. If
+    such programs cannot run, the first wrong value in the whole program names the rewrite.
+    """
     link = culprit.link
     try:
         again, rewrites = link.again()
@@ -68,8 +71,9 @@ def blame_rewrite(judge: Judge, culprit: Culprit, expected: Expectation) -> Blam
 
 
 def _by_fuel(judge: Judge, culprit: Culprit, expected: Expectation, count: int) -> Blame | None:
-    """Find the smallest fuel with which the pass shows its fault. Return its last rewrite as faulty; None if no fuel
-    shows the fault. `count` is the number of the pass's rewrites."""
+    """Find the faulty rewrite by bisecting the fuel, which is the number of rewrites that the pass may apply. `count`
+    is the number of all its rewrites. The last rewrite of the first faulty run is at fault. None if even the whole pass
+    shows no fault."""
     harms = harm(judge, culprit, expected)
     link = culprit.link
     if not harms(link.program):
@@ -90,7 +94,8 @@ def _by_fuel(judge: Judge, culprit: Culprit, expected: Expectation, count: int) 
 
 
 def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Program], bool]:
-    """Return a function that tests whether a program made by the culprit's pass shows the fault."""
+    """Return a function that takes a program which the pass of `culprit` made, and returns whether it shows the
+    fault."""
     link = culprit.link
     if culprit.what == "quantization":
         return lambda program: judge.quantization(link, program) is not None
@@ -105,8 +110,8 @@ def harm(judge: Judge, culprit: Culprit, expected: Expectation) -> Callable[[Pro
 
 
 def _takes_parts(link: Link) -> bool:
-    """Return whether the pass of `link` adds caches to attention. If the pass is limited to some of its rewrites, the
-    other attention calls only see the tokens of their own step."""
+    """Return whether the pass of `link` adds KV caches to attention. If it is limited to some of its rewrites, the
+    other attention calls have no cache, so all tokens must be in one step."""
     return bool(link.program.states) and any(True for _ in link.before.calls(ops.attention.overload))
 
 
@@ -139,9 +144,12 @@ def _site_of_quantization(
 def _site_of_values(
     judge: Judge, culprit: Culprit, expected: Expectation, before: Program, after: Program
 ) -> Site | None:
-    """Return the faulty node of `after`; None if none is found. Only steps up to the first with wrong outputs count,
-    since later ones may be wrong because of it. The first attempt passes generated tokens as inputs, since a wrongly
-    sampled token would be a wrong input later."""
+    """Return the node of `after` that first computes a wrong value; None if none is found. Steps after the first one
+    with wrong outputs are ignored, since that step may have caused their errors.
+
+    The first attempt passes generated tokens as step inputs, so that a wrongly sampled token does not make later inputs
+    wrong.
+    """
     at_once = is_cached(after) and any(True for _ in after.calls(ops.attention.overload))
     for forced in (True, False):
         count = None
@@ -162,8 +170,8 @@ def _site_of_values(
 
 @dataclass(frozen=True)
 class _Watch:
-    """Runs a program and records the values of watched nodes. `count` limits the run to the first steps of a cached
-    program, None to all of them."""
+    """A function that runs a program and records the values of the named nodes. `count` is the number of steps to run,
+    None for all; a program without caches compares the tokens of these steps instead."""
 
     judge: Judge
     expected: Expectation
@@ -198,7 +206,8 @@ def _differs(judge: Judge, culprit: Culprit) -> Callable[[Measured, Measured], s
 
 
 def _texts(program: Program) -> dict[str, str]:
-    """Return the text of a program's calls, placeholders, results and regions, by name."""
+    """Return the text of each call, placeholder and region of a program by its name, and the text of its results by
+    "return". Two programs are compared by these texts."""
     found = {}
     for node in program.graph.nodes:
         if node.op == "call_function":
@@ -213,8 +222,8 @@ def _texts(program: Program) -> dict[str, str]:
 
 
 def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | None:
-    """Return the first node of `stored`, the artifact's program, that the current pass makes differently in `again`. It
-    is more specific than `site`, the first wrong value, which is returned if no node differs."""
+    """Return the first node in which the artifact's program, `stored`, differs from `again`, the program that the
+    installed pass makes. If no node differs, return `site`, the node of the first wrong value."""
     now = _texts(again)
     for node in stored.graph.nodes:
         if node.op == "output":
@@ -236,14 +245,14 @@ def _changed_node(again: Program, stored: Program, site: Site | None) -> Site | 
 
 
 def _unused(again: Program, stored: Program, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
-    """Return the first rewrite with a result in `again`, the program of the current pass, that `stored`, the artifact's
-    program, lacks. None if there is none."""
+    """Return the first rewrite of the installed pass whose result the artifact's program lacks; None if there is none.
+    `again` is the program that the installed pass makes, `stored` the artifact's."""
     gone = _texts(again).keys() - _texts(stored).keys()
     return next((rewrite for rewrite in rewrites if gone & {f"%{name}" for name in rewrite.made}), None)
 
 
 def _rewrite_at(site: Site | None, rewrites: tuple[Rewrite, ...]) -> Rewrite | None:
-    """Return the rewrite that made the faulty node, or that was applied there; None if unknown."""
+    """Return the rewrite among `rewrites` that made the faulty node, or that replaced this node; None if unknown."""
     if site is None:
         return None
     for name in (site.node.partition("/")[0], site.tensor, site.instead_of):

@@ -25,8 +25,12 @@ NO_BOUND = 1 << 30  # more rewrites than any program allows
 
 @dataclass(eq=False)
 class Link:
-    """A program of a compile, made by the pass `one` from the program of `previous`; both are None for the traced
-    program. `under` is the stage in which the pass runs, and `ends_phase` marks the last pass before the next stage."""
+    """A program of a compile, and how it was made: the pass `one` made it from the program of `previous`. Both are None
+    for the program traced from the model definition.
+
+    `under` is the stage whose rules the result must obey. `ends_phase` marks the last pass of a pipeline phase, after
+    which the program is at that stage.
+    """
 
     entry: str
     make: Callable[[], Program] = field(repr=False)
@@ -47,8 +51,8 @@ class Link:
 
     @cached_property
     def computation(self) -> str:
-        """Return the program's text without backends, source lines and stage, so that equal texts mean equal
-        computations."""
+        """Return the program's text without its backends, source lines and stage. Equal texts mean that programs
+        compute the same."""
         body = print_program(self.program).partition("\n")[2]
         return re.sub(r"( @\w+)?(  # .*)?$", "", body, flags=re.MULTILINE)
 
@@ -61,8 +65,8 @@ class Link:
         return program
 
     def again(self, fuel: int = NO_BOUND) -> tuple[Program, tuple[Rewrite, ...]]:
-        """Run the installed pass again on the program before it, with at most `fuel` rewrites. Return the new program
-        and its rewrites."""
+        """Run the installed version of this link's pass again, on the program before it, with at most `fuel` rewrites.
+        Return the new program and its rewrites."""
         assert self.one is not None and self.context is not None
         return rewritten(self.one, self.before, self.context, self.under, reached=self.ends_phase, fuel=fuel)
 
@@ -70,10 +74,10 @@ class Link:
 def rewritten(
     one: Pass, program: Program, context: PassContext, under: Stage, *, reached: bool = False, fuel: int = NO_BOUND
 ) -> tuple[Program, tuple[Rewrite, ...]]:
-    """Run the pass `one` on a copy of a program with at most `fuel` rewrites. Return the new program and its rewrites.
-    The result must obey the rules of the stage `under`, which becomes its stage if `reached`.
+    """Run the pass `one` on a copy of a program, with at most `fuel` rewrites. Return the new program and its rewrites.
 
-    With limited fuel, a partly rewritten program may break the rules of both stages; the interpreter accepts it.
+    The result must obey the rules of the stage `under`; if `reached`, it is then at that stage. With limited fuel, the
+    rules are not enforced, since a partly rewritten program may break them and can still be interpreted.
     """
     try:
         result, record = run_pass(one, program, context, under=under, reached=reached, fuel=fuel)
@@ -89,7 +93,8 @@ def rewritten(
 
 @dataclass(frozen=True)
 class Chain:
-    """The programs of one entry and one bucket class, from the traced program to the last one."""
+    """The programs of a compile in order, from the traced program to the last one. They are those of one entry (such as
+    `main` or a draft model) and one bucket class (a range of step sizes that share a lowering)."""
 
     entry: str
     bucket: BucketClass
@@ -97,9 +102,12 @@ class Chain:
 
 
 def chains(artifact: Artifact, request: Request, model: Model, final: Sequence[Program]) -> list[Chain]:
-    """Return the sequence of programs of each entry and bucket class, up to the `final` ones that the artifact's plan
-    was made from. The other programs are read from the artifact's trace when needed; without a trace, the pipeline runs
-    again. Raises ArtifactError if the trace has other passes."""
+    """Return the programs of a compile in order. There is a chain for each entry (such as `main` or a draft model) and
+    bucket class (a range of step sizes). `final` are the last programs, from which the plan was made.
+
+    The other programs are read from the artifact's trace when they are needed. Without a trace, the pipeline runs
+    again. Raises ArtifactError if the trace has other passes than the pipeline.
+    """
     texts = texts_of(artifact)
     skipped_fusions = request.rounding(model).skipped()
     ends = {(program.name, program.bucket.name if program.bucket else ""): program for program in final}
@@ -134,9 +142,9 @@ Texts = Mapping[tuple[str, str | None, int], str]
 
 
 def texts_of(artifact: Artifact) -> Texts:
-    """Return the program texts of the trace by entry, bucket class and index in the sequence of passes. The traced
-    program has index 0. Each other text follows a line with the name of its pass. Empty if the trace has no
-    programs."""
+    """Return the texts of the programs in an artifact's trace, by entry, bucket class and index. Index 0 is the traced
+    program, and i the result of the i-th pass. Each text but the first begins with a line that names the pass. Empty if
+    the trace has no programs."""
     texts: dict[tuple[str, str | None, int], str] = {}
     shared: dict[str, int] = {}
     place: dict[tuple[str, str | None], int] = {}
@@ -186,8 +194,9 @@ def _link(
 def context_of(
     request: Request, pipeline: Sequence[Phase], entry: Program, bucket: BucketClass | None = None
 ) -> PassContext:
-    """Return the context in which an entry's passes run again. It compiles nothing, since regions are only
-    interpreted."""
+    """Return the facts that passes need to run again on the program `entry`. The context compiles nothing, since
+    bisecting only interprets programs. `bucket` is the bucket class (a range of step sizes) to lower for, None for
+    passes that run before the split by class."""
     backends = request.backends
     if not any(one.name == "form-regions" for phase in pipeline for one in phase.passes):
         backends = tuple(item for item in backends if not isinstance(item, RegionCompiler))
@@ -209,7 +218,8 @@ def context_of(
 
 
 def emit_nothing(regions: Sequence[Region]) -> Mapping[str, Executable]:
-    """Return, by region name, executables with the right signatures and no files. Bisecting only interprets regions."""
+    """Return a substitute for compiling regions: by region name, an executable with the right signature and no code.
+    Bisecting only interprets regions."""
     found = {}
     for region in regions:
         inputs, outputs = signature_of(region)

@@ -7,11 +7,11 @@ from ingot.ir.numerics.tolerances import TOLERANCES
 
 
 def differs(found: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """Return how two tensors differ beyond rounding in float64, in words; None if they do not.
+    """Compare two float64 results. Return how they differ beyond rounding, in words; None if they do not.
 
-    Tensors of other than floating-point dtypes must be equal. NaN, which marks unwritten elements of a state, equals
-    NaN, and an infinity equals itself. The absolute tolerance scales with the largest finite number of `expected`, to
-    allow for cancellation.
+    Integer and boolean tensors must be equal. NaN, which marks unwritten elements of a state, equals NaN, and
+    infinities must be equal. The absolute tolerance scales with the largest finite number in `expected`, to allow for
+    cancellation.
     """
     if found.shape != expected.shape:
         return f"shape {list(found.shape)}, expected {list(expected.shape)}"

@@ -38,8 +38,8 @@ _KeysAndValues = tuple[torch.Tensor, torch.Tensor | None]
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first wrong output of a program: the step, the output's name, and a description of both values. If a call
-    fails instead, `node` names it and `output` is empty."""
+    """The first wrong output of a program: the number of the step, the output's name, and a description of both values.
+    If a call fails instead, `node` names the call and `output` is ""."""
 
     step: int
     output: str
@@ -49,12 +49,15 @@ class FirstDifference:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The right outputs of an entry's programs for some requests, in float64. `program` is the one that they were
-    computed with.
+    """The right outputs, in float64, of all programs that a compile makes of one entry (such as `main`), for some
+    requests. `program` is the program that computed them.
 
-    `outputs` has the outputs of each step of a cached program, by name. It omits unknown ones: states other than caches
-    and rows. Caches have the page numbers of the cache group that keeps every token. `logits` has a row for each token;
-    it is None after a lossy pass over a cached program.
+    `outputs` has, for each step, the outputs of a program with KV caches, by name; outputs whose right values are
+    unknown are left out. `logits` has a row for each token of all requests. It is None after a lossy pass over a
+    program with caches.
+
+    Pages in `outputs` are numbered as in the cache group that keeps every token. A cache group is the set of caches
+    that share page numbers; groups with a window number their pages differently.
     """
 
     program: Program
@@ -66,13 +69,16 @@ class Expectation:
 
     @property
     def pool(self) -> tuple[int, int]:
-        """Return the number of pages, and the tokens of a page."""
+        """Return the size of the KV cache pool: the number of pages, and the tokens per page."""
         return self.pages, self.page_size
 
     def steps(self, program: Program, *, forced: bool = False, at_once: bool = False) -> list[Step]:
-        """Return the steps to run a program on. A program without caches, or any program with `at_once`, takes all
-        tokens in one step. If the program keeps generated tokens on the device, it reads them from there, unless they
-        are `forced`."""
+        """Return the inputs of the steps to run `program` on. A program without caches takes all tokens in one step;
+        with `at_once`, every program does.
+
+        A program that keeps the last sampled token on the device reads it from there. With `forced`, the right token is
+        an input instead.
+        """
         if at_once or not is_cached(program):
             return whole(self.requests, self.pool)
         by_device = not forced and "last_token" in program.states
@@ -81,8 +87,9 @@ class Expectation:
     def difference(
         self, program: Program, params: Sequence[Tensors], *, forced: bool = False, at_once: bool = False
     ) -> FirstDifference | None:
-        """Run a program in float64 and return the first output that differs from the expected one; None if none does.
-        With `forced`, generated tokens are inputs; with `at_once`, all tokens form one step."""
+        """Run a program in float64, and return the first output that differs from the expected one; None if none does.
+        With `forced`, generated tokens are inputs instead of being read from the device. With `at_once`, one step has
+        all tokens."""
         steps = self.steps(program, forced=forced, at_once=at_once)
         number = 0
         try:
@@ -98,15 +105,16 @@ class Expectation:
     def known_outputs(
         self, program: Program, number: int, step: Step, *, at_once: bool = False
     ) -> dict[str, torch.Tensor]:
-        """Return the expected float64 outputs of step number `number` of a program, by name. Outputs whose right values
-        are unknown are left out."""
+        """Return the expected outputs of `program` in one step, in float64, by name. `number` is the step's index.
+        Outputs whose right values are unknown are left out."""
         known = {"logits": self.logits[step.places]} if self.logits is not None else {}
         if is_cached(program) and not at_once:
             known |= renumbered(self._of_ranks(self.outputs[number], program), program, self.pages)
         return known
 
     def _of_ranks(self, outputs: Mapping[str, torch.Tensor], program: Program) -> dict[str, torch.Tensor]:
-        """Return outputs as a run of `program` returns them: on a mesh, the states of all ranks are stacked."""
+        """Convert expected outputs to the form in which a run of `program` returns them. On a mesh of devices, each
+        state becomes the stack of the ranks' parts."""
         if not program.mesh or self.program.mesh:
             return dict(outputs)
         stacked = {
@@ -117,9 +125,12 @@ class Expectation:
         return {**outputs, **stacked}
 
     def known(self, program: Program, steps: int | None, *, at_once: bool = False) -> dict[str, torch.Tensor]:
-        """Return the expected outputs that only a program with caches has, after its first `steps` steps: the last
-        version of each state, and the rows of other outputs in the order of the requests. Empty for a program without
-        caches. With `at_once`, only cache contents are returned."""
+        """Return the expected values that only a program with caches has, after its first `steps` steps, by name. Empty
+        for a program without caches.
+
+        These are the last contents of each state, and outputs with a row per token, such as sampled tokens. Rows are in
+        the order of the requests. With `at_once`, only the contents of caches are returned.
+        """
         if not is_cached(program):
             return {}
         outputs = self.outputs if at_once else self.outputs[:steps]
@@ -141,11 +152,12 @@ def expect(
     rows: int,
     seed: int = 0,
 ) -> Expectation:
-    """Run `program`, which has no caches, on the prompts and on tokens that are sampled after them. Return its outputs
-    as the expected ones.
+    """Compute the outputs that all programs which a compile makes of `program` must have. `program` has no KV caches,
+    and `params` has its params for each rank. It runs on the prompts, and then on the tokens that are sampled after
+    them.
 
-    `rows` is the number of device rows, and so the maximum of concurrent sequences. Tokens are sampled from the
-    program's logits with the ops' references, so nothing comes from a program that is checked.
+    `rows` is the maximum number of concurrent sequences; further prompts are ignored. Tokens are sampled by the
+    references of ops, so that nothing depends on a program that is checked.
     """
     requests = [
         Request(tuple(prompt), len(prompt), SAMPLERS[index % len(SAMPLERS)], rows - 1 - index)
@@ -173,8 +185,9 @@ def expect(
 def renumbered(
     outputs: Mapping[str, torch.Tensor], program: Program, pages: int, *, back: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Return outputs with caches whose pages have the numbers of their own cache group in `program`. The argument has
-    the numbers of the group that keeps every token. `back` converts the other way."""
+    """Renumber the pages of KV caches in expected outputs. In `outputs`, pages are numbered as in the cache group that
+    keeps every token; in the result, as in each cache's own group in `program`. `pages` is the number of pages. `back`
+    converts in the other direction."""
     changed = dict(outputs)
     for name, spec in program.states.items():
         if name in outputs and "pages" in spec.type.shape and (turn := turn_of(CacheGroup.named(spec.group), pages)):
@@ -184,8 +197,8 @@ def renumbered(
 
 
 def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
-    """Return the part of the state `whole` that `rank` holds. If a dim, such as heads, is too small to divide among the
-    ranks, its elements are repeated first."""
+    """Return the part of a state that one rank of a mesh holds; `whole` is the state on one device. If a sharded dim,
+    such as KV heads, is smaller than the number of ranks, its elements are repeated first."""
     for one in spec.placement:
         on, held = rank.on(one.axis), spec.type.shape[one.dim]
         if one.kind == "shard" and on is not None and isinstance(held, int):
@@ -196,8 +209,8 @@ def _part(whole: torch.Tensor, spec: StateSpec, rank: Rank) -> torch.Tensor:
 
 
 def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) -> Expectation:
-    """Return the expected outputs after a lossy pass over a program with caches: those of the new `program` itself. Its
-    steps are those of `before`, the expected outputs before the pass."""
+    """Return the expected outputs after a lossy pass over a program with caches. They are the outputs of `program`, the
+    result of the pass, on the same steps as `before`, the expected outputs before the pass."""
     steps = before.steps(program)
     seen = observe(program, params, steps, before.pages, exact=True)
     outputs = tuple(renumbered(one.outputs, program, before.pages, back=True) for one in seen)
@@ -205,7 +218,8 @@ def rebased(before: Expectation, program: Program, params: Sequence[Tensors]) ->
 
 
 def _sampled(request: Request, logits: torch.Tensor) -> int:
-    """Return the token that is sampled after a request's last one. `logits` are those of its last token."""
+    """Sample the token that follows a request's last token, by the references of ops. `logits` are those of its last
+    token."""
     alone = [replace(request, row=0)]
     step = whole(alone, (1, PAGE_SIZE))[0]
     counts = torch.full((1, logits.shape[-1]), -1, dtype=torch.int32)
@@ -236,9 +250,12 @@ def _outputs(
     pool: tuple[int, int],
     rows: int,
 ) -> list[dict[str, torch.Tensor]]:
-    """Return, for each step, the expected outputs of a program with caches, by name, except logits. `keys` has k and v
-    of all tokens by the name of the cache; v is None if keys contain the values. `pool` is the number of pages, and the
-    tokens of a page. `rows` is the number of device rows."""
+    """Compute the expected outputs of a program with caches, except logits, for each step, by name.
+
+    `keys` maps the name of each cache to the keys and values of all tokens; values are None if they are a part of the
+    keys. `logits` has a row for each token. `pool` is the number of pages and the tokens per page. `rows` is the
+    maximum number of concurrent sequences.
+    """
     pages, page_size = pool
     shapes = {name: CacheForm.of(k, v).shape(page_size, k.shape[1])[1:] for name, (k, v) in keys.items()}
     caches = {name: torch.full((pages, *shape), float("nan"), dtype=torch.float64) for name, shape in shapes.items()}
@@ -280,8 +297,8 @@ def _outputs(
 
 
 def _cached(program: Program) -> dict[str, tuple[fx.Node, fx.Node | None]]:
-    """Return the k and v nodes that each layer's cache stores, by the name of the cache. v is None if keys contain the
-    values."""
+    """Return the nodes of the keys and values that each layer stores in its cache, by the cache's name, such as "kv.3".
+    The second node is None if the values are a part of the keys."""
     return {
         f"kv.{bound['layer']}": (bound["k"], bound["v"]) for bound in map(_bound, program.calls(ops.attention.overload))
     }

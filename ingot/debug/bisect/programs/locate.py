@@ -22,9 +22,9 @@ _SLICE = torch.ops.aten.slice.Tensor
 
 @dataclass(frozen=True)
 class Site:
-    """The place of a fault in a program. `node` is the faulty node, and `tensor` the first wrong value. `instead_of` is
-    the value that it replaces in the program before, empty if none. Names have no percent sign. `text` describes the
-    difference."""
+    """The place of a fault in a program. `node` is the faulty node, and `tensor` the first value that is wrong.
+    `instead_of` names the value that it replaces in the program before the pass, "" if none. `text` describes the
+    difference. Names are without the percent sign of the text form."""
 
     node: str
     op: str
@@ -36,10 +36,8 @@ class Site:
 
 @dataclass
 class ObservedProgram:
-    """A program with the recorded values of its nodes over some steps: `found` in its own dtypes, `exact` in float64.
-
-    `rows` are the indices of the tokens to compare, None for all tokens of the steps.
-    """
+    """A program and the recorded values of its nodes in some steps: `found` in the program's own dtypes, `exact` in
+    float64. `rows` are the indices of the tokens to compare, None for all tokens."""
 
     program: Program
     params: Sequence[Tensors]
@@ -56,16 +54,17 @@ class ObservedProgram:
         names: set[str],
         rows: torch.Tensor | None = None,
     ) -> "ObservedProgram":
-        """Interpret a program twice, in its own dtypes and in float64, and record the values of the nodes in
-        `names`."""
+        """Interpret a program twice, in its own dtypes and in float64, and record the values of the nodes in `names`.
+        `pages` is the number of cache pages, and `rows` has the indices of the tokens to compare later, None for
+        all."""
         found, exact = (
             list(observe(program, params, steps, pages, exact=exact, watch=names)) for exact in (False, True)
         )
         return ObservedProgram(program, params, found, exact, rows)
 
     def value(self, node: fx.Node) -> Measured | None:
-        """Return a node's value with rows in the order of the requests; on a mesh, the ranks' values are combined. None
-        if the value was not recorded or its parts cannot be combined."""
+        """Return a node's recorded value over all steps. Rows of tokens are in the order of the requests. On a mesh,
+        the values of all ranks are combined into one. None if the value was not recorded or cannot be combined."""
         found, exact = (self._assembled(node, side) for side in (self.found, self.exact))
         return None if found is None or exact is None else Measured(found, exact)
 
@@ -93,12 +92,13 @@ def locate(
     differs: Differs,
     known: Mapping[str, torch.Tensor],
 ) -> Site | None:
-    """Return the place where `after` first computes another value than `before`; None if no value that both have
-    differs.
+    """Find where the program after a pass first computes another value than the program before it. None if all values
+    that can be compared are equal.
 
-    Values of the two programs are paired by what the pass left unchanged: nodes of the same name, the arguments of such
-    nodes, and outputs of the same name. `known` has expected values that `before` lacks: those of outputs, by name, and
-    of ops with a single call, by op. `run` interprets a program and records the nodes with the given names.
+    Values of the two programs are compared if they correspond: nodes with the same name, arguments of such nodes, and
+    outputs with the same name. `run` interprets a program and records the nodes with the given names. `differs`
+    compares two values. `known` has expected values that `before` does not compute: outputs by their name, and results
+    of ops that occur once by the op's name.
     """
     made = _made(before, after)
     gone = _made(after, before)
@@ -114,8 +114,8 @@ def locate(
 
 
 def _is_near(pair: "Pair", made: set[fx.Node]) -> bool:
-    """Return whether a pair of old and new value is next to a node that the pass made, where a fault shows first.
-    `made` are these nodes."""
+    """Return whether a pair of corresponding values is next to a node that the pass made. A fault shows there first, so
+    these pairs are compared first. `made` are the nodes that the pass made."""
     old, new, user = pair
     if user is not None or new.op == "placeholder" or print_call(old) != print_call(new):
         return True
@@ -135,8 +135,9 @@ Pair = tuple[fx.Node, fx.Node, fx.Node | None]
 
 
 def _pairs(before: Program, after: Program) -> list[Pair]:
-    """Return the pairs of nodes of `before` and `after` that should have equal values. The third item is the node of
-    `after` that reads the value as an argument; None for nodes of the same name and for outputs."""
+    """Return the pairs of nodes, one of `before` and one of `after`, that must have equal values: nodes with the same
+    name, arguments of such nodes, and outputs. The third item is the node of `after` that reads the argument, None for
+    the other kinds."""
     old, new = _nodes(before), _nodes(after)
     pairs: list[Pair] = []
     for name, node in new.items():
@@ -171,8 +172,8 @@ def _arguments(node: fx.Node) -> list[object]:
 
 
 def _comparable(node: fx.Node, program: Program) -> bool:
-    """Return whether a node's value can be compared: a tensor with values per step or per token. States, and tensors
-    with a row per sequence, cannot."""
+    """Return whether a node's value can be compared between programs. States cannot, nor can tensors with a row per
+    sequence, whose rows differ from step to step."""
     value_type = node.meta["type"]
     if not isinstance(value_type, TensorType) or value_type.shape[:1] in (("B",), ("R",), ("S",)):
         return False
@@ -181,8 +182,8 @@ def _comparable(node: fx.Node, program: Program) -> bool:
 
 
 def _known(after: Program, made: set[fx.Node], known: Mapping[str, torch.Tensor]) -> list[tuple[str, fx.Node]]:
-    """Return the nodes of `after` that have an expected value in `known`, each with its name there: outputs, and calls
-    that the pass made."""
+    """Return the nodes of `after` whose expected values `known` has, each with its key in `known`. They are outputs,
+    and calls among `made`, the nodes that the pass made."""
     found = [(name, node) for name, node in after.output_nodes().items() if name in known]
     for name in known:
         calls = [node for node in made if node.op == "call_function" and target_name(node.target) == name]
@@ -258,9 +259,12 @@ class _Search:
         )
 
     def _cause(self, node: fx.Node, wanted: Measured | None = None) -> fx.Node:
-        """Return the faulty node that made the value of `node` wrong: go up the graph through unchecked values, to the
-        first call with right inputs. `wanted` is the value that `node` should have, if known. Ops such as casts pass it
-        on to their operands."""
+        """Return the faulty node that made the value of `node` wrong. Go from the node to its operands, through values
+        that could not be checked, to the first call with right inputs.
+
+        `wanted` is the value that `node` should have, None if unknown. An operand that has this value already, as
+        before a cast, counts as right.
+        """
         if wanted is None and node in self.expected:
             wanted = self.old.value(self.expected[node])
         unknown = self._unknown(node, wanted)
@@ -280,7 +284,8 @@ class _Search:
         return self._cause(source, wanted)
 
     def _unknown(self, node: fx.Node, wanted: Measured | None) -> list[fx.Node]:
-        """Return the operands of a node that the pass made and that are not known to be right."""
+        """Return the operands of `node` that may be wrong: the pass made them, and no comparison has found them right.
+        `wanted` is the value that `node` should have, None if unknown; operands with this value are right."""
         sources = [one for one in node.all_input_nodes if one in self.made and one not in self.good]
         return [one for one in sources if not self._is(one, wanted)]
 
@@ -291,8 +296,8 @@ class _Search:
         return self.differs(wanted, value) is None
 
     def _elsewhere(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return whether another item of the tuple `source` has the value that `node`, which takes one item, should
-        have."""
+        """Return whether `node` takes the wrong item of a tuple. This is so if another item of the tuple, made by the
+        call `source`, has the value that `node` should have."""
         wanted = self.old.value(self.expected[node]) if node in self.expected else None
         others = [user for user in source.users if user.target is operator.getitem and user is not node]
         values = [self.new.value(other) for other in others]
@@ -302,8 +307,7 @@ class _Search:
         )
 
     def _inside(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return whether the value that the slice `node` should have is somewhere else in `source`, the tensor that it
-        slices."""
+        """Return whether the tensor `source` contains the value that its slice `node` should have, at any offset."""
         return self._offset(node, source) is not None
 
     def _offset(self, node: fx.Node, source: fx.Node) -> int | None:
@@ -320,9 +324,9 @@ class _Search:
         return None
 
     def _misplaced(self, node: fx.Node, source: fx.Node) -> fx.Node:
-        """Return the faulty node for a slice `node` that reads the wrong part of `source`. It is the slice itself. But
-        if all slices of `source` are adjacent and in order, it is the merged param if its parts were joined in another
-        order."""
+        """Return the faulty node, given that the slice `node` of `source` should have read another part of it. Usually
+        that is the slice. If all slices of `source` are adjacent and in order, the merged param that `source` reads may
+        have its parts in the wrong order; then it is that param."""
         slices = sorted((user for user in source.users if user.target is _SLICE), key=self.order.__getitem__)
         begin = 0
         for one in slices:
@@ -334,7 +338,8 @@ class _Search:
         return params[0] if params and len(swapped) > 1 and self._param_differs(params[0]) else node
 
     def _param_differs(self, param: fx.Node) -> bool:
-        """Return whether a new param lacks rows of the params that it replaces, or has them in another order."""
+        """Return whether a param that the pass merged from others lacks some of their rows, or has them in another
+        order."""
         # Use rank 0: on a mesh, each rank holds its part of every param.
         whole, kept = self.new.params[0][str(param.target)], _nodes(self.after).keys()
         gone = [node for name, node in _nodes(self.before).items() if node.op == "placeholder" and name not in kept]
@@ -348,8 +353,9 @@ class _Search:
         return not begins or None in begins or begins != sorted(begins)  # type: ignore[type-var]
 
     def _inner(self, call: fx.Node) -> fx.Node | None:
-        """Return the faulty call inside a region: the first with another value than the call of that name in the
-        program before. None if there is none, or if the region received a wrong argument."""
+        """Find the faulty call inside a region. Calls in its body have the names that they had before the region was
+        formed; the first with another value than then is at fault. None if there is none, or if the region's arguments
+        are wrong."""
         callers = [node for node in self.after.calls() if node.target == call.target]
         if self.after.mesh or callers[0] is not call:
             return None  # the body has the names of its first call's nodes
@@ -381,9 +387,9 @@ class _Search:
         return None
 
     def _matches_no_reader(self, source: fx.Node, value: torch.Tensor, old: Mapping[str, fx.Node]) -> bool:
-        """Return whether an input of a region's body has a wrong value. It is wrong if none of its readers read this
-        `value` in the program before; one faulty reader alone does not count. `old` are the calls of the program
-        before, by name."""
+        """Return whether the input `source` of a region's body has a wrong value, `value`. Compare it with what the
+        calls that read it had read before the pass; `old` has these calls by name. The input is wrong if no call had
+        read this value."""
         fits = []
         for user in source.users:
             was = _arguments(old[user.name]) if user.name in old else []
@@ -397,7 +403,8 @@ class _Search:
 
 
 def _row_of(whole: torch.Tensor, part: torch.Tensor) -> int | None:
-    """Return the first row of `whole` at which the rows of `part` begin; None if `whole` does not contain them."""
+    """Return the row of the tensor `whole` at which a copy of `part` begins; None if `whole` does not contain
+    `part`."""
     if part.shape[1:] != whole.shape[1:]:
         return None
     begins = range(whole.shape[0] - part.shape[0] + 1)

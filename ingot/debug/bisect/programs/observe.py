@@ -17,10 +17,9 @@ Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Observed:
-    """The outputs of a program in one step, by name, and the values of watched nodes, by node name, one for each rank.
-
-    On a mesh, state outputs have the ranks stacked along a new first axis.
-    """
+    """The results of one step of a program. `outputs` are its outputs by name. `values` maps the name of each watched
+    node to its values, one for each rank. On a mesh of devices, state outputs have the ranks stacked along a new first
+    axis."""
 
     step: Step
     outputs: dict[str, torch.Tensor]
@@ -36,10 +35,11 @@ def observe(
     exact: bool,
     watch: Collection[str] = (),
 ) -> Iterator[Observed]:
-    """Interpret a program over `steps` in order, from fresh states. Yield what each step computes. `params` has the
-    params of each rank, and `pages` is the number of cache pages.
+    """Interpret a program over `steps` in order, with states that are fresh before the first step. Yield the results of
+    each step. `params` has the params by name for each rank, and `pages` is the number of cache pages.
 
-    With `exact`, compute in float64. `watch` names the nodes to record; nodes inside regions cannot be watched.
+    With `exact`, compute in float64. `watch` names the nodes whose values are recorded; nodes inside regions cannot be
+    watched.
     """
     states = [fresh_states(program, pages) for _ in params]
     for step in steps:
@@ -71,8 +71,8 @@ def observe(
 
 
 def by_token(program: Program, observed: Sequence[Observed], name: str) -> list[torch.Tensor]:
-    """Return the recorded values of a node, one for each rank. Values with a row per token are joined over the steps
-    and put into the order of the requests. For other values, the last step's is returned."""
+    """Return the recorded value of a node for each rank, joined over the steps. A value with a row per token has its
+    rows in the order of the requests. Of any other value, only the last step's is returned."""
     node = next(node for node in program.graph.nodes if node.name == name)
     steps = [one for one in observed if name in one.values]
     if not is_by_token(node):
@@ -86,7 +86,7 @@ def by_token(program: Program, observed: Sequence[Observed], name: str) -> list[
 
 
 def is_by_token(node: fx.Node) -> bool:
-    """Return whether a node's value has one row per token. A row of logits counts as one, since each token of these
-    steps has one."""
+    """Return whether a node's value has a row per token. A row per row of logits counts as well, since in the steps of
+    a bisection every token has logits."""
     value_type = node.meta["type"]
     return isinstance(value_type, TensorType) and value_type.shape[:1] in (("T",), ("L",))

@@ -18,8 +18,9 @@ TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class Digest:
-    """Sums over a tensor's elements that do not depend on its shape or the order of its dims: their count, sum,
-    absolute sum and sum of squares. `module` is the one that computed it."""
+    """A summary of a tensor to recognize it in another implementation: the count, sum, absolute sum and sum of squares
+    of its elements. It does not depend on the tensor's shape or order of dims. `module` names the module that computed
+    it."""
 
     count: int
     total: float
@@ -33,8 +34,9 @@ class Digest:
         return Digest(wide.numel(), float(wide.sum()), float(wide.abs().sum()), float(wide.square().sum()), module)
 
     def is_near(self, other: "Digest") -> bool:
-        """Return whether two digests are equal up to rounding in float32, in which transformers computes norms and
-        softmax for every dtype. The tolerance is 100 times its unit roundoff of 6e-8, and more for sums."""
+        """Return whether two digests are equal up to rounding in float32. The tolerance is 100 times float32's unit
+        roundoff of 6e-8, and more for sums. Transformers computes norms and softmax in float32, whatever the model's
+        dtype."""
         near = 1e-5
         return (
             self.count == other.count
@@ -46,11 +48,12 @@ class Digest:
 
 @dataclass
 class Oracle:
-    """An independent implementation of a model. `logits` returns logits [n, vocab] for each request of n tokens.
-    `watched` runs one request and returns digests of all intermediate tensors; None if the oracle cannot.
+    """An independent implementation of a model, to compare the traced program with.
 
-    Both take the checkpoint's folder, the request or requests, and the compiled context length, on which some rotary
-    embeddings depend.
+    `logits` runs requests and returns logits [n, vocab] for each request of n tokens. `watched` runs one request and
+    returns digests of all intermediate tensors; it is None if the oracle cannot do this. Both functions take the
+    checkpoint's folder, the request or requests, and the compiled context length, on which some rotary embeddings
+    depend.
     """
 
     name: str
@@ -59,8 +62,8 @@ class Oracle:
 
 
 def open_oracle(oracle: str | Path) -> Oracle:
-    """Return the oracle `transformers`, or that of a Python file. Raises OptionError for a wrong file, or if
-    transformers is not installed."""
+    """Return the oracle "transformers", or the one that a Python file defines. Raises OptionError if the file is not
+    valid, or if transformers is not installed."""
     if str(oracle) == TRANSFORMERS:
         if importlib.util.find_spec("transformers") is None:
             raise OptionError(
@@ -99,9 +102,9 @@ def _model(folder: Path, context: int) -> Any:
 
 
 def _rotate_as_in(rotary: torch.nn.Module, context: int) -> None:
-    """Make a rotary embedding module compute as in a context of this length: append the context's last position to each
-    call. In transformers, longrope and dynamic scaling depend on the last position of a call. In a compiled model, as
-    in vLLM, they depend on the whole context."""
+    """Make a rotary embedding module of transformers compute as for a context of `context` tokens. In transformers,
+    longrope and dynamic scaling depend on the last position of a call. In a compiled model, as in vLLM, they depend on
+    the whole context length. So the last position of the context is appended to the positions of each call."""
 
     def extended(positions: Any) -> Any:
         return torch.cat([positions, torch.full_like(positions[..., :1], context - 1)], dim=-1)
@@ -149,7 +152,8 @@ def _transformers_watched(folder: Path, request: Sequence[int], context: int) ->
 
 @dataclass
 class _Recorder(TorchDispatchMode):
-    """Record a digest of the result of every op, with the name of the module that runs."""
+    """A torch dispatch mode that records a digest of the result of every op, with the name of the module that is
+    running."""
 
     stack: list[str]
     seen: list[Digest] = field(default_factory=list)

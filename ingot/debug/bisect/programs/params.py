@@ -12,8 +12,8 @@ from ingot.ir.recipe import Recipe
 
 @dataclass
 class Params:
-    """Computes the params of any program from its recipes, by rank and name. `read` returns a tensor of the checkpoint
-    by name."""
+    """Computes a program's params (its weights) from the checkpoint, for each rank, by name. `read` returns a
+    checkpoint tensor by name."""
 
     read: Callable[[str], torch.Tensor]
     _made: dict[tuple[Recipe, Rank | None], torch.Tensor] = field(default_factory=dict)

@@ -12,22 +12,25 @@ from ingot.ir.program import Program
 
 
 def wrong_weight(params: Params, before: Program, after: Program) -> tuple[str, str] | None:
-    """Return the name of the first quantized weight whose error exceeds its format's, and a description; None if there
-    is none."""
+    """Check the weights that the pass between `before` and `after` quantized. Return the name of the first weight with
+    a larger error than its storage format explains, and a description; None if there is none."""
     found = weight_breaches(before, after, params(before), params(after))
     return (found[0].param, found[0].breach.text) if found else None
 
 
 def rounded(params: Params, before: Program, after: Program) -> tuple[Program, list[Tensors]]:
-    """Return `before` and params for it, one mapping for each rank. Quantized weights are rounded to the numbers that
-    `after` stores. In float64, both programs then compute the same."""
+    """Return the program before a quantizing pass with params that are rounded to the numbers which the program after
+    it stores; one mapping of params for each rank. In float64, both programs then compute the same."""
     program, values = with_rounded_weights(before, after, params(before), params(after))
     return program, list(values)
 
 
 def broken_quantization(params: Params, before: Program, after: Program, steps: Sequence[Step]) -> str | None:
-    """Return how a lossy pass lost more accuracy than its formats explain, in words; None if it did not. A pass that
-    quantizes no linear, or that runs on a program with caches, is not checked. `steps` is one step with all tokens."""
+    """Check the accuracy of a lossy pass. Return how its program `after` is worse than the storage formats of its
+    weights explain, in words; None if it is not. `steps` is a list of one step with all tokens.
+
+    A pass that quantizes no linear, or that runs on a program with caches, is not checked.
+    """
     if is_cached(before) or not any(True for _ in after.calls(ops.quant_linear.overload)):
         return None
     if wrong := wrong_weight(params, before, after):

@@ -36,8 +36,8 @@ BEFORE, AFTER, TENSORS, PASS = "before.ir", "after.ir", "tensors.safetensors", "
 
 @dataclass(frozen=True)
 class Replay:
-    """The result of running a reproducer. `before` and `after` describe what the programs before and after the pass
-    compute. `problem` describes the fault, empty if it is absent."""
+    """The result of running a reproducer, a folder that shows a pass's fault. `before` and `after` describe what the
+    programs before and after the pass compute. `problem` describes the fault, "" if it does not occur."""
 
     before: str
     after: str
@@ -49,10 +49,12 @@ class Replay:
 
 
 def replay(folder: Path) -> Replay:
-    """Run the installed version of a reproducer's pass, and compare the programs before and after it.
+    """Run the pass of a reproducer, as installed now, on the reproducer's program, and compare the programs before and
+    after.
 
-    If the folder has after.ir, the pass has changed since the artifact was compiled, and the program in after.ir is
-    compared instead. Raises ArtifactError if the folder is incomplete, or the pass cannot be created.
+    If the folder has a file after.ir, the pass had already changed when the reproducer was written. Then the pass does
+    not run, and the program in after.ir is compared instead. Raises ArtifactError if the folder is incomplete or the
+    pass cannot be created.
     """
     load_user_ops()
     try:
@@ -73,8 +75,8 @@ def replay(folder: Path) -> Replay:
 
 
 def _pass(about: Mapping[str, Any], folder: Path) -> Pass:
-    """Return the reproducer's pass, as it is installed now. Raises ArtifactError if it cannot be created, which is not
-    the fault that is reproduced."""
+    """Create the pass that a reproducer names, from the installed code. Raises ArtifactError if that fails; such an
+    error is not the fault to reproduce. `about` has the pass's module, class and options."""
     place, package = f"{about['module']}.{about['class']}", str(about["module"]).partition(".")[0]
     if find_spec(package) is None:
         raise ArtifactError(
@@ -158,8 +160,8 @@ def _compared(about: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], bef
 
 
 def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
-    """Return a program's outputs over all steps, by name: rows of tokens in the order of the requests, or else the
-    value of the last step."""
+    """Join a program's outputs over all steps, by name. Outputs with a row per token have their rows in the order of
+    the requests. Of any other output, only the last step's value is returned."""
     order = torch.cat([one.step.places for one in observed]).argsort()
     joined = {}
     for name, last in observed[-1].outputs.items():
@@ -171,8 +173,12 @@ def _joined(observed: list[Observed]) -> dict[str, torch.Tensor]:
 
 
 def _steps(tensors: Mapping[str, torch.Tensor], kind: str, pool: tuple[int, int]) -> list[Step]:
-    """Return the stored steps of a kind, "whole" or "steps". Values that other parts of the model compute are stored
-    once for all tokens; each step takes its rows."""
+    """Read the inputs of steps from a reproducer's tensors. `kind` is "whole" for one step with all tokens, or "steps"
+    for several. `pool` is the number of cache pages and the tokens per page.
+
+    Values of calls that were left out of the program are stored once, for all tokens; each step gets the rows of its
+    tokens.
+    """
     values = {name.removeprefix("value."): value for name, value in tensors.items() if name.startswith("value.")}
     found: list[Step] = []
     while f"{kind}{len(found)}.places" in tensors:

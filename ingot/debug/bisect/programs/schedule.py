@@ -23,8 +23,8 @@ _OF_PAGES = frozenset(one.name for one in PAGING.inputs)
 
 @dataclass(frozen=True)
 class SamplerOptions:
-    """The sampling options of a request. Fields have the names of the step inputs that a feature declares
-    (`ingot.ir.features`)."""
+    """The sampling options of a request. Fields are named like the step inputs that carry these options, such as
+    `temperature`; features in `ingot.ir.features` declare these inputs."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -40,7 +40,7 @@ class SamplerOptions:
 
     @property
     def counts(self) -> bool:
-        """Return whether the tokens of the request must be counted, as penalties need."""
+        """Return whether the request has penalties, for which the program must count its tokens."""
         return (self.repetition, self.frequency, self.presence) != (1.0, 0.0, 0.0)
 
 
@@ -57,8 +57,8 @@ SAMPLERS = (
 
 @dataclass(frozen=True)
 class Request:
-    """A sequence to serve: `prompt` is the number of its `tokens` that are the prompt, and `row` its device row.
-    `pages` are the numbers of its cache pages, in order."""
+    """A sequence to serve. The first `prompt` of its `tokens` are the prompt. `row` is its device row, the row of the
+    sequence in per-sequence tensors on the device. `pages` are the numbers of its cache pages, in order."""
 
     tokens: tuple[int, ...]
     prompt: int
@@ -69,11 +69,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Step:
-    """The inputs of one step, for any program.
+    """The inputs of one step, for any program of a compile. `inputs` has every input that a program may have, by name.
 
-    `inputs` has every input that a program may have, by name. `places` are the indices of the step's tokens in the
-    concatenation of all requests. `pool` is the number of pages, and the tokens of a page. Page numbers are those of
-    the cache group that keeps every token; for other groups they are rotated (`turn_of`).
+    `places` are the indices of the step's tokens in the concatenation of all requests. `pool` is the number of cache
+    pages and the tokens per page. Page numbers are those of the caches that keep every token. Caches with a window use
+    other page numbers, which `of` computes.
     """
 
     inputs: Mapping[str, torch.Tensor]
@@ -81,7 +81,8 @@ class Step:
     pool: tuple[int, int]
 
     def of(self, inputs: Mapping[str, TensorType]) -> dict[str, torch.Tensor]:
-        """Return the step's values for the named inputs. Raises ArtifactError for an input that no feature declares."""
+        """Return the step's values for the inputs of a program, by name; `inputs` has the program's input types by
+        name. Raises ArtifactError for an input that no feature declares."""
         return {name: self._value(name) for name in inputs}
 
     def _value(self, name: str) -> torch.Tensor:
@@ -99,13 +100,14 @@ class Step:
 
 
 def is_cached(program: Program) -> bool:
-    """Return whether a program has states, such as caches of earlier tokens, so that a sequence may be processed in
-    chunks."""
+    """Return whether a program has states, such as KV caches. Such a program can process a sequence in several
+    steps."""
     return any(True for _ in program.placeholders("state"))
 
 
 def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tuple[list[Request], int]:
-    """Return the requests with cache pages assigned, in an order drawn by `seed`, and the total number of pages."""
+    """Assign cache pages to the requests, in a random order drawn by `seed`. Return the requests with their pages, and
+    the total number of pages."""
     widths = [-(-len(request.tokens) // page_size) for request in requests]
     order = list(range(sum(widths) + 3))  # a few unused ones
     random.Random(seed).shuffle(order)
@@ -117,16 +119,16 @@ def with_pages(requests: Sequence[Request], page_size: int, seed: int = 0) -> tu
 
 
 def whole(requests: Sequence[Request], pool: tuple[int, int]) -> list[Step]:
-    """Return a list of one step that processes all tokens of all requests. `pool` is the number of pages, and the
-    tokens of a page."""
+    """Return a list with one step, which processes all tokens of all requests. `pool` is the number of cache pages and
+    the tokens per page."""
     return [_step(requests, [len(request.tokens) for request in requests], [0] * len(requests), pool, False)]
 
 
 def in_chunks(requests: Sequence[Request], pool: tuple[int, int], *, by_device: bool, chunk: int = CHUNK) -> list[Step]:
-    """Return steps that process prompts in chunks of `chunk` tokens, and then single tokens. `pool` is the number of
-    pages, and the tokens of a page.
+    """Return steps that serve the requests: prompts in chunks of `chunk` tokens, then generated tokens one by one.
+    `pool` is the number of cache pages and the tokens per page.
 
-    With `by_device`, a generated token is read from its row on the device instead of being an input.
+    With `by_device`, the program reads a generated token from the device; otherwise the token is a step input.
     """
     steps, done = [], [0] * len(requests)
     while any(place < len(request.tokens) for place, request in zip(done, requests, strict=True)):
@@ -142,8 +144,9 @@ def in_chunks(requests: Sequence[Request], pool: tuple[int, int], *, by_device: 
 def _step(
     requests: Sequence[Request], counts: Sequence[int], done: Sequence[int], pool: tuple[int, int], by_device: bool
 ) -> Step:
-    """Return a step with `counts[i]` tokens of request i, after its first `done[i]` tokens. Each token has a row of
-    logits."""
+    """Return a step that processes `counts[i]` tokens of request i, after the `done[i]` tokens that earlier steps
+    processed. Every token has a row of logits. With `by_device`, generated tokens are read from the device instead of
+    from inputs."""
     batch = [index for index, count in enumerate(counts) if count]
     begins = [sum(len(request.tokens) for request in requests[:index]) for index in range(len(requests))]
     places = [begins[index] + done[index] + i for index in batch for i in range(counts[index])]
