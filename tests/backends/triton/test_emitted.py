@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from call_oracle import difference
+from drawn import drawn
 from eight_bit_samples import FLOAT8
 from emitted_calls import CLAIMED, DTYPES, calls, emit_call, emitting, lowered
 
@@ -40,34 +41,34 @@ def test_attention_compiles_for_heads_of_all_sizes(op: str, dtype: torch.dtype, 
             assert future.result().executable is not None, f"{op} {dtype} {number}: {future.result().refused}"
 
 
-def test_odd_heads_compile(tmp_path: Path) -> None:
-    """80 float32 are three lines of the cache, which are asked for ahead: a range in a kernel has a power of two. A key
-    of a latent cache lies in two tiles."""
-    odd = (("append_attention", torch.float32, 1, 80), ("paged_attention", torch.bfloat16, 0, 576))
-    with emitting(tmp_path) as compiling:
-        made = []
-        for op, dtype, q, dim in odd:
-            number = next(at for at, call in enumerate(calls(op, dtype)) if call.args[q].shape[2] == dim)
-            made.append(compiling.pool.submit(emit_call, op, dtype, number, tmp_path))
-        for one in made:
-            assert one.result().executable is not None, one.result().refused
+ODD_HEADS = [("append_attention", torch.float32, 1, 80), ("paged_attention", torch.bfloat16, 0, 576)]
 
 
-def test_caches_of_eight_bits_compile(tmp_path: Path) -> None:
-    """Of few tokens, with what they feed, and of prompts; heads of 64 and of 128, and a latent cache."""
-    bf16 = torch.bfloat16
-    wanted = [("append_attention", 64), ("append_attention", 128), ("paged_attention", 64), ("paged_attention", 576)]
-    wanted += [("kv_append", 576), ("qk_norm_rope_append", 64)]
+@pytest.mark.parametrize(("op", "dtype", "q", "dim"), drawn(1, ODD_HEADS))
+def test_odd_heads_compile(op: str, dtype: torch.dtype, q: int, dim: int, tmp_path: Path) -> None:
+    """80 float32 are three cache lines, which kernels prefetch: a range in a kernel has a power of two. A key of a
+    latent cache spans two tiles."""
+    number = next(at for at, call in enumerate(calls(op, dtype)) if call.args[q].shape[2] == dim)
     with emitting(tmp_path) as compiling:
-        made = []
-        for op, dim in wanted:
-            numbers = [
-                number
-                for number, call in enumerate(calls(op, bf16))
-                if any(one.dtype is FLOAT8 for one in call.tensors) and call.tensors[1].shape[-1] == dim
-            ]
-            assert numbers, (op, dim)
-            made += [compiling.pool.submit(emit_call, op, bf16, at, tmp_path) for at in {numbers[0], numbers[-1]}]
+        made = compiling.pool.submit(emit_call, op, dtype, number, tmp_path).result()
+    assert made.executable is not None, made.refused
+
+
+EIGHT_BITS = [("append_attention", 64), ("append_attention", 128), ("paged_attention", 64), ("paged_attention", 576)]
+EIGHT_BITS += [("kv_append", 576), ("qk_norm_rope_append", 64)]
+
+
+@pytest.mark.parametrize(("op", "dim"), drawn(2, EIGHT_BITS))
+def test_caches_of_eight_bits_compile(op: str, dim: int, tmp_path: Path) -> None:
+    """For decode with the tokens of the step, and for prefill; heads of 64 and of 128, and a latent cache."""
+    numbers = [
+        number
+        for number, call in enumerate(calls(op, torch.bfloat16))
+        if any(one.dtype is FLOAT8 for one in call.tensors) and call.tensors[1].shape[-1] == dim
+    ]
+    assert numbers, (op, dim)
+    with emitting(tmp_path) as compiling:
+        made = [compiling.pool.submit(emit_call, op, torch.bfloat16, at, tmp_path) for at in {numbers[0], numbers[-1]}]
         for one in made:
             assert one.result().executable is not None, one.result().refused
 
