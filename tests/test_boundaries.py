@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("ir", "models", "frontend", "passes", "backends", "runtime")
-FRONT = ("bench", "compile", "debug", "hub", "report", "serve")  # folders of the front door, beside `cli`
+FRONT = ("bench", "compile", "debug", "hub", "report", "rounding", "serve")  # folders of the front door, beside `cli`
 SHELVES = ("artifact", "cache", "diff", "features", "formats", "machine", "numerics", "ops")  # folders of `ir`
 CONTRACTS = {
     contract["id"]: contract
@@ -108,6 +108,8 @@ FORBIDDEN = [
     *(("compile", "ingot.compile.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
     *(("hub", "ingot.hub.part", f"ingot.{folder}.part") for folder in FRONT if folder != "hub"),
     *(("hub", "ingot.hub.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
+    *(("rounding", "ingot.rounding.part", f"ingot.{folder}.part") for folder in FRONT if folder != "rounding"),
+    ("rounding", "ingot.rounding.part", "ingot.cli.main"),
     *(("debug", "ingot.debug.part", f"ingot.{folder}.part") for folder in ("bench", "cli.commands", "report", "serve")),
     *(("bench", "ingot.bench.part", f"ingot.{folder}.part") for folder in ("cli.views", "compile", "debug", "report")),
     ("commands", "ingot.cli.views.part", "ingot.cli.commands.part"),

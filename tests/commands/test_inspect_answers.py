@@ -33,6 +33,7 @@ def test_inspect_summary(world: World, ingot: Command) -> None:
         "executables",
         "nodes_per_backend",
         "bytes",
+        "skipped_fusions",
         "caches",
         "passes",
     ]
