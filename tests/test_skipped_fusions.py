@@ -91,7 +91,7 @@ def test_the_fallback_makes_the_tokens_of_the_definition(planted: str, tmp_path:
 @pytest.mark.parametrize(
     "planted", ["columns of the gate", *(pytest.param(one, marks=pytest.mark.slow) for one in RISKY)]
 )
-def test_so_it_does_with_compiled_regions(planted: str, tmp_path: Path) -> None:
+def test_the_fallback_of_compiled_regions_makes_the_tokens_of_the_definition(planted: str, tmp_path: Path) -> None:
     tokens_are_right(planted, tmp_path, "inductor")
 
 

@@ -316,7 +316,7 @@ def odd_samples(name: str, dtype: torch.dtype) -> list[Sample]:
             Sample((ints(-1, -2, 3, -2, -3, -4, 0), ints(0, 0, 1, 2, 2, 2, -1), ints(6, 0, 1), whole(50, 7, 3))),
             Sample((ints(4, -1), ints(0, 1), ints(2, 5), whole(50, 7, 1))),  # none is fed
         ],
-        # Two drafts behind a token, a prompt of three, drafts again, a token, and a row that scores the prompt.
+        # Two drafts after a token, a prompt of three, drafts again, a token, and a row that scores the prompt.
         "accept_drafts": [
             Sample(
                 (
