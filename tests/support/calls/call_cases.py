@@ -177,7 +177,9 @@ def _step_attention(op: str, draw: Draw, g: torch.Generator) -> Calls:
     calls: Calls = []
     for number, heads in enumerate(_HEADS):
         lens = ints(*((1, 16, 33), (3, 0, 1), (131,), (1, 1, 1, 1), (70, 64))[number])
-        starts = (lens.cumsum(0) - lens + 2 + torch.arange(len(lens)) % 2).int()
+        gaps = torch.arange(len(lens)) % 2
+        gaps[0] = 2
+        starts = (lens.cumsum(0) - lens + gaps.cumsum(0)).int()
         tokens = int(starts[-1] + lens[-1]) + number
         kv = draw(tokens, 2 * heads.kv * heads.dim)
         k, v = (part.view(tokens, heads.kv, heads.dim) for part in kv.chunk(2, 1))
