@@ -70,6 +70,16 @@ class RequestError(IngotError):
     """A request for tokens that cannot be served: bad prompt, token ids or sampling parameters."""
 
 
+class QueueFullError(RequestError):
+    """A request that the server does not queue, because too many wait already. The caller may try it again later."""
+
+
+class EngineDeadError(IngotError):
+    """A request that ended, or cannot begin, because the engine process is not running."""
+
+    exit_code = 1
+
+
 class StepMemoryError(IngotError):
     """A step that ran out of device memory. Some of its instructions may have run."""
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ingot.runtime.sampling_checks import GREEDY_BELOW, checked, refuse_others
 
@@ -106,3 +107,11 @@ _DEFAULTS = {
     for one in inspect.signature(SamplingParams).parameters.values()
     if one.kind is one.KEYWORD_ONLY
 }
+
+
+def changed_fields(params: SamplingParams) -> dict[str, Any]:
+    """Return the fields that differ from their defaults, as arguments of SamplingParams for the same parameters."""
+    return {name: value for name, value in vars(params).items() if value != _NEUTRAL[name]}
+
+
+_NEUTRAL = vars(SamplingParams())

@@ -86,13 +86,16 @@ class Tokenizer:
         Raises RequestError for invalid Unicode (lone surrogates).
         """
         for text in texts:
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise RequestError("the prompt is no valid Unicode text", where=f"character {error.start}") from error
+            _check_unicode(text)
         if len(texts) == 1:  # without the cost of other threads
             return [self.backend.encode(texts[0], add_special_tokens=True).ids]
         return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=True)]
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Return the token ids of a text without begin and end tokens. Raises RequestError for invalid Unicode."""
+        _check_unicode(text)
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of a list of token ids. Unknown ids have no text; special tokens have none if they are
@@ -139,6 +142,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ArtifactError(f"a JSON {type(content).__name__}", where=str(path), expected="a JSON object")
     return content
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError("the prompt is no valid Unicode text", where=f"character {error.start}") from error
 
 
 def _token_id(

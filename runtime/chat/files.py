@@ -28,10 +28,7 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Templat
     """
     file = folder / "chat_template.jinja"
     if file.is_file():
-        try:
-            return {"default": Template(str(file), file.read_text(encoding="utf-8"))}
-        except (OSError, ValueError) as error:
-            raise ArtifactError(f"the chat template cannot be read: {error}", where=str(file)) from None
+        return read_template(file)
     given = config.get("chat_template")
     where = f"{folder / 'tokenizer_config.json'}, chat_template"
     if given is None:
@@ -39,7 +36,7 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Templat
             "this model has no chat template",
             where=str(folder),
             expected="chat_template in tokenizer_config.json, or chat_template.jinja",
-            hint="it may be a base model: use LLM.generate with a text prompt",
+            hint="it may be a base model: complete a text instead, or serve it with --chat-template",
         )
     if isinstance(given, str):
         return {"default": Template(where, given)}
@@ -50,6 +47,14 @@ def read_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, Templat
     raise ArtifactError(
         f"chat_template is a {type(given).__name__}", where=where, expected="a text, or a list of {name, template}"
     )
+
+
+def read_template(file: Path) -> dict[str, Template]:
+    """Return the template of one file, named "default". Raises ArtifactError if the file cannot be read."""
+    try:
+        return {"default": Template(str(file), file.read_text(encoding="utf-8"))}
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"the chat template cannot be read: {error}", where=str(file)) from None
 
 
 def choose(templates: Mapping[str, Template], *, has_tools: bool) -> Template:

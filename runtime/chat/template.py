@@ -9,7 +9,7 @@ from typing import Any
 
 from ingot.ir.errors import RequestError
 from ingot.runtime.chat.control_tokens import ControlTokens, pattern_of
-from ingot.runtime.chat.files import Template, choose, named_tokens, read_templates
+from ingot.runtime.chat.files import Template, choose, named_tokens, read_template, read_templates
 from ingot.runtime.chat.messages import Message, plain, read_conversations, read_tools
 from ingot.runtime.chat.renderer import Renderer, TemplateObjection
 from ingot.runtime.chat.spans import content_spans, disguise
@@ -48,10 +48,13 @@ class ChatTemplate:
     its reasoning and tool calls.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer, renderer: Renderer) -> None:
-        """Read the templates in `folder`. Raises RequestError if it has none, ArtifactError if one is malformed."""
+    def __init__(self, folder: Path, tokenizer: Tokenizer, renderer: Renderer, file: Path | None = None) -> None:
+        """Read the templates in `folder`, or instead the one in `file`, a Jinja template.
+
+        Raises RequestError if `folder` has none, ArtifactError if one is malformed or `file` cannot be read.
+        """
         config = read_json(folder / "tokenizer_config.json")
-        self._templates = read_templates(folder, config)
+        self._templates = read_templates(folder, config) if file is None else read_template(file)
         self._renderer = renderer
         self._variables = named_tokens(folder, config)
         sources = "\n".join(template.source for template in self._templates.values())
