@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from ingot.runtime.outputs import CompletionOutput, EmbeddingOutput, Logprob, RequestOutput
     from ingot.runtime.pooling_params import PoolingParams
     from ingot.runtime.sampling_params import SamplingParams
+    from ingot.serve.async_llm import AsyncLLM
     from ingot.serve.llm import LLM
 
 # Loaded on first use: `ingot --help` needs no torch, and serving needs no compiler.
@@ -21,6 +22,7 @@ _HOMES = {
     "bisect": "ingot.debug.bisect",
     "IngotError": "ingot.ir.errors",
     "Target": "ingot.ir.machine.target",
+    "AsyncLLM": "ingot.serve.async_llm",
     "LLM": "ingot.serve.llm",
     "Artifact": "ingot.runtime.artifact",
     "open_artifact": "ingot.runtime.artifact",
@@ -35,6 +37,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "Artifact",
+    "AsyncLLM",
     "CompileReport",
     "CompletionOutput",
     "EmbeddingOutput",

@@ -38,7 +38,10 @@ def write_package(folder: Path, imports: list[tuple[str, str]]) -> None:
     modules += [f"ingot.{folder}.{name}" for folder in folders for name in ("__init__", "part")]
     modules += [f"ingot.{room}.{name}" for room in ROOMS for name in ("__init__", "part")]
     modules += [f"ingot.backends.{b}.{name}" for b in ("one", "two") for name in ("__init__", "emit", "load", "shared")]
-    modules += ["ingot.backends.table"]
+    modules += ["ingot.backends.table", "ingot.runtime.engine", "ingot.runtime.loader"]
+    modules += [f"ingot.serve.{name}" for name in ("async_llm", "llm", "set_up")]
+    modules += [f"ingot.serve.engine.{name}" for name in ("__init__", "client", "process")]
+    modules += [f"ingot.serve.http.{name}" for name in ("__init__", "part")]
     files = {name: folder / (name.replace(".", "/") + ".py") for name in modules}
     for path in files.values():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,6 +74,9 @@ ALLOWED = [
     ("ingot.hub.part", "ingot.frontend.part"),
     ("ingot.serve.part", "ingot.runtime.part"),
     ("ingot.serve.part", "ingot.hub.__init__"),
+    ("ingot.serve.http.part", "ingot.serve.async_llm"),
+    ("ingot.serve.async_llm", "ingot.serve.engine.client"),
+    ("ingot.serve.engine.process", "ingot.serve.llm"),
     ("ingot.bench.part", "ingot.serve.part"),
     ("ingot.debug.part", "ingot.compile.part"),
     ("ingot.debug.part", "ingot.cli.views.part"),
@@ -104,6 +110,9 @@ FORBIDDEN = [
     *(("serve", "ingot.serve.part", f"ingot.{folder}.part") for folder in ("bench", "compile", "debug", "report")),
     *(("serve", "ingot.serve.part", f"ingot.{room}.part") for room in ("models", "frontend", "passes")),
     ("serve", "ingot.serve.part", "ingot.cli.progress"),
+    ("server", "ingot.serve.http.part", "ingot.serve.llm"),
+    ("server", "ingot.serve.async_llm", "ingot.serve.engine.process"),
+    ("server", "ingot.serve.engine.client", "ingot.runtime.engine"),
     *(("compile", "ingot.compile.part", f"ingot.{folder}.part") for folder in ("bench", "debug", "report", "serve")),
     *(("compile", "ingot.compile.part", f"ingot.cli.{name}") for name in ("main", "commands.part", "views.part")),
     *(("hub", "ingot.hub.part", f"ingot.{folder}.part") for folder in FRONT if folder != "hub"),

@@ -22,6 +22,7 @@ from ingot.cli.commands.explain import explain_artifact
 from ingot.cli.commands.inspect import inspect_artifact
 from ingot.cli.commands.report import report_artifact
 from ingot.cli.commands.run import run_model
+from ingot.cli.commands.serve import serve_model
 from ingot.cli.commands.target import show_target
 from ingot.cli.commands.verify import verify_artifact
 from ingot.cli.commands.why_miss import why_artifacts_differ
@@ -51,6 +52,7 @@ INGOT.command(bisect_artifact, name="bisect", usage="Usage: ingot bisect ARTIFAC
 INGOT.command(check_checkpoints, name="check", usage="Usage: ingot check CHECKPOINT… [OPTIONS]")
 INGOT.command(compile_checkpoint, name="compile", usage=f"Usage: ingot compile {_COMPILE_USAGE}")
 INGOT.command(run_model, name="run", usage="Usage: ingot run ARTIFACT [PROMPT] [OPTIONS]")
+INGOT.command(serve_model, name="serve", usage="Usage: ingot serve MODEL [OPTIONS]")
 INGOT.command(diff_artifacts, name="diff", usage="Usage: ingot diff A B [OPTIONS]")
 INGOT.command(explain_artifact, name="explain", usage="Usage: ingot explain ARTIFACT [OPTIONS]")
 INGOT.command(inspect_artifact, name="inspect", usage="Usage: ingot inspect ARTIFACT [OPTIONS]")

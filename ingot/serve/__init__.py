@@ -1,1 +1,1 @@
-"""Serve artifacts: `LLM`, and the engine that it sets up. Nothing here imports a compiler."""
+"""Serve artifacts: `LLM`, `AsyncLLM` and the HTTP server. Nothing here imports a compiler."""

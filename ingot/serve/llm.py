@@ -4,21 +4,18 @@ Importing this module imports neither torch nor the engine. An `LLM` imports bot
 """
 
 import itertools
-import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ingot.error_text import decode_error
-from ingot.hub.name import hub_name, is_there
-from ingot.ir.artifact.manifest_file import MANIFEST, device_of
-from ingot.ir.errors import ArtifactError, InternalError, OptionError, RequestError
+from ingot.ir.artifact.manifest_file import device_of
+from ingot.ir.errors import InternalError, RequestError
 from ingot.runtime.cuda.early_context import begin_context
 from ingot.runtime.phases import Phases, process_age
 from ingot.runtime.sampling_params import SamplingParams
+from ingot.serve.default_params import default_sampling_params
+from ingot.serve.find_artifact import find_artifact
 
 if TYPE_CHECKING:
     from ingot.runtime.chat.template import ChatTemplate
@@ -78,22 +75,9 @@ class LLM:
         **compile_options: Any,
     ) -> None:
         before = process_age()
-        path = Path(model)
         if revision is not None:
             compile_options["revision"] = revision
-        if not (path / MANIFEST).is_file() and ((path / "config.json").is_file() or hub_name(model) is not None):
-            path = compile_cached(model, compile_options)
-        elif not is_there(path):
-            raise ArtifactError(
-                f"{str(model)[:200]} is not there",
-                expected="an artifact (NAME.ingot), a checkpoint folder, or a repository on the hub, as in org/name",
-                hint="check the path; `compile-model CHECKPOINT -o NAME.ingot` makes an artifact",
-            )
-        elif compile_options:
-            raise OptionError(
-                f"an artifact takes no option '{next(iter(compile_options))}'",
-                expected="options of compiling with a checkpoint only",
-            )
+        path = find_artifact(model, compile_options)
         phases = Phases()
         context = begin_context(phases) if device_of(path) == "cuda" else None
         try:
@@ -170,15 +154,7 @@ class LLM:
         """Return SamplingParams with the values of the checkpoint's generation_config.json. Fields that the file lacks
         keep the class's defaults. Raises ArtifactError for an invalid value.
         """
-        from ingot.runtime.tokenizer import read_json
-
-        file = self._loaded.artifact.folder / "tokenizer" / "generation_config.json"
-        config = read_json(file)
-        known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-        try:
-            return SamplingParams(**{name: config[name] for name in known if config.get(name) is not None})
-        except RequestError as error:
-            raise ArtifactError(error.what, where=str(file), expected=error.expected) from None
+        return default_sampling_params(self._loaded.artifact.folder)
 
     def generate(
         self,
@@ -376,23 +352,3 @@ class LLM:
             for request_id in open_ids:
                 self._engine.abort(request_id)
                 del self._waiting[request_id]
-
-
-def compile_cached(checkpoint: str | Path, options: dict[str, Any]) -> Path:
-    """Return the path of the cached artifact of a checkpoint. A child process looks it up, and compiles it if needed.
-
-    `options` are keyword arguments of `compile_model`. The child does the look-up too, because the compile cache's key
-    (`request_key`) needs tracing. Raises the child's IngotError.
-    """
-    # The child takes a string that is no folder for a hub name; a Path is never a hub name.
-    given = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
-    command = [sys.executable, "-m", "ingot.compile.cached", given, json.dumps(options)]
-    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    answer = child.stdout.strip().rpartition("\n")[2]
-    try:
-        reply = json.loads(answer)
-    except ValueError:
-        raise InternalError(f"the compiling process ended with status {child.returncode} and no answer") from None
-    if "path" in reply:
-        return Path(reply["path"])
-    raise decode_error(reply["error"])

@@ -24,6 +24,7 @@ COMMANDS = (
     "explain",
     "inspect",
     "report",
+    "serve",
     "target",
     "verify",
     "why-miss",

@@ -1,0 +1,145 @@
+"""`ingot serve`: serve a model over HTTP, with OpenAI's API."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from ingot.cli.commands import Flag
+from ingot.ir.errors import OptionError
+
+Several = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
+_KEY_VARIABLE = "INGOT_API_KEY"
+
+
+def serve_model(
+    model: str,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    uds: Path | None = None,
+    root_path: str = "",
+    api_key: Several = (),
+    served_model_name: Several = (),
+    chat_template: Path | None = None,
+    allowed_origin: Several = (),
+    allowed_host: Several = (),
+    strict: Flag = False,
+    access_log: Flag = False,
+    drain_seconds: int = 30,
+    read_seconds: float = 30.0,
+    max_queue: int = 4096,
+    memory: int | None = None,
+    num_kv_pages: int | None = None,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_num_mixed_tokens: int | None = None,
+    no_prefix_caching: Flag = False,
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs",
+    seed: int = 0,
+    cuda_graphs: Literal["idle", "need", "all", "none"] = "idle",
+) -> None:
+    """Serve a model over HTTP, with OpenAI's API. SIGTERM lets running requests end.
+
+    Parameters
+    ----------
+    model
+        An artifact folder, or a checkpoint: a folder or a repository on the hub, which is compiled first and cached.
+    host
+        The address to listen on; 0.0.0.0 for all.
+    port
+        The port to listen on; 0 for any free one.
+    uds
+        The path of a Unix socket to listen on instead.
+    root_path
+        The prefix of all paths, if a proxy passes it on.
+    api_key
+        A key that clients must send; may be repeated. The variable INGOT_API_KEY has further ones, separated by commas.
+    served_model_name
+        A name of the model for clients; may be repeated. Default: "pico" for pico.ingot, and MODEL as given.
+    chat_template
+        A Jinja file that replaces the model's chat template.
+    allowed_origin
+        An origin of web pages that may send requests, as https://chat.example; may be repeated; "*" for all.
+    allowed_host
+        A further value of the header Host on a loopback address without keys, as a proxy sends it; may be repeated.
+    strict
+        Refuse requests with unknown fields, instead of logging a warning.
+    access_log
+        Log each request.
+    drain_seconds
+        After SIGTERM, how long running requests may take.
+    read_seconds
+        How long a client may take to send the headers of a request, and again for its body.
+    max_queue
+        Sequences that may wait; further requests get the status 429.
+    memory
+        Bytes that serving may use, with weights. Default: the machine's memory, or nine tenths of a GPU's.
+    num_kv_pages
+        Pages of the KV cache, instead of --memory.
+    max_num_seqs
+        Most sequences in a step. Default: as compiled.
+    max_num_batched_tokens
+        Most tokens in a step. Default: as compiled.
+    max_num_mixed_tokens
+        Most prompt tokens in a step while a streamed request decodes. Default: 2048.
+    no_prefix_caching
+        Do not share the KV pages of common prefixes.
+    scheduling_policy
+        "priority" serves requests with a lower priority field first.
+    seed
+        Seeds requests without a seed.
+    cuda_graphs
+        When to capture CUDA graphs.
+    """
+    if not 0 <= port <= 65535:
+        raise OptionError(f"--port is {port}", expected="0 to 65535")
+    least_values = (("--drain-seconds", drain_seconds, 0), ("--max-queue", max_queue, 1))
+    for name, value, least in (*least_values, ("--read-seconds", read_seconds, 0.01)):
+        if not value >= least:
+            raise OptionError(f"{name} is {value}", expected=f"at least {least}")
+    if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
+        raise OptionError(f"--root-path is {root_path!r:.80}", expected="a path such as /models/pico")
+    keys = (*api_key, *os.environ.get(_KEY_VARIABLE, "").split(","))
+    from ingot.serve.async_llm import AsyncLLM
+    from ingot.serve.engine.client import EngineLimits
+    from ingot.serve.http.options import HttpOptions
+    from ingot.serve.http.server import serve
+
+    llm = AsyncLLM(
+        model,
+        chat_template=chat_template,
+        limits=EngineLimits(max_waiting=max_queue),
+        memory=memory,
+        num_kv_pages=num_kv_pages,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_mixed_tokens=max_num_mixed_tokens,
+        enable_prefix_caching=False if no_prefix_caching else None,
+        scheduling_policy=scheduling_policy,
+        seed=seed,
+        cuda_graphs=cuda_graphs,
+    )
+    options = HttpOptions(
+        model_names=served_model_name or _names(model),
+        host=host,
+        port=port,
+        uds=uds,
+        root_path=root_path,
+        api_keys=tuple(key.strip() for key in keys if key.strip()),
+        allowed_origins=allowed_origin,
+        allowed_hosts=allowed_host,
+        strict=strict,
+        access_log=access_log,
+        drain_seconds=drain_seconds,
+        read_seconds=read_seconds,
+    )
+    serve(llm, options)
+
+
+def _names(model: str) -> tuple[str, ...]:
+    """Return the names of a model for clients: the last part of its path without ".ingot", and all of it as given."""
+    last = Path(model).name.removesuffix(".ingot")
+    return tuple(dict.fromkeys((last, model))) if last else (model,)

@@ -1,0 +1,213 @@
+"""`AsyncLLM`: generate tokens from asyncio. The engine runs in a process of its own, and this one imports no torch."""
+
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from ingot.ir.errors import IngotError, RequestError
+from ingot.runtime.chat.template import ChatOptions
+from ingot.runtime.growing import SoFar
+from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+from ingot.runtime.prompt import Prompt, PromptLike
+from ingot.runtime.sampling_params import SamplingParams, changed_fields
+from ingot.serve.engine.client import EngineClient, EngineLimits
+from ingot.serve.engine.delta_stream import DeltaStream
+from ingot.serve.engine.messages import Delta, TokenLogprob
+from ingot.serve.engine.options import ENGINE_OPTIONS
+from ingot.serve.find_artifact import find_artifact
+from ingot.serve.served_model import ServedModel, TextThreads
+
+# A longer text is tokenized in a thread. This length takes 1 ms with pico's tokenizer, in which no stream advances.
+_LONG_TEXT = 4_000
+
+
+class AsyncLLM:
+    """A language model that generates tokens for concurrent callers of one event loop.
+
+    `model` and `revision` are as in `LLM`; a checkpoint is compiled by the constructor. `chat_template` is a Jinja file
+    that replaces the model's chat template. `limits` bounds the queue and the restarts of the engine. `options` are the
+    other arguments of `LLM`.
+
+        async with AsyncLLM("build/pico.ingot") as llm:
+            async for output in llm.generate("def f", SamplingParams(max_tokens=8), "request-0"):
+                print(output.outputs[0].text)
+
+    When the engine process dies, requests in flight raise EngineDeadError, and it is started again, with the same
+    arguments. Raises IngotError if the model cannot be compiled or loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        revision: str | None = None,
+        chat_template: Path | None = None,
+        limits: EngineLimits | None = None,
+        **options: Any,
+    ) -> None:
+        compile_options = {name: value for name, value in options.items() if name not in ENGINE_OPTIONS}
+        if revision is not None:
+            compile_options["revision"] = revision
+        self.model = ServedModel.open(find_artifact(model, compile_options), chat_template)
+        self.model.check_chat_template()
+        engine_options = {name: value for name, value in options.items() if name in ENGINE_OPTIONS}
+        self.engine = EngineClient(self.model.artifact, engine_options, limits or EngineLimits())
+        self._threads = TextThreads()
+        self._open: dict[str, DeltaStream] = {}
+
+    async def start(self) -> None:
+        """Start the engine, and wait until it has loaded the model. Raises IngotError if it cannot."""
+        await self.engine.start()
+
+    async def close(self) -> None:
+        """End the engine process. Requests in flight raise EngineDeadError."""
+        await self.engine.close()
+        self._threads.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def generate(
+        self,
+        prompt: PromptLike,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the output of one prompt so far, whenever it has grown; the last one is finished.
+
+        The arguments are as in `LLM.generate`; `request_id` names the request for `abort`. A caller that is slower than
+        the engine gets fewer outputs. Leaving the iterator or cancelling its task aborts the request.
+        Raises RequestError if it cannot be served, QueueFullError if too many requests wait, EngineDeadError if the
+        engine is not running.
+        """
+        params = self.model.defaults if sampling_params is None else sampling_params
+        if request_id is not None and request_id in self._open:
+            raise RequestError(f"request id '{request_id}' is in use", expected="an id of its own")
+        read = await self.read_prompt(prompt)
+        stream = self.submit(read, params, priority=priority)
+        output = _Growing(request_id or "", read, params)
+        if request_id is not None:
+            self._open[request_id] = stream
+        try:
+            async for deltas in stream:
+                yield output.grown(deltas)
+        finally:
+            stream.close()
+            if request_id is not None:
+                del self._open[request_id]
+
+    async def abort(self, request_id: str) -> None:
+        """End a request; its iterator ends. Its pages are free after the step in flight. Ignores an unknown id."""
+        if stream := self._open.get(request_id):
+            stream.close()
+
+    async def read_prompt(self, prompt: PromptLike) -> Prompt:
+        """Return a prompt as token ids. Raises RequestError."""
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        if isinstance(text, str) and len(text) > _LONG_TEXT:
+            (read,) = await self._threads.run(self.model.read_prompts, [prompt])
+        else:
+            (read,) = self.model.read_prompts([prompt])
+        return read
+
+    async def render(self, messages: object, options: ChatOptions) -> Prompt:
+        """Return a conversation as a prompt, by the chat template. Raises RequestError."""
+        return await self._threads.run(self.model.render, messages, options)
+
+    async def prepare_chats(self) -> None:
+        """Start the process that renders chat templates, so that the first chat does not wait for it. A model that has
+        no chat template, or a bad one, is no error here: the first chat reports it."""
+        with contextlib.suppress(IngotError):
+            await self.render([{"role": "user", "content": "a"}], ChatOptions())
+
+    def submit(self, prompt: Prompt, params: SamplingParams, *, stream: bool = True, priority: int = 0) -> DeltaStream:
+        """Send a request to the engine and return the stream of its deltas, from which `generate` builds outputs.
+
+        With `stream`, a delta follows each step; without, one for each sequence at its end. The caller closes the
+        stream if it leaves early. Raises QueueFullError if too many requests wait, EngineDeadError if the engine is not
+        running.
+        """
+        return self.engine.add(
+            prompt.token_ids,
+            changed_fields(params),
+            params.n,
+            stream=stream,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+        )
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache. Return False if requests run, and nothing has changed. Raises EngineDeadError."""
+        return await self.engine.reset_prefix_cache()
+
+
+class _Growing:
+    """The output of a request so far, built from deltas. Outputs share its lists, as views that do not change."""
+
+    def __init__(self, request_id: str, prompt: Prompt, params: SamplingParams) -> None:
+        self._request_id, self._prompt = request_id, prompt
+        self._sequences = [_GrowingSequence(index, params.logprobs is not None) for index in range(params.n)]
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_logprobs = []
+        self._num_cached: int | None = None
+
+    def grown(self, deltas: list[Delta]) -> RequestOutput:
+        """Add deltas, and return the output so far."""
+        for delta in deltas:
+            self._sequences[delta.index].add(delta)
+            if delta.prompt_logprobs is not None and self._prompt_logprobs is not None:
+                self._prompt_logprobs += [None if one is None else by_token(one) for one in delta.prompt_logprobs]
+            if delta.num_cached is not None:
+                self._num_cached = delta.num_cached
+        outputs = [one.output() for one in self._sequences]
+        return RequestOutput(
+            self._request_id,
+            self._prompt.text,
+            self._prompt.token_ids,
+            outputs,
+            all(one.finished for one in outputs),
+            None if self._prompt_logprobs is None else SoFar(self._prompt_logprobs),
+            self._num_cached,
+        )
+
+
+class _GrowingSequence:
+    def __init__(self, index: int, has_logprobs: bool) -> None:
+        self._index = index
+        self._token_ids: list[int] = []
+        self._text = ""
+        self._logprobs: list[dict[int, Logprob]] | None = [] if has_logprobs else None
+        self._cumulative = 0.0
+        self._end: tuple[Any, int | str | None] = (None, None)
+
+    def add(self, delta: Delta) -> None:
+        self._token_ids += delta.token_ids
+        self._text += delta.text
+        if self._logprobs is not None:
+            for entry in delta.logprobs or ():
+                self._logprobs.append(by_token(entry))
+                self._cumulative += entry[0][1]
+        self._end = delta.finish_reason, delta.stop_reason
+
+    def output(self) -> CompletionOutput:
+        logprobs = self._logprobs
+        return CompletionOutput(
+            self._index,
+            self._text,
+            SoFar(self._token_ids),
+            None if logprobs is None else self._cumulative,
+            None if logprobs is None else SoFar(logprobs),
+            *self._end,
+        )
+
+
+def by_token(entry: list[TokenLogprob]) -> dict[int, Logprob]:
+    """Return the log-probabilities of one token by token id, in the same order."""
+    return {token: Logprob(value, rank, text) for token, value, rank, text in entry}

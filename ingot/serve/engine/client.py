@@ -1,0 +1,276 @@
+"""The server's side of the engine process: start it, send requests, deliver deltas, start it again when it dies."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ingot.error_text import decode_error
+from ingot.ir.errors import EngineDeadError, IngotError, InternalError, QueueFullError
+from ingot.serve.engine.connection import EngineConnection
+from ingot.serve.engine.delta_stream import DeltaStream
+from ingot.serve.engine.messages import (
+    Abort,
+    Add,
+    Delta,
+    Failed,
+    PrefixCacheReset,
+    Ready,
+    Refused,
+    ResetPrefixCache,
+    Start,
+    Stats,
+    Step,
+    ToServer,
+)
+
+State = Literal["starting", "ready", "dead", "closed"]
+log = logging.getLogger("ingot.serve")
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """Limits of the client, in requests and seconds.
+
+    max_waiting       sequences that may wait for a place in a step; more are refused with QueueFullError
+    restarts, within  an engine that dies more often than `restarts` times in `within` seconds is not started again
+    step_timeout      an engine with requests that completes no step for so long counts as hung, and is killed
+    """
+
+    max_waiting: int = 4096
+    restarts: int = 3
+    within: float = 600.0
+    step_timeout: float = 300.0
+
+
+def start_process(connection: socket.socket) -> "subprocess.Popen[bytes]":
+    """Start an engine process that serves the requests of `connection`, one end of a socket pair."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ingot.serve.engine.process", str(connection.fileno())],
+        pass_fds=[connection.fileno()],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C reaches only the server
+    )
+
+
+class EngineClient:
+    """Runs one engine process, and sends it requests. All methods run in one event loop.
+
+    state     "starting" until the engine has loaded the artifact, also after a restart; "ready"; "dead" when it is not
+              started again; "closed"
+    stats     the counts of the last step
+    restarts  how often the engine was started again
+    timings   the seconds of each phase of the last start, as in `LLM.timings`
+    """
+
+    def __init__(self, artifact: Path, options: dict[str, Any], limits: EngineLimits) -> None:
+        self.state: State = "starting"
+        self.stats = Stats()
+        self.restarts = 0
+        self.timings: dict[str, float] = {}
+        self._start = Start(str(artifact), options)
+        self._limits = limits
+        self._max_num_seqs = 0
+        self._keys = itertools.count(1)
+        self._streams: dict[int, tuple[DeltaStream, int]] = {}  # by key: the stream, and the number of sequences
+        self._num_sequences = 0
+        self._connection: EngineConnection | None = None
+        self._resets: deque[asyncio.Future[bool]] = deque()
+        self._error: IngotError | None = None
+        self._last_sign = time.monotonic()
+        self._changed = asyncio.Event()
+        self._supervisor: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start the engine and wait until it is ready. Raises the IngotError that kept it from starting."""
+        if self._supervisor is None:
+            self._supervisor = asyncio.create_task(self._supervise())
+        while self.state == "starting":
+            await self.state_change()
+        if self.state != "ready":
+            raise self._error or self._dead()
+
+    async def state_change(self) -> None:
+        """Wait until `state` changes."""
+        await self._changed.wait()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Return the number of requests that have not ended."""
+        return len(self._streams)
+
+    def add(
+        self,
+        prompt_ids: list[int],
+        params: dict[str, Any],
+        num_sequences: int,
+        *,
+        stream: bool,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> DeltaStream:
+        """Send a request to the engine and return its deltas. `params` as in `Add`, `num_sequences` its n.
+
+        Raises EngineDeadError if no engine is ready, QueueFullError if too many sequences wait. A request that the
+        engine refuses raises its RequestError from the stream.
+        """
+        if self.state != "ready" or self._connection is None:
+            raise self._dead()
+        most = self._limits.max_waiting + self._max_num_seqs
+        if self._num_sequences + num_sequences > most:
+            raise QueueFullError(
+                f"{self._num_sequences} sequences run or wait, and {num_sequences} more do not fit",
+                expected=f"at most {most}",
+                hint="try again later, or send fewer at once",
+            )
+        key = next(self._keys)
+        stream_of = DeltaStream(num_sequences, lambda: self._abort(key))
+        if not self._streams:
+            self._last_sign = time.monotonic()
+        self._streams[key] = stream_of, num_sequences
+        self._num_sequences += num_sequences
+        self._connection.send(Add(key, prompt_ids, params, stream, priority, cache_salt))
+        return stream_of
+
+    async def reset_prefix_cache(self) -> bool:
+        """Empty the prefix cache. Return False if requests run, and nothing has changed. Raises EngineDeadError."""
+        if self.state != "ready" or self._connection is None:
+            raise self._dead()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._resets.append(answer)
+        self._connection.send(ResetPrefixCache())
+        return await answer
+
+    async def close(self) -> None:
+        """End the engine. Requests in flight end with EngineDeadError."""
+        self._become("closed")
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+        self._fail_all()
+
+    def _become(self, state: State) -> None:
+        if self.state in ("closed", state):
+            return
+        self.state = state
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _dead(self) -> EngineDeadError:
+        what = "is starting" if self.state == "starting" else "has ended"
+        return EngineDeadError(f"the engine {what}", expected="a ready engine", hint="try again later")
+
+    def _abort(self, key: int) -> None:
+        if self._forget(key) and self._connection is not None:
+            self._connection.send(Abort(key))
+
+    def _forget(self, key: int) -> DeltaStream | None:
+        stream, num_sequences = self._streams.pop(key, (None, 0))
+        self._num_sequences -= num_sequences
+        return stream
+
+    async def _supervise(self) -> None:
+        """Run engines until the client closes, or until they die too often."""
+        try:
+            await self._restarting()
+        except Exception:
+            log.exception("the supervisor of the engine failed")
+        finally:
+            self._become("dead")
+            self._fail_all()
+
+    async def _restarting(self) -> None:
+        deaths: deque[float] = deque()
+        was_ready = False
+        while True:
+            await self._run_once()
+            was_ready = was_ready or self.state == "ready"
+            self._become("starting")
+            self._fail_all()
+            now = time.monotonic()
+            deaths.append(now)
+            while deaths[0] < now - self._limits.within:
+                deaths.popleft()
+            if not was_ready or len(deaths) > self._limits.restarts:
+                log.error("the engine has ended %d times, and is not started again", len(deaths))
+                return
+            self.restarts += 1
+            log.error("the engine has ended; starting it again (%d of %d)", len(deaths), self._limits.restarts)
+            await asyncio.sleep(min(len(deaths) - 1, 5))  # the first time at once
+
+    async def _run_once(self) -> None:
+        """Start an engine, and return when it has ended."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = start_process(theirs)
+        self._connection = connection = await EngineConnection.open(ours, self._take)
+        connection.send(self._start)
+        self._last_sign = time.monotonic()
+        try:
+            while not await connection.closed_within(1.0):
+                self._kill_if_hung(process)
+        finally:
+            self._connection = None
+            connection.close()
+            process.kill()  # no effect if it has ended
+            await asyncio.to_thread(process.wait)
+
+    def _kill_if_hung(self, process: "subprocess.Popen[bytes]") -> None:
+        silent = time.monotonic() - self._last_sign
+        if self.state == "ready" and self._streams and silent > self._limits.step_timeout:
+            log.error("the engine has completed no step for %d s; killing it", silent)
+            process.kill()
+
+    def _fail_all(self) -> None:
+        """End all requests with EngineDeadError."""
+        error = EngineDeadError("the engine ended while the request ran", hint="send the request again")
+        for key in list(self._streams):
+            stream = self._forget(key)
+            assert stream is not None
+            stream.fail(error)
+        while self._resets:
+            answer = self._resets.popleft()
+            if not answer.done():
+                answer.set_exception(error)
+        self.stats = Stats(preemptions=0)
+
+    def _deliver(self, delta: Delta) -> None:
+        stream, _ = self._streams.get(delta.key, (None, 0))
+        if stream is not None:  # otherwise it was aborted while the delta was on its way
+            stream.put(delta)
+            if stream.ended:
+                self._forget(delta.key)
+
+    def _take(self, message: ToServer) -> None:
+        """Act on a message of the engine."""
+        self._last_sign = time.monotonic()
+        match message:
+            case Step(deltas, stats):
+                self.stats = stats
+                for delta in deltas:
+                    self._deliver(delta)
+            case Refused(key, error):
+                stream = self._forget(key)
+                if stream is not None:
+                    stream.fail(decode_error(error))
+            case Ready(max_num_seqs, timings):
+                self._max_num_seqs, self.timings = max_num_seqs, timings
+                self._become("ready")
+            case Failed(error):
+                self._error = decode_error(error)
+                log.error("the engine failed: %s", self._error)
+            case PrefixCacheReset(done):
+                answer = self._resets.popleft()
+                if not answer.done():
+                    answer.set_result(done)
+            case _:
+                raise InternalError(f"a message of type {type(message).__name__} from the engine")

@@ -1,0 +1,212 @@
+"""The engine process: load an artifact, then serve the requests of the server process, in one thread.
+
+    python -m ingot.serve.engine.process FD
+
+FD is the engine's end of a Unix socket pair. The process ends when the server closes the other end. It ignores SIGINT
+and SIGTERM: a service manager sends them to all processes of a service, and the server still drains its requests.
+"""
+
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ingot.error_text import encode_error
+from ingot.ir.errors import IngotError, InternalError, RequestError
+from ingot.runtime.outputs import CompletionOutput, Logprob, RequestOutput
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.serve.engine.channel import Channel, ServerGone
+from ingot.serve.engine.messages import (
+    Abort,
+    Add,
+    Delta,
+    Failed,
+    PrefixCacheReset,
+    Ready,
+    Refused,
+    ResetPrefixCache,
+    Start,
+    Stats,
+    Step,
+    ToEngine,
+    TokenLogprob,
+)
+from ingot.serve.llm import LLM
+
+
+def main() -> None:
+    """Serve the requests of the socket in the first argument until the server closes it. Exit with 1 on errors."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    if not serve_connection(connection):
+        sys.exit(1)
+
+
+def serve_connection(connection: socket.socket) -> bool:
+    """Serve the requests of a socket until the server closes it, and return True.
+
+    After an error of loading or of a step, send it to the server, close the socket and return False.
+    """
+    channel = Channel(connection)
+    try:
+        try:
+            _serve(channel)
+        except IngotError as error:
+            channel.send(Failed(encode_error(error)))
+        except ServerGone:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            channel.send(Failed(encode_error(InternalError(f"the engine failed: {type(error).__name__}: {error}"))))
+        channel.close()
+    except ServerGone:
+        return True
+    return False
+
+
+def _serve(channel: Channel) -> None:
+    """Load the artifact of the first message, then serve requests. Raises ServerGone, and any error of a step."""
+    first, *rest = channel.receive(wait=True)
+    if not isinstance(first, Start):
+        raise InternalError(f"the first message is {type(first).__name__}", expected="Start")
+    llm = LLM(first.artifact, **first.options)
+    requests = _Requests(llm, channel)
+    channel.send(Ready(requests.max_num_seqs, llm.timings))
+    for message in rest:
+        requests.take(message)
+    prepares = True
+    while True:
+        working = requests.engine.has_unfinished()
+        for message in channel.receive(wait=not working and not prepares):
+            requests.take(message)
+            prepares = True
+        if requests.engine.has_unfinished():
+            requests.step()
+        else:
+            prepares = prepares and llm.idle()
+
+
+class _Requests:
+    """The engine, and how much of each output was sent. `max_num_seqs`: sequences that a step can hold."""
+
+    def __init__(self, llm: LLM, channel: Channel) -> None:
+        self.engine: Any = llm.llm_engine
+        self.max_num_seqs = self.engine.occupancy.free_rows
+        self._channel = channel
+        self._sent: dict[int, list[_Sent]] = {}
+
+    def take(self, message: ToEngine) -> None:
+        """Do what a message says."""
+        match message:
+            case Add():
+                self._add(message)
+            case Abort(key):
+                if self._sent.pop(key, None) is not None:
+                    self.engine.abort(str(key))
+            case ResetPrefixCache():
+                self._channel.send(PrefixCacheReset(self.engine.reset_prefix_cache()))
+                self._channel.send(Step([], self._stats()))
+            case Start():
+                raise InternalError("a second Start", expected="one, as the first message")
+
+    def _add(self, message: Add) -> None:
+        from ingot.runtime.engine import Engine, EngineRequest
+        from ingot.runtime.prompt import Prompt
+
+        try:
+            if not isinstance(self.engine, Engine):
+                raise RequestError(
+                    "the model makes vectors and no tokens",
+                    expected="an artifact whose entry 'main' has an ending that samples",
+                )
+            params = SamplingParams(**message.params)
+            prompt = Prompt(None, message.prompt_ids, message.cache_salt)
+            self.engine.add_requests(
+                [EngineRequest(str(message.key), prompt, params, message.stream, message.priority)]
+            )
+        except IngotError as error:
+            self._channel.send(Refused(message.key, encode_error(error)))
+            return
+        except Exception as error:  # a fault of this program that one request causes ends that request alone
+            traceback.print_exc()
+            fault = InternalError(f"the request failed: {type(error).__name__}: {error}")
+            self._channel.send(Refused(message.key, encode_error(fault)))
+            return
+        self._sent[message.key] = [_Sent() for _ in range(params.n)]
+
+    def step(self) -> None:
+        """Do one step and send what is new. Sends a message after every step, so that the server sees the progress."""
+        deltas: list[Delta] = []
+        for output in self.engine.step():
+            key = int(output.request_id)
+            deltas += _new(key, output, self._sent[key])
+            if output.finished:
+                del self._sent[key]
+        self._channel.send(Step(deltas, self._stats()))
+
+    def _stats(self) -> Stats:
+        now, cache = self.engine.occupancy, self.engine.prefix_cache_stats
+        return Stats(
+            now.waiting,
+            now.running,
+            now.pages_held,
+            now.pages_releasing,
+            now.pages_kept,
+            now.pages,
+            now.preemptions,
+            cache.queries,
+            cache.hits,
+        )
+
+
+class _Sent:
+    """How much of a sequence the server has: tokens, characters, prompt positions with log-probabilities, the end."""
+
+    __slots__ = ("characters", "ended", "prompt_positions", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = self.characters = self.prompt_positions = 0
+        self.ended = False
+
+
+def _new(key: int, output: RequestOutput, sent: "Sequence[_Sent]") -> list[Delta]:
+    """Return a delta for each sequence of an output that has changed, and count it as sent."""
+    return [
+        _delta(key, one, before, output)
+        for one, before in zip(output.outputs, sent, strict=True)
+        if not before.ended and (len(one.token_ids) > before.tokens or one.finish_reason is not None)
+    ]
+
+
+def _delta(key: int, one: CompletionOutput, sent: _Sent, output: RequestOutput) -> Delta:
+    tokens, characters, positions = sent.tokens, sent.characters, sent.prompt_positions
+    sent.tokens, sent.characters = len(one.token_ids), len(one.text)
+    sent.ended = one.finish_reason is not None
+    logprobs = None if one.logprobs is None else [_flat(entry) for entry in one.logprobs[tokens:]]
+    prompt_logprobs = None
+    if output.prompt_logprobs is not None and one.index == 0:
+        sent.prompt_positions = len(output.prompt_logprobs)
+        prompt_logprobs = [None if entry is None else _flat(entry) for entry in output.prompt_logprobs[positions:]]
+    return Delta(
+        key,
+        one.index,
+        list(one.token_ids[tokens:]),
+        one.text[characters:],
+        logprobs,
+        one.finish_reason,
+        one.stop_reason,
+        prompt_logprobs,
+        output.num_cached_tokens,
+    )
+
+
+def _flat(entry: Mapping[int, Logprob]) -> list[TokenLogprob]:
+    return [(token, one.logprob, one.rank, one.decoded_token) for token, one in entry.items()]
+
+
+if __name__ == "__main__":
+    main()

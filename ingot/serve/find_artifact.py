@@ -1,0 +1,56 @@
+"""The artifact of a model: a folder, or a checkpoint's artifact, which is compiled once and found in the cache."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ingot.error_text import decode_error
+from ingot.hub.name import hub_name, is_there
+from ingot.ir.artifact.manifest_file import MANIFEST
+from ingot.ir.errors import ArtifactError, InternalError, OptionError
+
+
+def find_artifact(model: str | Path, compile_options: Mapping[str, Any]) -> Path:
+    """Return the path of the artifact of `model`: itself, or what a checkpoint folder or hub repository compiles to.
+
+    A checkpoint is compiled with `compile_options` if the compile cache has no artifact of it. Raises IngotError if
+    there is no such model, if it cannot be compiled, or if an artifact is given with compile options.
+    """
+    path = Path(model)
+    if not (path / MANIFEST).is_file() and ((path / "config.json").is_file() or hub_name(model) is not None):
+        return _compile_cached(model, compile_options)
+    if not is_there(path):
+        raise ArtifactError(
+            f"{str(model)[:200]} is not there",
+            expected="an artifact (NAME.ingot), a checkpoint folder, or a repository on the hub, as in org/name",
+            hint="check the path; `compile-model CHECKPOINT -o NAME.ingot` makes an artifact",
+        )
+    if compile_options:
+        raise OptionError(
+            f"an artifact takes no option '{next(iter(compile_options))}'",
+            expected="options of compiling with a checkpoint only",
+        )
+    return path
+
+
+def _compile_cached(checkpoint: str | Path, options: Mapping[str, Any]) -> Path:
+    """Return the path of the cached artifact of a checkpoint. A child process looks it up, and compiles it if needed.
+
+    `options` are keyword arguments of `compile_model`. The child does the look-up too, because the compile cache's key
+    (`request_key`) needs tracing. Raises the child's IngotError.
+    """
+    # The child takes a string that is no folder for a hub name; a Path is never a hub name.
+    given = checkpoint if isinstance(checkpoint, str) else str(checkpoint.absolute())
+    command = [sys.executable, "-m", "ingot.compile.cached", given, json.dumps(options)]
+    child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    answer = child.stdout.strip().rpartition("\n")[2]
+    try:
+        reply = json.loads(answer)
+    except ValueError:
+        raise InternalError(f"the compiling process ended with status {child.returncode} and no answer") from None
+    if "path" in reply:
+        return Path(reply["path"])
+    raise decode_error(reply["error"])

@@ -1,0 +1,64 @@
+"""The application: the routes, the guard, and the form of all errors."""
+
+import logging
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from ingot.ir.errors import IngotError
+from ingot.serve.async_llm import AsyncLLM
+from ingot.serve.http.errors import HttpError, http_error
+from ingot.serve.http.guard import Guard
+from ingot.serve.http.metrics import Metrics
+from ingot.serve.http.options import HttpOptions
+from ingot.serve.http.routes import chat, completions, health, models, tokens
+from ingot.serve.http.serving import Serving
+
+log = logging.getLogger("ingot.serve")
+
+
+def make_app(llm: AsyncLLM, options: HttpOptions) -> tuple[ASGIApp, Serving]:
+    """Return the application that serves a model, and the state of its routes. The caller starts and closes `llm`."""
+    # No pages of documentation: they load scripts from elsewhere.
+    app = FastAPI(title="Ingot", docs_url=None, redoc_url=None)
+    serving = Serving(llm, options, Metrics(llm.engine, options.model_names[0]))
+    app.state.serving = serving
+    for routes in (chat, completions, health, models, tokens):
+        app.include_router(routes.router)
+    app.add_exception_handler(HttpError, _answer)
+    app.add_exception_handler(IngotError, _answer)
+    app.add_exception_handler(HTTPException, _answer_framework)
+    app.add_exception_handler(Exception, _answer)
+    guarded: ASGIApp = Guard(app, options)
+    if options.allowed_origins:
+        # Before the guard: a browser first asks without a key whether its page may send a request.
+        guarded = CORSMiddleware(
+            guarded,
+            allow_origins=options.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("X-Request-Id",),
+        )
+    return guarded, serving
+
+
+async def _answer(_request: Request, error: Exception) -> Response:
+    answer = http_error(error)
+    if answer.status == 500 and isinstance(error, IngotError):  # others are logged with their traceback
+        log.error("a request failed: %s", error)
+    return answer.response()
+
+
+async def _answer_framework(request: Request, error: Exception) -> Response:
+    """Answer an error of the framework: an unknown path, or a method that the path does not have."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    messages = {404: f"there is no route {path[:200]}", 405: f"{path[:200]} does not take {request.method}"}
+    answer = HttpError(error.status_code, messages.get(error.status_code, str(error.detail))).response()
+    for name, value in (error.headers or {}).items():
+        answer.headers[name] = value
+    return answer

@@ -1,0 +1,173 @@
+"""The generation for one HTTP request: one engine request for each prompt, their deltas merged, their metrics."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from ingot.runtime.prompt import Prompt
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.serve.engine.delta_stream import DeltaStream
+from ingot.serve.engine.messages import Delta
+from ingot.serve.http.errors import HttpError
+from ingot.serve.http.metrics import Metrics
+from ingot.serve.http.serving import Serving
+
+Receive = Callable[[], Awaitable[Any]]  # ASGI's `receive`
+
+
+class Generation:
+    """The prompts of one HTTP request while they are served.
+
+    Iterate over it for tuples of the index of a prompt and its new deltas. Close it in any case: that aborts the
+    requests that have not ended. With `stream`, the engine sends a delta after each step, else only at the end.
+    Raises RequestError, QueueFullError or EngineDeadError if the engine does not take all prompts.
+
+    num_cached   prompt tokens that were found in the prefix cache, over all prompts so far
+    num_tokens   generated tokens so far
+    """
+
+    def __init__(
+        self,
+        serving: Serving,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        *,
+        stream: bool,
+        priority: int,
+    ) -> None:
+        if serving.draining:
+            raise HttpError(503, "the server is shutting down", code="shutting_down")
+        self.prompts, self.params = prompts, params
+        self.num_cached = self.num_tokens = 0
+        self._streams: list[DeltaStream] = []
+        self._times = [_Times(serving.metrics, prompt, streamed=stream) for prompt in prompts]
+        self._first: tuple[int, list[Delta]] | None = None
+        self._deltas = self._merged()
+        try:
+            for prompt, one in zip(prompts, params, strict=True):
+                self._streams.append(serving.llm.submit(prompt, one, stream=stream, priority=priority))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Return the tokens of all prompts together."""
+        return sum(len(prompt.token_ids) for prompt in self.prompts)
+
+    async def begin(self, receive: Receive) -> None:
+        """Wait for the first deltas, so that an error before them has a status of its own. If the client leaves, close
+        this generation. Raises the errors of the engine."""
+        async with self.closed_if_left(receive):
+            self._first = await anext(self._deltas, None)
+
+    @contextlib.asynccontextmanager
+    async def closed_if_left(self, receive: Receive) -> AsyncIterator[None]:
+        """Close this generation if the client leaves inside the block."""
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.close()
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, list[Delta]]]:
+        if self._first is not None:
+            yield self._first
+            self._first = None
+        async for one in self._deltas:
+            yield one
+
+    def close(self) -> None:
+        """Abort the requests that have not ended."""
+        for stream, times in zip(self._streams, self._times, strict=False):
+            stream.close()
+            times.end("error" if stream.failed else "abort")
+
+    async def _merged(self) -> AsyncIterator[tuple[int, list[Delta]]]:
+        if len(self._streams) == 1:
+            async for deltas in self._streams[0]:
+                yield self._counted(0, deltas)
+            return
+        waiting = {asyncio.ensure_future(_next(stream)): index for index, stream in enumerate(self._streams)}
+        try:
+            while waiting:
+                done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    index = waiting.pop(one)
+                    if (some := one.result()) is not None:
+                        waiting[asyncio.ensure_future(_next(self._streams[index]))] = index
+                        yield self._counted(index, some)
+        finally:
+            for one in waiting:
+                one.cancel()
+
+    def _counted(self, index: int, deltas: list[Delta]) -> tuple[int, list[Delta]]:
+        times = self._times[index]
+        for delta in deltas:
+            if delta.finish_reason == "error":
+                text = delta.stop_reason or "the model returned numbers that are not finite"
+                raise HttpError(500, f"the request failed: {text}", code="generation_failed")
+            self.num_tokens += len(delta.token_ids)
+            if delta.index == 0 and delta.num_cached is not None:
+                self.num_cached += delta.num_cached - times.num_cached
+                times.num_cached = delta.num_cached
+            times.count(delta)
+        if self._streams[index].ended:
+            times.end(deltas[-1].finish_reason or "stop")
+        return index, deltas
+
+
+async def _next(stream: DeltaStream) -> list[Delta] | None:
+    return await anext(stream, None)
+
+
+class _Times:
+    """The metrics of one engine request. Only streamed requests have times of single tokens: the others get all their
+    tokens at the end."""
+
+    def __init__(self, metrics: Metrics, prompt: Prompt, *, streamed: bool) -> None:
+        self._streamed = streamed
+        self._metrics = metrics
+        self._prompt_len = len(prompt.token_ids)
+        self._begin = self._last = time.monotonic()
+        self._first: float | None = None
+        self._tokens = 0
+        self._ended = False
+        self.num_cached = 0
+
+    def count(self, delta: Delta) -> None:
+        """Count the tokens of a delta, which has just arrived."""
+        now, number = time.monotonic(), len(delta.token_ids)
+        if number == 0:
+            return
+        if self._first is None:
+            self._first = now
+            self._metrics.prompt_tokens.inc(self._prompt_len)
+            if self._streamed:
+                self._metrics.first_token.observe(now - self._begin)
+        elif delta.index == 0 and self._streamed:
+            self._metrics.next_token.observe((now - self._last) / number)
+        self._last = now
+        self._tokens += number
+        self._metrics.generation_tokens.inc(number)
+
+    def end(self, reason: str) -> None:
+        """Count the end of the request. Later calls have no effect."""
+        if self._ended:
+            return
+        self._ended = True
+        now, metrics = time.monotonic(), self._metrics
+        metrics.finished[reason].inc()
+        metrics.whole.observe(now - self._begin)
+        metrics.prompt_lengths.observe(self._prompt_len)
+        metrics.output_lengths.observe(self._tokens)
+        if self._streamed and self._first is not None and self._tokens > 1:
+            metrics.per_token.observe((now - self._first) / (self._tokens - 1))

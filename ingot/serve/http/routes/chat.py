@@ -1,0 +1,251 @@
+"""`/v1/chat/completions`: the assistant's next message in a conversation."""
+
+import time
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingot.runtime.chat.template import ChatOptions
+from ingot.runtime.prompt import Prompt
+from ingot.serve.engine.messages import Delta
+from ingot.serve.http.answers import Usage, answer_id, cache_salt, json_response, stream_options, usage_of
+from ingot.serve.http.body import body_schema, read_fields
+from ingot.serve.http.errors import HttpError, checked
+from ingot.serve.http.event_stream import EventStream, event
+from ingot.serve.http.generation import Generation
+from ingot.serve.http.logprobs import ChatLogprobs, chat_logprobs, prompt_logprobs
+from ingot.serve.http.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields, output_room, sampling_params
+from ingot.serve.http.serving import Serving, serving_of
+
+router = APIRouter()
+_encode = msgspec.json.Encoder().encode
+
+
+class ChatFields(SamplingFields, kw_only=True):
+    """A request. `messages` are checked by `ingot.runtime.chat.messages`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    echo: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    # Refused unless neutral.
+    chat_template: str | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    modalities: list[str] | None = None
+    audio: Any = None
+    # No effect on the output.
+    parallel_tool_calls: bool | None = None
+    verbosity: str | None = None
+
+
+class AnswerMessage(msgspec.Struct):
+    """The assistant's message."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class DeltaMessage(msgspec.Struct, omit_defaults=True):
+    """The new part of the assistant's message in a stream. The first chunk has the role and an empty content."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChatChoice(msgspec.Struct, omit_defaults=True):
+    """One of the answer's messages."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+    token_ids: list[int] | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, omit_defaults=True):
+    """The new part of one of the messages."""
+
+    index: int
+    delta: DeltaMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+    token_ids: list[int] | None = None
+    stop_reason: int | str | None = None
+
+
+class ChatCompletion(msgspec.Struct, omit_defaults=True):
+    """An answer, or a chunk of a stream; only answers have the prompt's log-probabilities."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice] | list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+@router.post("/v1/chat/completions", openapi_extra=body_schema(ChatFields))
+async def create_chat_completion(request: Request) -> Response:
+    """Answer a conversation n times; as one answer, or as a stream of events."""
+    serving = serving_of(request)
+    fields = await read_fields(request, ChatFields, serving.options)
+    model_name = serving.model_name(fields.model)
+    _check(fields)
+    prompt = await serving.llm.render(fields.messages, _chat_options(fields))
+    answer = _ChatAnswer(
+        answer_id("chatcmpl", request, fields), model_name, fields, _cut(prompt, request, fields, serving)
+    )
+    generation = answer.generation(serving)
+    try:
+        if fields.stream:
+            await generation.begin(request.receive)
+            return EventStream(generation, answer.events(generation))
+        async with generation.closed_if_left(request.receive):
+            whole = await answer.whole(generation)
+        generation.close()
+        return json_response(whole)
+    except BaseException:
+        generation.close()
+        raise
+
+
+class _ChatAnswer:
+    """Writes the answer to a checked request: whole, or as events."""
+
+    def __init__(self, answer_id: str, model_name: str, fields: ChatFields, prompt: Prompt) -> None:
+        self._id, self._model_name, self._created = answer_id, model_name, int(time.time())
+        self._fields, self._prompt = fields, prompt
+        self._top = (fields.top_logprobs or 0) if fields.logprobs else None
+        self._begun: set[int] = set()  # indexes of choices that have had their first chunk
+
+    def generation(self, serving: Serving) -> Generation:
+        """Send the prompt to the engine. Raises what `Generation` raises, and errors of the sampling fields."""
+        fields, model = self._fields, serving.llm.model
+        name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+        room = output_room(getattr(fields, name), None, len(self._prompt.token_ids), model.max_seq_len, name)
+        params = sampling_params(fields, model.defaults, max_tokens=room, logprobs=self._top)
+        return Generation(serving, [self._prompt], [params], stream=bool(fields.stream), priority=fields.priority or 0)
+
+    async def whole(self, generation: Generation) -> ChatCompletion:
+        """Wait for all sequences, and return the answer."""
+        ended: dict[int, Delta] = {}
+        async for _, deltas in generation:
+            for delta in deltas:  # one for each sequence, at its end
+                ended[delta.index] = delta
+        choices = [self._choice(delta) for _, delta in sorted(ended.items())]
+        scores = ended[0].prompt_logprobs if 0 in ended else None
+        wanted = self._fields.return_token_ids
+        return ChatCompletion(
+            self._id,
+            "chat.completion",
+            self._created,
+            self._model_name,
+            choices,
+            usage_of(generation),
+            None if scores is None else prompt_logprobs(scores),
+            self._prompt.token_ids if wanted else None,
+        )
+
+    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
+        """Yield the events of a stream: for each choice one with the role, then its parts; at last the usage, if
+        requested."""
+        options = stream_options(self._fields)
+        async for _, deltas in generation:
+            for delta in deltas:
+                if delta.index not in self._begun:
+                    self._begun.add(delta.index)
+                    message = DeltaMessage("assistant", "")
+                    yield self._event([ChatChunkChoice(delta.index, message, None, None)])
+                    if self._fields.echo:
+                        message = DeltaMessage(content=self._last_content())
+                        yield self._event([ChatChunkChoice(delta.index, message, None, None)])
+                usage = usage_of(generation) if options.continuous_usage_stats else None
+                yield self._event([self._chunk(delta)], usage)
+        if options.include_usage:
+            yield self._event([], usage_of(generation))
+
+    def _event(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
+        chunk = ChatCompletion(self._id, "chat.completion.chunk", self._created, self._model_name, choices, usage)
+        return event(_encode(chunk))
+
+    def _choice(self, delta: Delta) -> ChatChoice:
+        content = self._last_content() + delta.text if self._fields.echo else delta.text
+        return ChatChoice(
+            delta.index,
+            AnswerMessage("assistant", content),
+            self._logprobs(delta),
+            delta.finish_reason,
+            delta.stop_reason,
+            delta.token_ids if self._fields.return_token_ids else None,
+        )
+
+    def _chunk(self, delta: Delta) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            delta.index,
+            DeltaMessage(content=delta.text),
+            self._logprobs(delta),
+            delta.finish_reason,
+            delta.token_ids if self._fields.return_token_ids else None,
+            delta.stop_reason,
+        )
+
+    def _logprobs(self, delta: Delta) -> ChatLogprobs | None:
+        if self._top is None or delta.logprobs is None:
+            return None
+        return chat_logprobs(delta.logprobs, self._top, as_ids=bool(self._fields.return_tokens_as_token_ids))
+
+    def _last_content(self) -> str:
+        """Return the content of the last message, for `echo`; "" if it is not text."""
+        last = self._fields.messages[-1].get("content")
+        return last if isinstance(last, str) else ""
+
+
+def _check(fields: ChatFields) -> None:
+    """Raise HttpError for fields that are out of range, or that this server does not support."""
+    top = fields.top_logprobs
+    checked(400, "top_logprobs", top, top is None or 0 <= top <= MAX_TOP_LOGPROBS, "an integer in [0, 20]")
+    checked(400, "top_logprobs", top, not top or bool(fields.logprobs), "logprobs = true with top_logprobs")
+    if fields.chat_template is not None:
+        raise HttpError(400, "a request may not bring a chat template; leave it out", param="chat_template")
+    tools = fields.tools or fields.functions
+    if tools and "none" not in (fields.tool_choice, fields.function_call):
+        raise HttpError(400, "tools are not supported yet; leave them out, or send tool_choice none", param="tools")
+    if fields.audio is not None or fields.modalities not in (None, ["text"]):
+        raise HttpError(400, "this model makes text only; leave audio and modalities out", param="modalities")
+
+
+def _chat_options(fields: ChatFields) -> ChatOptions:
+    continues = bool(fields.continue_final_message)
+    begins = fields.add_generation_prompt
+    variables: dict[str, Any] = {}
+    if fields.reasoning_effort is not None:
+        variables["reasoning_effort"] = fields.reasoning_effort
+    variables |= fields.chat_template_kwargs or {}
+    return ChatOptions(not continues if begins is None else begins, continues, None, variables)
+
+
+def _cut(prompt: Prompt, request: Request, fields: ChatFields, serving: Serving) -> Prompt:
+    """Return the prompt with the request's cache salt, cut to its last tokens if the request says so."""
+    most, max_seq_len = fields.truncate_prompt_tokens, serving.llm.model.max_seq_len
+    checked(400, "truncate_prompt_tokens", most, most is None or (most >= -1 and most != 0), "an integer >= 1, or -1")
+    ids = prompt.token_ids
+    if most is not None:
+        ids = ids[-(max_seq_len - 1 if most == -1 else most) :]
+    (read,) = serving.llm.model.read_prompts([Prompt(prompt.text, ids, cache_salt(request, fields))])
+    return read

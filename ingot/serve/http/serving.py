@@ -1,0 +1,54 @@
+"""The state that all routes share: the model, the options, the metrics."""
+
+from dataclasses import dataclass, field
+from time import time
+
+from starlette.requests import Request
+
+from ingot.serve.async_llm import AsyncLLM
+from ingot.serve.http.errors import HttpError
+from ingot.serve.http.metrics import Metrics
+from ingot.serve.http.options import HttpOptions
+
+
+@dataclass
+class Serving:
+    """A served model. `draining` is set when the server ends: it then accepts no further requests.
+
+    since   when the server started, as seconds since 1970
+    """
+
+    llm: AsyncLLM
+    options: HttpOptions
+    metrics: Metrics
+    draining: bool = False
+    since: int = field(default_factory=lambda: int(time()))
+
+    @property
+    def ready(self) -> bool:
+        """Return whether a request would be served now."""
+        return self.llm.engine.state == "ready" and not self.draining
+
+    def model_name(self, requested: str | None) -> str:
+        """Return the model's name for the answer to a request that names the model `requested`. None: the first name.
+
+        Raises HttpError 404 for another model."""
+        names = self.options.model_names
+        if requested is None or requested == "":
+            return names[0]
+        if requested not in names:
+            known = ", ".join(names)
+            raise HttpError(
+                404,
+                f"The model `{requested[:200]}` does not exist; this server has: {known}",
+                param="model",
+                code="model_not_found",
+            )
+        return requested
+
+
+def serving_of(request: Request) -> Serving:
+    """Return the state of the app that serves a request."""
+    state = request.app.state.serving
+    assert isinstance(state, Serving)
+    return state

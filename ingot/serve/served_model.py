@@ -1,0 +1,96 @@
+"""The model as the server process sees it: limits, tokenizer, chat template, defaults. It needs no torch."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ingot.ir.artifact.manifest_file import MANIFEST
+from ingot.ir.errors import ArtifactError, RequestError
+from ingot.runtime.chat.renderer import Renderer
+from ingot.runtime.chat.template import ChatOptions, ChatTemplate
+from ingot.runtime.prompt import Prompt, PromptLike, read_prompts
+from ingot.runtime.sampling_params import SamplingParams
+from ingot.runtime.tokenizer import Tokenizer
+from ingot.serve.default_params import default_sampling_params
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """An artifact's model without its weights.
+
+    artifact        the artifact folder
+    name            the name in its manifest
+    max_seq_len     most tokens of a sequence, prompt and output together
+    tokenizer       None if the checkpoint had none
+    defaults        SamplingParams with the values of generation_config.json
+    chat_template   a Jinja file that replaces the artifact's chat template; None: the artifact's
+    """
+
+    artifact: Path
+    name: str
+    vocab_size: int
+    max_seq_len: int
+    tokenizer: Tokenizer | None
+    defaults: SamplingParams
+    chat_template: Path | None = None
+
+    @classmethod
+    def open(cls, artifact: Path, chat_template: Path | None = None) -> "ServedModel":
+        """Read an artifact's manifest and tokenizer. The engine checks the artifact's digests. Raises ArtifactError."""
+        where = artifact / MANIFEST
+        try:
+            manifest = json.loads(where.read_bytes())
+            model = manifest["model"]
+            vocab_size, max_seq_len = int(model["vocab_size"]), int(model["max_seq_len"])
+            eos = [int(token) for token in str(model["eos_token_ids"]).split(",") if token]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ArtifactError(f"the manifest cannot be read: {error!r:.200}", where=str(where)) from None
+        folder = artifact / "tokenizer"
+        tokenizer = Tokenizer.load(folder, eos) if (folder / "tokenizer.json").is_file() else None
+        defaults = default_sampling_params(artifact)
+        return cls(artifact, str(manifest["name"]), vocab_size, max_seq_len, tokenizer, defaults, chat_template)
+
+    def read_prompts(self, prompts: list[PromptLike]) -> list[Prompt]:
+        """Check prompts and convert texts to token ids. Raises RequestError."""
+        return read_prompts(prompts, self.tokenizer, self.vocab_size)
+
+    def render(self, messages: object, options: ChatOptions) -> Prompt:
+        """Render one conversation with the chat template. This waits for the process that renders templates.
+
+        Raises RequestError, or ArtifactError for an invalid template."""
+        if isinstance(messages, list) and messages and isinstance(messages[0], list):
+            raise RequestError("a list of conversations", where="messages", expected="one list of messages")
+        (prompt,) = self._chat.prompts(messages, options)
+        return prompt
+
+    def check_chat_template(self) -> None:
+        """Raise ArtifactError if the chat template is malformed. A model without one is no error."""
+        if self.tokenizer is not None and self.chat_template is not None:
+            self._chat  # noqa: B018 - reads it
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        if self.tokenizer is None:
+            raise RequestError("a chat with a model without a tokenizer", expected="an artifact with a tokenizer")
+        return ChatTemplate(self.artifact / "tokenizer", self.tokenizer, Renderer(), self.chat_template)
+
+
+class TextThreads:
+    """Threads for work on text that would stop the event loop: long prompts, and chat templates."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="ingot-text")
+
+    async def run(self, function: Callable[..., Value], *arguments: Any) -> Value:
+        """Call `function` with `arguments` in a thread, and return its value or raise its error."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

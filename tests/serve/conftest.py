@@ -1,0 +1,46 @@
+"""A tiny chat model, compiled once for all tests of serving, and a server of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from command_world import write_checkpoint
+from http_server import HttpServer
+from thread_server import EngineThread
+
+from ingot.serve.engine import client
+
+# Room for requests that are still running when a test looks.
+POSITIONS = 4096
+
+
+@pytest.fixture(scope="session")
+def chat_artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with one token a byte and a chat template; each turn ends with "<end>"."""
+    from ingot import compile_model
+
+    folder = tmp_path_factory.mktemp("serve")
+    checkpoint = write_checkpoint(folder / "tiny", max_position_embeddings=POSITIONS)
+    limits = {"max_batch": 8, "max_tokens": 256, "max_seq_len": POSITIONS}
+    compile_model(checkpoint, folder / "tiny.ingot", target="cpu", backend="reference", jobs=1, **limits)
+    return folder / "tiny.ingot"
+
+
+@pytest.fixture(scope="session")
+def server(chat_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server that tests share. They leave it as it was."""
+    running = HttpServer(chat_artifact, tmp_path_factory.mktemp("server") / "log")
+    yield running
+    code = running.stop()
+    running.close()
+    assert code == 0
+
+
+@pytest.fixture(scope="module")
+def engine_thread() -> Iterator[type[EngineThread]]:
+    """Engines that this process starts are threads: without the seconds of a process that imports torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "start_process", EngineThread)
+        yield EngineThread

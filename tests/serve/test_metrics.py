@@ -1,0 +1,60 @@
+"""`/metrics` under vLLM's names, as Prometheus' own parser reads it."""
+
+from __future__ import annotations
+
+import pytest
+from http_server import HttpServer
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.xdist_group("serve")
+
+# docs.vllm.ai, "Production metrics"; those that dashboards and the Gateway API's picker read.
+NAMES = {
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:kv_cache_usage_perc",
+    "vllm:prefix_cache_queries",
+    "vllm:prefix_cache_hits",
+    "vllm:num_preemptions",
+    "vllm:prompt_tokens",
+    "vllm:generation_tokens",
+    "vllm:request_success",
+    "vllm:time_to_first_token_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:e2e_request_latency_seconds",
+    "vllm:request_prompt_tokens",
+    "vllm:request_generation_tokens",
+}
+
+
+def values(server: HttpServer) -> dict[tuple[str, str], float]:
+    """The samples by name and by the reason that a request ended."""
+    families = list(text_string_to_metric_families(server.http.get("/metrics").text))
+    assert {family.name for family in families} >= NAMES
+    samples = [sample for family in families for sample in family.samples]
+    assert all(sample.labels["model_name"] == "tiny" for sample in samples)
+    return {
+        (sample.name, sample.labels.get("finished_reason", "")): sample.value
+        for sample in samples
+        if "le" not in sample.labels
+    }
+
+
+def test_metrics_count_requests_and_tokens(server: HttpServer) -> None:
+    before = values(server)
+    server.complete(prompt="abc", max_tokens=5, ignore_eos=True)
+    server.complete(prompt="abcd", max_tokens=4, ignore_eos=True, stream=True)
+    after = values(server)
+    grown = {key: after[key] - before[key] for key in after}
+    assert grown["vllm:prompt_tokens_total", ""] == 7 and grown["vllm:generation_tokens_total", ""] == 9
+    assert grown["vllm:request_success_total", "length"] == 2 and grown["vllm:request_success_total", "stop"] == 0
+    assert grown["vllm:e2e_request_latency_seconds_count", ""] == 2
+    assert grown["vllm:time_to_first_token_seconds_count", ""] == 1, "only streams have a first token of their own"
+    assert 1 <= grown["vllm:inter_token_latency_seconds_count", ""] <= 3
+    assert after["vllm:num_requests_running", ""] == after["vllm:num_requests_waiting", ""] == 0
+
+
+def test_version_and_load(server: HttpServer) -> None:
+    assert server.http.get("/version").json()["version"]
+    assert server.http.get("/load").json() == {"server_load": 0}
+    assert server.http.get("/health").status_code == server.http.get("/ready").status_code == 200
